@@ -1,0 +1,66 @@
+"""The error tree. A class stands for what the reader has to do, not for where it happened.
+
+    OptionError      fix the setting; nothing was started
+    RetriableError   the shell tries again until its deadline; users see it only inside another
+    FencedError      a newer run owns the pipeline: this one must stop, and has done no harm
+    DataLossError    going on would lose or repeat records; a person decides how
+    RecordError      a record cannot be read or written as asked; it names topic, partition, offset
+
+Every message names the thing, what was found, what was expected, and what to do.
+"""
+
+
+class TallystickError(Exception):
+    """Whatever this library raises on purpose."""
+
+
+class OptionError(TallystickError):
+    """A setting, or the state of the cluster it is checked against, cannot work: fix it first."""
+
+
+class RetriableError(TallystickError):
+    """The world was in the way for now; doing the same again may succeed."""
+
+
+class BrokerUnavailableError(RetriableError):
+    """Kafka did not give a usable answer before the deadline; whether it acted is unknown."""
+
+
+class EpochAbortedError(RetriableError):
+    """The open transaction cannot be committed any more; the epoch has to run again."""
+
+
+class StorageError(RetriableError):
+    """The checkpoint storage refused a read or a write."""
+
+
+class FencedError(TallystickError):
+    """Another run has taken over the pipeline's transactional id."""
+
+
+class AuthorizationError(OptionError):
+    """Kafka refused the credentials, or they lack an ACL."""
+
+
+class DataLossError(TallystickError):
+    """Going on would lose or repeat records silently. Nobody catches it: a person decides."""
+
+
+class ManifestError(DataLossError):
+    """A manifest is missing, damaged, or not the one that this checkpoint must have."""
+
+
+class ForeignRowsError(DataLossError):
+    """A committed transaction holds rows that no reporting task wrote."""
+
+
+class RecordError(TallystickError):
+    """A record is not what the pipeline was told to expect."""
+
+
+class CorruptRecordError(RecordError):
+    """The bytes of a record batch are damaged, or of a format this release does not read."""
+
+
+class BrokenInvariantError(TallystickError):
+    """A bug of ours: please report it with the message."""

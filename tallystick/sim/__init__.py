@@ -1,0 +1,1 @@
+"""The same ports, breaking on purpose."""

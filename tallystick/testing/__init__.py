@@ -1,0 +1,1 @@
+"""A real Kafka inside a test: for our tests and for users'."""
