@@ -1,0 +1,87 @@
+"""The manifest: the one file that names all of a checkpoint, written before its rows are committed.
+
+Format: one line of JSON, then the CRC-32 of that line in eight hex digits. A reader rejects what it
+cannot prove whole. Files are never overwritten: the name carries the epoch, the producer epoch that
+wrote it and a random part, so that runs which do not know of each other cannot collide.
+"""
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tallystick.errors import ManifestError
+from tallystick.sink.transaction import ProducedRange, Producer
+
+VERSION = 1
+FOLDER = "tallystick"
+"""Where manifests live, below the checkpoint location that Spark has too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one epoch left behind, and all that a restart needs.
+
+    `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
+    per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
+    checkpoints never share it, while epoch numbers repeat.
+    """
+
+    checkpoint_id: int
+    pipeline: str
+    lineage: str
+    sources: tuple[str, ...]
+    produced: tuple[ProducedRange, ...]
+    producer: Producer
+
+    def __post_init__(self) -> None:
+        assert self.checkpoint_id >= 0, self
+        assert self.pipeline, self
+        assert self.lineage, self
+
+    def encode(self) -> bytes:
+        """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
+        line = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
+        data = line + b"\n%08x\n" % zlib.crc32(line)
+        assert decode(data, "the manifest just written") == self
+        return data
+
+
+def decode(data: bytes, path: str) -> Manifest:
+    """Parse and verify what `Manifest.encode` wrote; `path` is for the messages.
+
+    Raises:
+        ManifestError: the bytes are torn, edited, or of a newer release.
+    """
+    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
+    if not line or checksum != b"%08x" % zlib.crc32(line):
+        raise ManifestError(
+            f"manifest {path}: {len(data)} bytes that fail their checksum, so the file is torn or "
+            f"was edited. Nothing was changed. Restore the file from a backup of the checkpoint, "
+            f"or start the pipeline from a new checkpoint and state where to read from."
+        )
+    fields = json.loads(line)
+    version = fields.pop("version", None)
+    if version != VERSION:
+        raise ManifestError(
+            f"manifest {path}: format version {version}, this release reads version {VERSION}. "
+            f"Run the release that wrote it, or a newer one."
+        )
+    return _build(fields)
+
+
+def _build(fields: dict[str, Any]) -> Manifest:
+    return Manifest(
+        checkpoint_id=fields["checkpoint_id"],
+        pipeline=fields["pipeline"],
+        lineage=fields["lineage"],
+        sources=tuple(fields["sources"]),
+        produced=tuple(ProducedRange(**produced) for produced in fields["produced"]),
+        producer=Producer(**fields["producer"]),
+    )
+
+
+def manifest_path(manifest: Manifest, nonce: str) -> str:
+    """Where the manifest goes, relative to the checkpoint location; sorts by epoch."""
+    epoch, producer_epoch = manifest.checkpoint_id, manifest.producer.producer_epoch
+    return f"{FOLDER}/{epoch:012d}-{producer_epoch}-{nonce}.json"

@@ -1,0 +1,199 @@
+"""The driver's shell: feed events to the coordinator, perform its actions through the ports."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.verdict import Committed, Identity, Request
+from tallystick.errors import DataLossError, ManifestError
+from tallystick.ports import Broker, Clock, Engine, Storage
+from tallystick.sink.transaction import Token
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[c.Event], None]
+"""Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one pipeline keeps its decision in Kafka."""
+
+    transactional_id: str
+    token_group: str
+    token_partition: TopicPartition
+    cluster_id: str
+
+
+def _ignore(_: c.Event) -> None:
+    return
+
+
+class Driver:
+    """Runs the epochs of one query run, one at a time, in the order that Spark asks for them.
+
+    Args:
+        identity: the pipeline and its checkpoint.
+        target: the transactional id, and where the token goes.
+        broker: the cluster that is written to.
+        source_broker: where offsets of sources on another cluster are published; None: nowhere.
+        storage: the checkpoint location.
+        clock: for names and pauses.
+        listener: told every event.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        target: Target,
+        broker: Broker,
+        storage: Storage,
+        clock: Clock,
+        *,
+        source_broker: Broker | None = None,
+        listener: Listener = _ignore,
+    ) -> None:
+        if not __debug__:
+            raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
+        self.coordinator = c.Coordinator(identity)
+        self._identity = identity
+        self._target = target
+        self._broker = broker
+        self._source_broker = source_broker
+        self._storage = storage
+        self._clock = clock
+        self._listener = listener
+
+    def run_epoch(self, request: Request, engine: Engine) -> None:
+        """Run one epoch to its end, or find that it is committed already.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+            DataLossError: going on needs a person's decision.
+            TallystickError, or what the user's function raised: the epoch was aborted.
+        """
+        event: c.Event = c.EpochRequested(request)
+        while True:
+            self._listener(event)
+            action = self.coordinator.step(event)
+            match action:
+                case c.EndEpoch():
+                    self._publish_offsets(request)
+                    return
+                case c.Stop(error):
+                    raise error
+            event = self._attempt(action, engine)
+
+    def _attempt(self, action: c.Action, engine: Engine) -> c.Event:
+        try:
+            return self._perform(action, engine)
+        except Exception as error:
+            logger.warning("%s failed: %s", type(action).__name__, error)
+            return c.ActionFailed(error)
+
+    def _perform(self, action: c.Action, engine: Engine) -> c.Event:
+        """Do one action and report the fact that follows from it."""
+        match action:
+            case c.FenceProducer(current):
+                return c.ProducerFenced(self._broker.fence(self._target.transactional_id, current))
+            case c.ReadCommitted():
+                return c.CommittedRead(self._read_committed())
+            case c.RunEpoch(checkpoint_id, producer):
+                return c.EpochRan(engine.run_epoch(checkpoint_id, producer))
+            case c.WriteManifest(manifest):
+                path = m.manifest_path(manifest, self._clock.nonce())
+                self._storage.put(path, manifest.encode())
+                return c.ManifestWritten(path)
+            case c.CountOutput(producer, produced):
+                partitions = [written.topic_partition for written in produced]
+                return c.OutputCounted(self._broker.last_sequences(producer, partitions))
+            case c.CommitTransaction():
+                return self._commit(action)
+            case c.ConfirmOutput(producer, produced):
+                return c.OutputConfirmed(self._broker.foreign_rows(producer, produced))
+            case c.AbortTransaction(producer):
+                self._broker.abort_transaction(producer)
+                return c.TransactionAborted()
+            case c.EndEpoch() | c.Stop():
+                raise AssertionError(f"{action} ends the loop")
+            case _:
+                assert_never(action)
+
+    def _commit(self, action: c.CommitTransaction) -> c.Event:
+        """Stage the token and the sources' offsets, then commit: all of it or nothing."""
+        token = {self._target.token_partition: encode_token(action.token)}
+        self._broker.stage_offsets(action.producer, self._target.token_group, token)
+        for source in _sources(action.sources):
+            if source.cluster_id == self._target.cluster_id:
+                self._broker.stage_offsets(action.producer, source.group, _shown(source))
+        return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
+
+    def _read_committed(self) -> Committed:
+        found = self._broker.committed_offset(
+            self._target.token_group, self._target.token_partition
+        )
+        if found is None:
+            return Committed(None, None, bool(self._storage.names(m.FOLDER)))
+        token = decode_token(*found)
+        ours = token.lineage == self._identity.lineage and token.manifest_path
+        data = self._storage.get(token.manifest_path) if ours else None
+        manifest = None if data is None else m.decode(data, token.manifest_path)
+        return Committed(token, manifest, manifest_exists=manifest is not None)
+
+    def _publish_offsets(self, request: Request) -> None:
+        """Show the positions of sources on other clusters; those of this one went with the rows."""
+        for source in _sources(request.sources):
+            if source.cluster_id != self._target.cluster_id and self._source_broker is not None:
+                self._source_broker.commit_offsets(source.group, _shown(source))
+
+
+def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
+    parsed = [parse_source(text) for text in texts]
+    return [source for source in parsed if source is not None and source.group]
+
+
+def _shown(source: SourceOffsets) -> Mapping[TopicPartition, tuple[int, str]]:
+    return {partition: (offset, "") for partition, offset in source.positions.items()}
+
+
+TOKEN_VERSION = 1
+
+
+def encode_token(token: Token) -> tuple[int, str]:
+    """A token as Kafka stores it: (offset, metadata)."""
+    fields = {
+        "tallystick": TOKEN_VERSION,
+        "lineage": token.lineage,
+        "checkpoint": token.checkpoint,
+        "manifest": token.manifest_path,
+    }
+    return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
+
+
+def decode_token(offset: int, metadata: str) -> Token:
+    """Read back what `encode_token` made.
+
+    Raises:
+        DataLossError: something else committed offsets under the pipeline's token group.
+    """
+    try:
+        fields = json.loads(metadata)
+        if fields["tallystick"] != TOKEN_VERSION:
+            raise ManifestError(
+                f"token of version {fields['tallystick']}, this release reads {TOKEN_VERSION}: "
+                f"run the release that wrote it, or a newer one."
+            )
+        return Token(offset - 1, fields["lineage"], fields["checkpoint"], fields["manifest"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLossError(
+            f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
+            f"which is no token: a consumer or a tool has used the group. Which epoch is committed "
+            f"last cannot be told. Find the tool; then start from a new checkpoint, or give the "
+            f"pipeline another name."
+        ) from error

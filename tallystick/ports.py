@@ -1,0 +1,121 @@
+"""The only doors to the outside: real ones in kafka/, spark/, storage.py, broken ones in sim/.
+
+What a port raises is part of it:
+    RetriableError        the same call may succeed later; whether it acted is unknown
+    EpochAbortedError     the open transaction is lost, the epoch must run again
+    FencedError           another run owns the transactional id
+    anything else         final
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.topic_partition import TopicPartition
+
+
+class Broker(Protocol):
+    """Kafka, as far as the driver of an epoch needs it."""
+
+    def fence(self, transactional_id: str, current: Producer | None) -> Producer:
+        """Abort whatever is open under the id, fence its writers, and return a fresh producer.
+
+        With `current` (InitProducerId with its id and epoch, KIP-360) it succeeds only as long as
+        nobody else took over since: its own timeout or a lost reply is fine, another owner is a
+        FencedError. Without (`None`) it takes over from whoever is there.
+        """
+        ...
+
+    def committed_offset(
+        self, group: str, topic_partition: TopicPartition
+    ) -> tuple[int, str] | None:
+        """The stable committed (offset, metadata) of a group; None if Kafka holds none.
+
+        Waits for the outcome of pending transactions (OffsetFetch with require_stable, KIP-447).
+        """
+        ...
+
+    def stage_offsets(
+        self, producer: Producer, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+    ) -> None:
+        """Put (offset, metadata) per partition into the open transaction (TxnOffsetCommit)."""
+        ...
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Commit offsets of a group without members, outside any transaction."""
+        ...
+
+    def last_sequences(
+        self, producer: Producer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """What DescribeProducers says this producer epoch wrote last; absent where nothing.
+
+        None: this cluster does not tell (no READ on the topic), so the check cannot be made.
+        """
+        ...
+
+    def commit_transaction(self, producer: Producer) -> Producer:
+        """Commit (EndTxn), and return the producer of the next transaction.
+
+        A RetriableError means that the outcome is unknown: fence with `current` and ask, never
+        guess and never abort.
+        """
+        ...
+
+    def abort_transaction(self, producer: Producer) -> None:
+        """Abort what is open, if anything is: so that readers need not wait for its timeout."""
+        ...
+
+    def foreign_rows(
+        self, producer: Producer, produced: Iterable[ProducedRange]
+    ) -> Mapping[TopicPartition, int]:
+        """Rows of this producer epoch that Kafka committed behind the reported ones.
+
+        Reads on from each range's last offset to the transaction's marker; partitions without
+        foreign rows are absent.
+        """
+        ...
+
+
+class Storage(Protocol):
+    """The checkpoint location: a write is durable, and whole, once `put` returns."""
+
+    @property
+    def location(self) -> str:
+        """The URI that paths are relative to, without credentials."""
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a new file, atomically and durably."""
+        ...
+
+    def get(self, path: str) -> bytes | None:
+        """Read a whole file; None if there is none."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of the files in a folder, sorted; empty if there is no such folder."""
+        ...
+
+
+class Engine(Protocol):
+    """What runs the data part of an epoch: Spark, on one micro-batch."""
+
+    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+        """Read, transform and write all of the epoch into the producer's open transaction.
+
+        Returns after every task has reported, and so has stopped writing.
+        """
+        ...
+
+
+class Clock(Protocol):
+    """Time and chance."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def nonce(self) -> str:
+        """A name that no other run will draw."""
+        ...
