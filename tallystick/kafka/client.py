@@ -1,0 +1,371 @@
+"""Ask the right broker, and keep asking until the deadline: the one retry loop.
+
+Invariants:
+    * A request object is made anew for each try: it carries the version of the broker it went to.
+    * Every try is bounded by request.timeout.ms, every call by delivery.timeout.ms. A call that
+      ends at its deadline has an unknown outcome (BrokerUnavailableError).
+    * An obstacle that may pass is waited for; anything else is raised at once (`reactions`).
+    * Not thread-safe, and not to be shared across a fork: one client per process that works.
+"""
+
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tallystick.errors import EpochAbortedError, TallystickError
+from tallystick.kafka import protocol
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.network import Network, Posted
+from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal, unavailable
+from tallystick.topic_partition import TopicPartition
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 1.0
+BACKOFF_DOUBLINGS = 6
+"""0.02 s doubled six times passes the maximum."""
+LOOKUP_TIMEOUT_S = 3.0
+"""How long one broker may take for a look-up that any other could answer as well."""
+COORDINATOR_KINDS = {"group": 0, "transaction": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The broker that keeps a consumer group, or the transactions of a transactional id."""
+
+    kind: Literal["group", "transaction"]
+    key: str
+
+    def __str__(self) -> str:
+        return f"the coordinator of {self.kind} {self.key!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyBroker:
+    """Whoever answers."""
+
+    def __str__(self) -> str:
+        return "any broker"
+
+
+Target = Coordinator | AnyBroker
+Answer = tuple[int, str]
+"""One error code of a response, and what it is about in words."""
+
+
+class Attempts:
+    """How long and how often: the pauses of one retry loop, and its end."""
+
+    def __init__(self, deadline: float, doing: str, subject: str) -> None:
+        self.deadline = deadline
+        self._doing = doing
+        self._subject = subject
+        self._started = time.monotonic()
+        self._failures = 0
+
+    def progress(self) -> None:
+        """Something was achieved: the next obstacle is the first of its kind."""
+        self._failures = 0
+
+    def pause(self, reason: str) -> None:
+        """Wait before the next try.
+
+        Raises:
+            BrokerUnavailableError: the deadline has come.
+        """
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            spent = time.monotonic() - self._started
+            raise unavailable(self._doing, self._subject, reason, spent)
+        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
+        self._failures += 1
+        time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
+
+
+class Client:
+    """A blocking client of one cluster. Connects when first used.
+
+    Args:
+        config: where and how.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self.network = Network(config)
+        self.topic_ids: dict[str, Any] = {}
+        self.obstacles: Counter[str] = Counter()
+        self.cluster_id = ""
+        self._leaders: dict[TopicPartition, int] = {}
+        self._coordinators: dict[Coordinator, int] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.network.close()
+
+    def deadline(self, timeout_ms: int | None = None) -> float:
+        """When a call that starts now must be done; delivery.timeout.ms unless told."""
+        if timeout_ms is None:
+            timeout_ms = self.config.delivery_timeout_ms
+        return time.monotonic() + timeout_ms / 1000
+
+    def try_until(self, deadline: float) -> float:
+        """When a single request that is sent now must be answered."""
+        return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
+
+    def call(
+        self,
+        make: Callable[[], Any],
+        target: Target,
+        codes: Callable[[Any], Iterable[Answer]],
+        *,
+        deadline: float | None = None,
+        fenced: type[TallystickError] = EpochAbortedError,
+        accept: frozenset[str] = frozenset(),
+    ) -> Any:
+        """Ask one broker until it gives an answer that counts.
+
+        Args:
+            make: a fresh request for each try.
+            target: who has to answer it.
+            codes: the error codes of a response, each with what it is about.
+            deadline: `time.monotonic` when to give up; delivery.timeout.ms from now unless given.
+            fenced: what a newer producer epoch is raised as.
+            accept: names of errors that are answers to this caller.
+
+        Raises:
+            BrokerUnavailableError: the deadline passed; whether Kafka acted is unknown.
+            TallystickError: the class that fits Kafka's error, see `reactions`.
+        """
+        deadline = self.deadline() if deadline is None else deadline
+        attempts = Attempts(deadline, protocol.api_name(make()), self._subject(target))
+        while True:
+            request = make()
+            doing = protocol.api_name(request)
+            try:
+                response = self._ask(target, request, deadline)
+            except OSError as error:
+                obstacle = describe(error)
+                stale = True
+            else:
+                names = self._judge(codes(response), doing, fenced, accept)
+                if not names:
+                    return response
+                obstacle = names[0]
+                stale = not STALE.isdisjoint(names)
+            if stale and isinstance(target, Coordinator):
+                self._coordinators.pop(target, None)
+            self.obstacles[f"{doing}: {obstacle}"] += 1
+            attempts.pause(obstacle)
+
+    def ask_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        make: Callable[[list[TopicPartition]], Any],
+        answers: Callable[[Any], Iterable[tuple[TopicPartition, Any]]],
+        *,
+        deadline: float | None = None,
+        accept: frozenset[str] = frozenset(),
+    ) -> dict[TopicPartition, Any]:
+        """Ask the leaders of many partitions at once; leaders that move are followed.
+
+        Args:
+            partitions: about which.
+            make: a request about some of them, which have the same leader.
+            answers: the parts of a response, each with an `error_code`.
+            deadline: as in `call`.
+            accept: names of errors that are answers to this caller.
+
+        Returns:
+            Each partition's part of the answers.
+
+        Raises:
+            The same as `call`.
+        """
+        waiting = set(partitions)
+        found: dict[TopicPartition, Any] = {}
+        if not waiting:
+            return found
+        deadline = self.deadline() if deadline is None else deadline
+        doing = protocol.api_name(make([]))
+        attempts = Attempts(deadline, doing, _shortened(waiting))
+        while True:
+            obstacle = "LeaderNotAvailable"
+            for part in self._ask_each_leader(waiting, make, deadline):
+                if isinstance(part, OSError):
+                    obstacle = describe(part)
+                    continue
+                for partition, answer in answers(part):
+                    code = [(answer.error_code, str(partition))]
+                    names = self._judge(code, doing, EpochAbortedError, accept)
+                    if names:
+                        obstacle = f"{names[0]} ({partition})"
+                    else:
+                        found[partition] = answer
+                        waiting.discard(partition)
+            if not waiting:
+                return found
+            self.forget_leaders(waiting)
+            self.obstacles[f"{doing}: {obstacle}"] += 1
+            attempts.pause(obstacle)
+
+    def _ask_each_leader(
+        self,
+        partitions: set[TopicPartition],
+        make: Callable[[list[TopicPartition]], Any],
+        deadline: float,
+    ) -> Iterator[Any]:
+        """Post to all leaders, then yield each response, or the OSError in its place."""
+        until = self.try_until(deadline)
+        under_way: list[Posted] = []
+        for node, led in self.by_leader(partitions, deadline).items():
+            try:
+                under_way.append(self.network.post(node, make(led), until))
+            except OSError as error:
+                yield error
+        for posted in under_way:
+            try:
+                yield self.network.wait(posted, until)
+            except OSError as error:
+                yield error
+
+    def by_leader(
+        self, partitions: Iterable[TopicPartition], deadline: float
+    ) -> Mapping[int, list[TopicPartition]]:
+        """Partitions by the node that leads them; those without a leader are left out."""
+        wanted = sorted(partitions)
+        unknown = {partition.topic for partition in wanted if partition not in self._leaders}
+        if unknown:
+            self.metadata(unknown, deadline=deadline)
+        led = defaultdict(list)
+        for partition in wanted:
+            if partition in self._leaders:
+                led[self._leaders[partition]].append(partition)
+        return led
+
+    def forget_leaders(self, partitions: Iterable[TopicPartition]) -> None:
+        """Look up the leaders of these partitions before they are asked again."""
+        for partition in partitions:
+            self._leaders.pop(partition, None)
+
+    def metadata(self, topics: Iterable[str] | None = (), *, deadline: float | None = None) -> Any:
+        """Ask for brokers, and for topics and their leaders; None means all topics.
+
+        Topics that do not exist, or are not ready, are in the answer with their error code.
+
+        Raises:
+            AuthorizationError: a topic may not be described.
+            BrokerUnavailableError: no broker answered.
+        """
+        names = None if topics is None else sorted(topics)
+        topic_class = protocol.MetadataRequest.MetadataRequestTopic
+        response = self._ask_any(
+            lambda: protocol.MetadataRequest(
+                topics=None if names is None else [topic_class(name=name) for name in names],
+                allow_auto_topic_creation=False,
+            ),
+            self.deadline() if deadline is None else deadline,
+        )
+        # A broker that is just starting names nobody: that is no reason to forget the others.
+        if response.brokers:
+            self.network.learn((b.node_id, b.host, b.port) for b in response.brokers)
+        self.cluster_id = response.cluster_id or self.cluster_id
+        accept = frozenset({"InvalidTopic"})
+        for topic in response.topics:
+            code = [(topic.error_code, f"topic {topic.name!r}")]
+            if not self._judge(code, "Metadata", EpochAbortedError, accept):
+                self._learn_leaders(topic)
+        return response
+
+    def _learn_leaders(self, topic: Any) -> None:
+        self.topic_ids[topic.name] = topic.topic_id
+        for part in topic.partitions:
+            partition = TopicPartition(topic.name, part.partition_index)
+            if part.leader_id >= 0 and self.network.knows(part.leader_id):
+                self._leaders[partition] = part.leader_id
+            else:
+                self._leaders.pop(partition, None)
+
+    def _subject(self, target: Target) -> str:
+        if isinstance(target, Coordinator):
+            return f"{target.kind} {target.key!r}"
+        return f"the cluster at bootstrap.servers {self.config.bootstrap_servers}"
+
+    def _ask(self, target: Target, request: Any, deadline: float) -> Any:
+        """One try."""
+        if isinstance(target, AnyBroker):
+            node = self.network.candidates()[0]
+        else:
+            node = self._coordinator(target, deadline)
+        return self.network.ask(node, request, self.try_until(deadline))
+
+    def _ask_any(self, make: Callable[[], Any], deadline: float) -> Any:
+        """Ask one broker after the other until one answers at all."""
+        doing = protocol.api_name(make())
+        attempts = Attempts(deadline, doing, self._subject(AnyBroker()))
+        while True:
+            obstacle = "no broker is known"
+            for node in self.network.candidates():
+                patience_s = min(LOOKUP_TIMEOUT_S, self.config.request_timeout_ms / 1000)
+                until = min(deadline, time.monotonic() + patience_s)
+                try:
+                    return self.network.ask(node, make(), until)
+                except OSError as error:
+                    obstacle = describe(error)
+                    self.obstacles[f"{doing}: {obstacle}"] += 1
+                if time.monotonic() >= deadline:
+                    break
+            attempts.pause(obstacle)
+
+    def _coordinator(self, target: Coordinator, deadline: float) -> int:
+        """The node that is coordinator; remembered until it turns out wrong."""
+        node = self._coordinators.get(target)
+        if node is not None:
+            return node
+        attempts = Attempts(deadline, "FindCoordinator", self._subject(target))
+        while True:
+            response = self._ask_any(
+                lambda: protocol.FindCoordinatorRequest(
+                    key=target.key,
+                    key_type=COORDINATOR_KINDS[target.kind],
+                    coordinator_keys=[target.key],
+                ),
+                deadline,
+            )
+            found = response.coordinators[0] if response.coordinators else response
+            code = [(found.error_code, self._subject(target))]
+            names = self._judge(code, "FindCoordinator", EpochAbortedError, frozenset())
+            if not names and not self.network.knows(found.node_id):
+                self.metadata(deadline=deadline)
+            if not names and self.network.knows(found.node_id):
+                self._coordinators[target] = int(found.node_id)
+                return int(found.node_id)
+            obstacle = names[0] if names else f"node {found.node_id} is not in the metadata"
+            self.obstacles[f"FindCoordinator: {obstacle}"] += 1
+            attempts.pause(obstacle)
+
+    def _judge(
+        self,
+        codes: Iterable[Answer],
+        doing: str,
+        fenced: type[TallystickError],
+        accept: frozenset[str],
+    ) -> list[str]:
+        """The errors that another try may mend; raises what no other try will."""
+        names = []
+        for code, subject in codes:
+            error_name = protocol.error_name(code)
+            if error_name is None or error_name in accept:
+                continue
+            if error_name not in AGAIN:
+                raise refusal(error_name, doing, subject, fenced=fenced)
+            names.append(error_name)
+        return names
+
+
+def _shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
+    """Partitions in words, of many only the first."""
+    names = [str(partition) for partition in sorted(partitions)]
+    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
+    return ", ".join(names[:count_max]) + more

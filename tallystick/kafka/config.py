@@ -1,0 +1,290 @@
+"""The settings of a connection to Kafka, under the names of Kafka's Java client.
+
+Users of Spark's connector know these names with the prefix `kafka.`; `KafkaConfig.from_options`
+takes them without it. Certificates are PEM only, as files or inline. Paths are read where the
+connection is made: on the driver and on every executor.
+
+Invariants:
+    * request.timeout.ms < delivery.timeout.ms, so that one hung broker does not use up a call.
+    * Passwords, keys and certificates appear in no `repr`, and so in no log and no error.
+"""
+
+import difflib
+import os
+import re
+import ssl
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from tallystick.errors import OptionError
+
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
+PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+FIELDS = {
+    "bootstrap.servers": "bootstrap_servers",
+    "client.id": "client_id",
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_username",
+    "sasl.password": "sasl_password",
+    "sasl.kerberos.service.name": "kerberos_service_name",
+    "ssl.truststore.location": "truststore_location",
+    "ssl.truststore.certificates": "truststore_certificates",
+    "ssl.keystore.location": "keystore_location",
+    "ssl.keystore.certificate.chain": "keystore_certificates",
+    "ssl.keystore.key": "keystore_key",
+    "ssl.key.password": "key_password",
+    "request.timeout.ms": "request_timeout_ms",
+    "delivery.timeout.ms": "delivery_timeout_ms",
+    "socket.connection.setup.timeout.ms": "connection_timeout_ms",
+}
+"""Option name -> field, where the value is taken as it stands (or as a number for `_ms`)."""
+SPECIAL = (
+    "sasl.jaas.config",
+    "sasl.oauthbearer.token.endpoint.url",
+    "ssl.truststore.type",
+    "ssl.keystore.type",
+    "ssl.endpoint.identification.algorithm",
+)
+"""Options whose value means something else than a field."""
+HINTS = {
+    "ssl.truststore.password": "PEM trust stores have no password",
+    "ssl.keystore.password": "PEM key stores have none; a key's own goes to ssl.key.password",
+    "ssl.ca.location": "that is librdkafka's name; use ssl.truststore.location",
+    "ssl.certificate.location": "that is librdkafka's name; use ssl.keystore.location",
+    "sasl.mechanisms": "that is librdkafka's name; use sasl.mechanism",
+    "transactional.id": "Tallystick chooses it from the pipeline's name",
+    "enable.idempotence": "writing is always transactional",
+    "acks": "it is always `all`",
+}
+"""Names that people will try, and what to do instead."""
+JAAS_ENTRY = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConfig:
+    """How to reach a cluster. Immutable, and picklable: it travels to the executors.
+
+    Args:
+        bootstrap_servers: `host:port,host:port`; any live one will do.
+        client_id: shows up in the brokers' logs and quotas.
+        request_timeout_ms: the longest wait for one answer of one broker.
+        delivery_timeout_ms: the longest that one call may take, retries included. More than the
+            brokers' session timeout plus 5 s, or each failover fails a call.
+        connection_timeout_ms: the longest that connecting, TLS and SASL together may take.
+    """
+
+    bootstrap_servers: str
+    client_id: str = "tallystick"
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str = "GSSAPI"
+    sasl_username: str = ""
+    sasl_password: str = field(default="", repr=False)
+    kerberos_service_name: str = ""
+    token_file: str = ""
+    truststore_location: str = ""
+    truststore_certificates: str = field(default="", repr=False)
+    keystore_location: str = ""
+    keystore_certificates: str = field(default="", repr=False)
+    keystore_key: str = field(default="", repr=False)
+    key_password: str = field(default="", repr=False)
+    check_hostname: bool = True
+    request_timeout_ms: int = 8_000
+    delivery_timeout_ms: int = 120_000
+    connection_timeout_ms: int = 3_000
+
+    def __post_init__(self) -> None:
+        _one_of("security.protocol", self.security_protocol, SECURITY_PROTOCOLS)
+        for address in self.bootstrap_addresses:
+            assert address
+        for option, name in FIELDS.items():
+            if name.endswith("_ms") and getattr(self, name) < 1:
+                raise OptionError(f"{option} is {getattr(self, name)}: it must be at least 1 ms")
+        if self.request_timeout_ms >= self.delivery_timeout_ms:
+            raise OptionError(
+                f"request.timeout.ms is {self.request_timeout_ms} and delivery.timeout.ms is "
+                f"{self.delivery_timeout_ms}: the first must be the smaller one, or a single hung "
+                f"broker uses up the time in which another could have answered."
+            )
+        if self.uses_sasl:
+            self._check_sasl()
+        if bool(self.keystore_key) != bool(self.keystore_certificates):
+            raise OptionError(
+                "ssl.keystore.key and ssl.keystore.certificate.chain belong together: set both."
+            )
+
+    def _check_sasl(self) -> None:
+        _one_of("sasl.mechanism", self.sasl_mechanism, SASL_MECHANISMS)
+        if self.sasl_mechanism in PASSWORD_MECHANISMS and not (
+            self.sasl_username and self.sasl_password
+        ):
+            raise OptionError(
+                f"sasl.mechanism {self.sasl_mechanism} needs a user name and a password: set "
+                f"sasl.jaas.config (with username= and password=), or sasl.username and "
+                f"sasl.password."
+            )
+        if self.sasl_mechanism == "GSSAPI" and not self.kerberos_service_name:
+            raise OptionError("sasl.mechanism GSSAPI needs sasl.kerberos.service.name.")
+        if self.sasl_mechanism == "OAUTHBEARER" and not self.token_file:
+            raise OptionError(
+                "sasl.mechanism OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url with a "
+                "file: URL: the token is read from that file at each login."
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Make a configuration from the Java client's option names, without `kafka.`.
+
+        Raises:
+            OptionError: a name is not known, a value cannot be used, or something is missing.
+        """
+        values: dict[str, str | int | bool] = {}
+        for option, text in options.items():
+            if option in FIELDS:
+                name = FIELDS[option]
+                values[name] = _milliseconds(option, text) if name.endswith("_ms") else text
+            elif option not in SPECIAL:
+                raise OptionError(_unknown(option))
+        if not options.get("bootstrap.servers"):
+            raise OptionError("bootstrap.servers is missing: name at least one broker, host:port.")
+        values["security_protocol"] = options.get("security.protocol", "PLAINTEXT").upper()
+        values |= _special_values(options)
+        return cls(**values)  # type: ignore[arg-type]  # names and types follow from FIELDS
+
+    @property
+    def bootstrap_addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each bootstrap server."""
+        texts = [text.strip() for text in self.bootstrap_servers.split(",")]
+        return [_address(text) for text in texts if text] or [_address(self.bootstrap_servers)]
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol.endswith("SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether connections log in."""
+        return self.security_protocol.startswith("SASL")
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """Read the certificates.
+
+        Raises:
+            OptionError: a file is missing, or is not what it should be.
+        """
+        try:
+            context = ssl.create_default_context(
+                cafile=self.truststore_location or None, cadata=self.truststore_certificates or None
+            )
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"the trust store (ssl.truststore.location {self.truststore_location!r}, or "
+                f"ssl.truststore.certificates) cannot be read: {error}. It must be PEM."
+            ) from None
+        context.check_hostname = self.check_hostname
+        try:
+            self._load_key(context)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"the key store (ssl.keystore.location {self.keystore_location!r}, or "
+                f"ssl.keystore.key and .certificate.chain) cannot be read: {error}. It must be "
+                f"PEM, key and certificates; check ssl.key.password."
+            ) from None
+        return context
+
+    def _load_key(self, context: ssl.SSLContext) -> None:
+        # A password is always given, since without one OpenSSL would ask on the terminal.
+        if self.keystore_location:
+            context.load_cert_chain(self.keystore_location, password=self.key_password)
+        elif self.keystore_key:
+            handle, path = tempfile.mkstemp(suffix=".pem")  # readable by this user only
+            try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(f"{self.keystore_key}\n{self.keystore_certificates}\n")
+                context.load_cert_chain(path, password=self.key_password)
+            finally:
+                os.unlink(path)
+
+
+def _special_values(options: Mapping[str, str]) -> dict[str, str | bool]:
+    values: dict[str, str | bool] = {}
+    for option in ("ssl.truststore.type", "ssl.keystore.type"):
+        if options.get(option, "PEM").upper() != "PEM":
+            raise OptionError(
+                f"{option} is {options[option]!r}: only PEM can be read. Convert a Java store with "
+                f"`keytool -importkeystore ... -deststoretype PKCS12` and `openssl pkcs12`."
+            )
+    algorithm = options.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
+    if algorithm not in ("https", ""):
+        raise OptionError(
+            f"ssl.endpoint.identification.algorithm is {algorithm!r}: it is either `https`, or "
+            f"empty for brokers whose certificate does not name their host."
+        )
+    values["check_hostname"] = algorithm == "https"
+    if "sasl.jaas.config" in options:
+        values |= _jaas_values(options["sasl.jaas.config"])
+    if url := options.get("sasl.oauthbearer.token.endpoint.url"):
+        parsed = urlparse(url)
+        if parsed.scheme != "file":
+            raise OptionError(
+                "sasl.oauthbearer.token.endpoint.url: only file: URLs are supported; have the "
+                "token written to a file and renewed there."
+            )
+        values["token_file"] = str(Path(url2pathname(parsed.path)))
+    return values
+
+
+def _jaas_values(text: str) -> dict[str, str | bool]:
+    """User name and password out of a JAAS line, the way Spark's connector is given them."""
+    fields = {"username": "sasl_username", "password": "sasl_password"}
+    fields["serviceName"] = "kerberos_service_name"
+    values: dict[str, str | bool] = {}
+    for match in JAAS_ENTRY.finditer(text):
+        name, double, single, bare = match.groups()
+        quoted = double if double is not None else single
+        value = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        if name in fields:
+            values[fields[name]] = value
+    if not values and "OAuthBearer" not in text:
+        raise OptionError(
+            "sasl.jaas.config names neither username nor serviceName (its text is not shown, it "
+            'may hold a password); expected: <LoginModule> required username="..." password="...";'
+        )
+    return values
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{option} is {value!r}: it must be one of {', '.join(allowed)}.")
+
+
+def _milliseconds(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{option} is {text!r}: it must be a whole number of ms.") from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise OptionError(
+            f"bootstrap.servers holds {text!r}: each server is host:port, separated by commas."
+        )
+    return host.strip("[]"), int(port)
+
+
+def _unknown(option: str) -> str:
+    if option in HINTS:
+        return f"kafka.{option} is not supported: {HINTS[option]}."
+    near = difflib.get_close_matches(option, [*FIELDS, *SPECIAL], n=1, cutoff=0.5)
+    also = f" Did you mean kafka.{near[0]}?" if near else ""
+    return f"kafka.{option} is no option that Tallystick knows.{also}"

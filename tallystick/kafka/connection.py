@@ -1,0 +1,275 @@
+"""One blocking connection to one broker: socket, TLS, SASL, frames, deadlines.
+
+A deadline is a point of `time.monotonic`. No call outlives its deadline by more than a scheduling
+delay; the one exception is the name look-up, which the C library does not let us bound.
+
+Invariants:
+    * Requests are answered in the order in which they were posted (Kafka promises that).
+    * After any OSError, a missed deadline included, the connection is of no more use: an answer
+      may be under way that nobody waits for. The owner closes it and opens another.
+    * What waiting cannot mend (certificate, credentials, plain text where TLS is due) is no
+      OSError but an OptionError, so that no retry loop hides it until the deadline.
+"""
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.kafka import protocol
+from tallystick.kafka.config import KafkaConfig
+
+FRAME_BYTES_MAX = 1 << 30
+"""A longer answer is not Kafka's: no request of ours asks for as much."""
+SEND_BYTES_MAX = 1 << 20
+"""How much is given to the socket at once; TLS would otherwise copy a whole request."""
+SESSION_SHARE = 0.8
+"""How much of a SASL session's lifetime is used before a new connection replaces it (KIP-368)."""
+SOFTWARE_NAME = "tallystick"
+SOFTWARE_VERSION = "0.1.0"
+TLS_ALERT = b"\x15\x03"
+"""How a TLS server answers plain text."""
+
+
+class Connection:
+    """A connection that is ready for requests: versions are known, the login is done.
+
+    Args:
+        address: host and port.
+        config: security and client id.
+        tls: the certificates, when `config.uses_tls`.
+        deadline: when connecting, TLS and SASL must be done.
+
+    Raises:
+        OSError: not reachable, or gone again; worth another try.
+        AuthorizationError: certificate or credentials were refused.
+        OptionError: security.protocol does not fit this port.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        config: KafkaConfig,
+        tls: ssl.SSLContext | None,
+        deadline: float,
+    ) -> None:
+        self.name = f"{address[0]}:{address[1]}"
+        self._expires_at: float | None = None
+        self._config = config
+        self._versions: dict[int, protocol.VersionRange] = {}
+        self._in_flight: deque[protocol.SentRequest] = deque()
+        self._answers: dict[int, Any] = {}
+        self._correlation_id = 0
+        self._answered = False
+        self._socket = _connect(address, deadline)
+        try:
+            if tls is not None:
+                self._socket = self._wrap(tls, address[0], deadline)
+            self._learn_versions(deadline)
+            if config.uses_sasl:
+                self._log_in(address[0], deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def expired(self) -> bool:
+        """Whether the login is about to end, and nothing is under way that would be lost."""
+        if self._expires_at is None or self._in_flight:
+            return False
+        return time.monotonic() > self._expires_at
+
+    def post(self, request: Any, deadline: float) -> int:
+        """Send a request; several may be under way. Returns what `wait` wants to know."""
+        protocol.set_version(request, self._versions, self.name)
+        return self._send(request, deadline)
+
+    def wait(self, correlation_id: int, deadline: float) -> Any:
+        """The answer to a posted request."""
+        while correlation_id not in self._answers:
+            payload = self._read_frame(deadline)
+            sent = self._in_flight.popleft()
+            self._answers[sent.correlation_id] = protocol.decode_response(sent, payload)
+        return self._answers.pop(correlation_id)
+
+    def ask(self, request: Any, deadline: float) -> Any:
+        """Send a request and wait for its answer."""
+        return self.wait(self.post(request, deadline), deadline)
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _send(self, request: Any, deadline: float) -> int:
+        self._correlation_id += 1
+        sent, frame = protocol.encode_request(request, self._correlation_id, self._config.client_id)
+        view = memoryview(frame)
+        while view:
+            self._socket.settimeout(_left(deadline, self.name))
+            view = view[self._socket.send(view[:SEND_BYTES_MAX]) :]
+        self._in_flight.append(sent)
+        return sent.correlation_id
+
+    def _read_frame(self, deadline: float) -> memoryview:
+        head = self._read(4, deadline)
+        if not self._answered and bytes(head[:2]) == TLS_ALERT:
+            raise OptionError(
+                f"the broker at {self.name} speaks TLS, and security.protocol is "
+                f"{self._config.security_protocol}: set SSL or SASL_SSL, or use its other port."
+            )
+        (size,) = struct.unpack(">i", head)
+        if not 4 <= size <= FRAME_BYTES_MAX:
+            raise ConnectionError(f"{self.name} sent a frame of {size} bytes, which Kafka does not")
+        payload = self._read(size, deadline)
+        self._answered = True
+        return payload
+
+    def _read(self, size: int, deadline: float) -> memoryview:
+        buffer = memoryview(bytearray(size))
+        filled = 0
+        while filled < size:
+            self._socket.settimeout(_left(deadline, self.name))
+            count = self._socket.recv_into(buffer[filled:])
+            if count == 0:
+                raise ConnectionError(self._closed_message())
+            filled += count
+        return buffer
+
+    def _closed_message(self) -> str:
+        if self._answered:
+            return f"{self.name} closed the connection"
+        return (
+            f"{self.name} closed the connection without a word; check that security.protocol "
+            f"({self._config.security_protocol}) is what this port speaks"
+        )
+
+    def _wrap(self, tls: ssl.SSLContext, host: str, deadline: float) -> ssl.SSLSocket:
+        self._socket.settimeout(_left(deadline, self.name))
+        try:
+            return tls.wrap_socket(self._socket, server_hostname=host)
+        except ssl.SSLError as error:
+            raise self._tls_error(error) from None
+
+    def _tls_error(self, error: ssl.SSLError) -> Exception:
+        """Which of the three a TLS error is: certificates, a wrong port, or bad luck."""
+        reason = error.reason or ""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return AuthorizationError(
+                f"the certificate of the broker at {self.name} is not trusted: "
+                f"{error.verify_message}. Check ssl.truststore.location or .certificates; a host "
+                f"name that the certificate does not hold is "
+                f"ssl.endpoint.identification.algorithm's matter."
+            )
+        if "ALERT" in reason:
+            return AuthorizationError(
+                f"the broker at {self.name} refused the TLS handshake ({reason}). If it asks for "
+                f"a client certificate, set ssl.keystore.location."
+            )
+        if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+            return OptionError(
+                f"the broker at {self.name} does not speak TLS on this port, and "
+                f"security.protocol is {self._config.security_protocol}: use its TLS port, or "
+                f"change security.protocol."
+            )
+        return ConnectionError(
+            f"TLS handshake with {self.name} failed ({reason or error}); check that "
+            f"security.protocol ({self._config.security_protocol}) is what this port speaks"
+        )
+
+    def _learn_versions(self, deadline: float) -> None:
+        """Which version of each API the broker speaks (KIP-35)."""
+        for version in (3, 0):  # a broker that knows no 3 answers in 0, and is asked again in it
+            request = protocol.ApiVersionsRequest(
+                version=version,
+                client_software_name=SOFTWARE_NAME,
+                client_software_version=SOFTWARE_VERSION,
+            )
+            try:
+                response = self.wait(self._send(request, deadline), deadline)
+            except ssl.SSLError as error:  # with TLS 1.3 a refused client certificate shows here
+                raise self._tls_error(error) from None
+            if response.error_code == 0:
+                break
+        else:
+            error_name = protocol.error_name(response.error_code)
+            raise ConnectionError(f"{self.name} does not tell its API versions: {error_name}")
+        self._versions = {
+            api.api_key: (api.min_version, api.max_version) for api in response.api_keys
+        }
+
+    def _log_in(self, host: str, deadline: float) -> None:
+        name = self._config.sasl_mechanism
+        shake = self.ask(protocol.SaslHandshakeRequest(mechanism=name, version=1), deadline)
+        if shake.error_code:
+            raise AuthorizationError(
+                f"the broker at {self.name} does not offer sasl.mechanism {name}; it offers "
+                f"{', '.join(shake.mechanisms) or 'none'}."
+            )
+        token_file = self._config.token_file
+        mechanism = protocol.sasl_mechanism(
+            name,
+            host=host,
+            username=self._config.sasl_username,
+            password=self._config.sasl_password,
+            kerberos_service_name=self._config.kerberos_service_name,
+            token_file=Path(token_file) if token_file else None,
+        )
+        lifetime_ms = 0
+        while not mechanism.is_done():
+            request = protocol.SaslAuthenticateRequest(
+                auth_bytes=mechanism.auth_bytes(), max_version=2
+            )
+            response = self.ask(request, deadline)
+            if response.error_code:
+                raise AuthorizationError(self._refused_login(response))
+            try:
+                mechanism.receive(response.auth_bytes)
+            except ValueError as error:
+                raise AuthorizationError(
+                    f"SASL {name} with {self.name}: the broker's answer is wrong ({error})."
+                ) from None
+            lifetime_ms = response.session_lifetime_ms
+        if lifetime_ms:
+            self._expires_at = time.monotonic() + lifetime_ms / 1000 * SESSION_SHARE
+
+    def _refused_login(self, response: Any) -> str:
+        error_name = protocol.error_name(response.error_code)
+        user = self._config.sasl_username or self._config.sasl_mechanism
+        return (
+            f"the broker at {self.name} refused the login of {user!r} "
+            f"({error_name}: {response.error_message}). Check user name, password and "
+            f"sasl.mechanism {self._config.sasl_mechanism}."
+        )
+
+
+def _left(deadline: float, name: str) -> float:
+    """Seconds until the deadline; none left is what a socket would raise."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"{name} did not answer in time")
+    return left
+
+
+def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
+    """Connect to the first of the host's addresses that takes us; they share the time left."""
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    failure: OSError = ConnectionError(f"{address[0]} has no address")
+    for index, (family, kind, number, _, target) in enumerate(found):
+        connection = socket.socket(family, kind, number)
+        try:
+            left = _left(deadline, f"{address[0]}:{address[1]}")
+            connection.settimeout(left / (len(found) - index))
+            connection.connect(target)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+    raise failure

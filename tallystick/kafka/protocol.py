@@ -1,0 +1,206 @@
+"""Kafka's messages as bytes: the only module that imports kafka-python.
+
+kafka-python generates its message classes from Kafka's own JSON schemas, but does not call them
+public API: the version is pinned, and a move to another library, or to the schemas, is a change to
+this module only. Taken from it are message classes, error codes and SASL mechanisms. Its network
+layer is not used (docs/decisions: its deadlines, back-off and buffering are not ours to command),
+nor its framing (it copies a fetched megabyte three times).
+
+Invariant: nothing of kafka-python's exceptions or log lines leaves this module. Its loggers are
+silenced because they print requests, and so credentials and records.
+"""
+
+import io
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import kafka.errors
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.protocol.admin import (
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+)
+from kafka.protocol.consumer import (
+    FetchRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+from tallystick.errors import TallystickError
+
+__all__ = [
+    "AddOffsetsToTxnRequest",
+    "AddPartitionsToTxnRequest",
+    "ApiVersionsRequest",
+    "CreateTopicsRequest",
+    "DeleteRecordsRequest",
+    "DeleteTopicsRequest",
+    "DescribeConfigsRequest",
+    "DescribeProducersRequest",
+    "DescribeTransactionsRequest",
+    "EndTxnRequest",
+    "FetchRequest",
+    "FindCoordinatorRequest",
+    "InitProducerIdRequest",
+    "ListOffsetsRequest",
+    "MetadataRequest",
+    "OffsetCommitRequest",
+    "OffsetFetchRequest",
+    "ProduceRequest",
+    "SaslAuthenticateRequest",
+    "SaslHandshakeRequest",
+    "SaslMechanism",
+    "SentRequest",
+    "TxnOffsetCommitRequest",
+    "api_name",
+    "decode_response",
+    "encode_request",
+    "error_name",
+    "sasl_mechanism",
+    "set_version",
+]
+
+logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
+
+VersionRange = tuple[int, int]
+"""The lowest and the highest version of one API."""
+RESPONSE_HEADER_MAX = 1 << 16
+"""More than any response header: four bytes, and tagged fields of which Kafka defines none."""
+
+
+def error_name(code: int) -> str | None:
+    """Kafka's name of an error code, such as `NotCoordinator`; None for 0, which is no error."""
+    if code == 0:
+        return None
+    error = kafka.errors.for_code(code)
+    if error.__name__ == "UnrecognizedBrokerError":
+        return f"Error{code}"
+    return str(error.__name__.removesuffix("Error"))
+
+
+def api_name(request: Any) -> str:
+    """What a request asks for: `Produce`, `EndTxn`, ..."""
+    return type(request).__name__.removesuffix("Request")
+
+
+def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broker: str) -> None:
+    """Give the request the highest version that it, this client and the broker all speak.
+
+    Raises:
+        TallystickError: there is no such version; Kafka would just close the connection.
+    """
+    low, high = request._min_version or 0, request._max_version
+    if request.API_VERSION is not None:
+        low = high = request.API_VERSION
+    high = request.max_version if high is None else min(high, request.max_version)
+    theirs = broker_versions.get(request.API_KEY)
+    if theirs is None or theirs[0] > high or theirs[1] < low:
+        offered = "does not offer it" if theirs is None else f"offers {theirs[0]} to {theirs[1]}"
+        raise TallystickError(
+            f"{api_name(request)}: this client needs version {low} to {high}, the broker at "
+            f"{broker} {offered}. Use a broker of Kafka 3.6 or newer."
+        )
+    request.API_VERSION = min(high, theirs[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """What must be remembered of a request to read its answer."""
+
+    correlation_id: int
+    header: Any = field(repr=False)
+
+
+def encode_request(request: Any, correlation_id: int, client_id: str) -> tuple[SentRequest, bytes]:
+    """The frame to send for a request that has its version, and what to remember of it."""
+    request.with_header(correlation_id=correlation_id, client_id=client_id)
+    frame = request.encode(framed=True, header=True)
+    return SentRequest(correlation_id, request.header), frame
+
+
+def decode_response(sent: SentRequest, payload: memoryview) -> Any:
+    """The answer to a request; `payload` is a whole frame without its length.
+
+    Raises:
+        ConnectionError: the bytes are no answer to this request: the connection is of no more use.
+    """
+    response_class = sent.header.get_response_class()
+    try:
+        head = io.BytesIO(payload[:RESPONSE_HEADER_MAX])
+        correlation_id = response_class.parse_header(head).correlation_id
+        if correlation_id != sent.correlation_id:
+            raise ConnectionError(
+                f"answer {correlation_id} came where {sent.correlation_id} was due"
+            )
+        return response_class.decode(payload[head.tell() :])
+    except ConnectionError:
+        raise
+    except Exception as error:  # whatever a generated decoder raises on bytes that are not its own
+        raise ConnectionError(f"answer cannot be read ({type(error).__name__})") from None
+
+
+class SaslMechanism(Protocol):
+    """The client's half of one SASL conversation."""
+
+    def auth_bytes(self) -> bytes:
+        """What to send next."""
+        ...
+
+    def receive(self, auth_bytes: bytes) -> object:
+        """Take the server's answer; raises on a bad one."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to send."""
+        ...
+
+
+class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python insists on its class
+    """Reads the token at each login, so that renewing it means replacing a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def token(self) -> str:
+        return self._path.read_text().strip()
+
+
+def sasl_mechanism(
+    name: str,
+    *,
+    host: str,
+    username: str,
+    password: str,
+    kerberos_service_name: str,
+    token_file: Path | None,
+) -> SaslMechanism:
+    """Start a SASL conversation with the broker at `host`."""
+    if name.startswith("SCRAM"):
+        username = username.replace("=", "=3D").replace(",", "=2C")  # RFC 5802, left out below
+    mechanism: SaslMechanism = get_sasl_mechanism(name)(
+        host=host,
+        sasl_mechanism=name,
+        sasl_plain_username=username,
+        sasl_plain_password=password,
+        sasl_kerberos_service_name=kerberos_service_name,
+        sasl_oauth_token_provider=None if token_file is None else _TokenFile(token_file),
+    )
+    return mechanism

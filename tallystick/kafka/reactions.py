@@ -1,0 +1,150 @@
+"""What an error code of Kafka asks of us, and which of our errors says so.
+
+Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not tell
+"same place again" from "look for the leader first", and count some final ones as neither.
+"""
+
+from typing import Any
+
+from tallystick.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    EpochAbortedError,
+    TallystickError,
+)
+
+RETRY = frozenset(
+    {
+        "ConcurrentTransactions",
+        "CoordinatorLoadInProgress",
+        "NotEnoughReplicas",
+        "NotEnoughReplicasAfterAppend",
+        "RequestTimedOut",
+        "UnstableOffsetCommit",
+        "NetworkException",
+        "ThrottlingQuotaExceeded",
+        "OffsetNotAvailable",
+        "BrokerNotAvailable",
+        "PreferredLeaderNotAvailable",
+    }
+)
+"""The same request to the same place, a little later."""
+STALE = frozenset(
+    {
+        "NotLeaderForPartition",
+        "LeaderNotAvailable",
+        "UnknownTopicOrPartition",
+        "ReplicaNotAvailable",
+        "KafkaStorage",
+        "FencedLeaderEpoch",
+        "UnknownLeaderEpoch",
+        "UnknownTopicId",
+        "InconsistentTopicId",
+        "NotCoordinator",
+        "CoordinatorNotAvailable",
+        "NotController",
+        "ListenerNotFound",
+    }
+)
+"""We are wrong about who is in charge: look up the leader or coordinator, then again."""
+FENCED = frozenset(
+    {
+        "ProducerFenced",
+        "InvalidProducerEpoch",
+        "InvalidProducerIdMapping",
+        "TransactionCoordinatorFenced",
+    }
+)
+"""The transactional id has a newer producer epoch: a newer run, or Kafka after a time-out."""
+ABORT = frozenset(
+    {
+        "TransactionAbortable",
+        "InvalidTxnState",
+        "OutOfOrderSequenceNumber",
+        "UnknownProducerId",
+    }
+)
+"""The open transaction cannot be committed any more."""
+UNAUTHORIZED = frozenset(
+    {
+        "TopicAuthorizationFailed",
+        "GroupAuthorizationFailed",
+        "ClusterAuthorizationFailed",
+        "TransactionalIdAuthorizationFailed",
+        "DelegationTokenAuthorizationFailed",
+        "SaslAuthenticationFailed",
+    }
+)
+"""An ACL is missing: no retry will help before somebody grants it."""
+AGAIN = RETRY | STALE
+
+ACL = {
+    ("TopicAuthorizationFailed", "Produce"): "WRITE on the topic",
+    ("TopicAuthorizationFailed", "AddPartitionsToTxn"): "WRITE on the topic",
+    ("TopicAuthorizationFailed", "Metadata"): "DESCRIBE (or READ, or WRITE) on the topic",
+    ("TopicAuthorizationFailed", "ListOffsets"): "DESCRIBE (or READ) on the topic",
+    ("TopicAuthorizationFailed", "DescribeConfigs"): "DESCRIBE_CONFIGS on the topic",
+    ("TopicAuthorizationFailed", "CreateTopics"): "CREATE on the topic or the cluster",
+    ("TopicAuthorizationFailed", "DeleteTopics"): "DELETE on the topic",
+    ("TopicAuthorizationFailed", "DeleteRecords"): "DELETE on the topic",
+    ("ClusterAuthorizationFailed", "CreateTopics"): "CREATE on the topic or the cluster",
+    ("ClusterAuthorizationFailed", "DescribeConfigs"): "DESCRIBE_CONFIGS on the cluster",
+}
+"""Which ACL is missing, where it is not the usual one of the resource."""
+ACL_USUAL = {
+    "TopicAuthorizationFailed": "READ on the topic",
+    "GroupAuthorizationFailed": "READ on the consumer group",
+    "ClusterAuthorizationFailed": "DESCRIBE on the cluster",
+    "TransactionalIdAuthorizationFailed": "WRITE on the transactional id",
+}
+
+
+def refusal(
+    error_name: str,
+    doing: str,
+    subject: str,
+    *,
+    fenced: type[TallystickError] = EpochAbortedError,
+) -> TallystickError:
+    """The error that says what an error code means; not for the codes in `AGAIN`.
+
+    Args:
+        error_name: Kafka's name of the code.
+        doing: the API that was asked, such as `Produce`.
+        subject: what it was asked about, and what Kafka said to it.
+        fenced: what to make of a newer producer epoch. A task cannot tell its own time-out from a
+            take-over, so for it the epoch is lost; the driver learns the truth when it fences.
+    """
+    assert error_name not in AGAIN, error_name
+    what = f"{doing} for {subject}: {error_name}"
+    if error_name in UNAUTHORIZED:
+        acl = ACL.get((error_name, doing)) or ACL_USUAL.get(error_name, "the right")
+        return AuthorizationError(f"{what}. The user of this connection needs {acl}.")
+    if error_name in FENCED:
+        if issubclass(fenced, EpochAbortedError):
+            meaning = "the transaction timed out, or another run has taken over"
+        else:
+            meaning = "another run has taken over the transactional id"
+        return fenced(f"{what}: {meaning}.")
+    if error_name in ABORT:
+        return EpochAbortedError(f"{what}: the open transaction can only be aborted.")
+    return TallystickError(f"{what}.")
+
+
+def unavailable(doing: str, subject: str, reason: str, seconds: float) -> BrokerUnavailableError:
+    """The error for a deadline that passed while only passing obstacles were met."""
+    return BrokerUnavailableError(
+        f"{doing} for {subject}: no usable answer within {seconds:.1f} s; the last obstacle was "
+        f"{reason}. Whether Kafka acted on it is unknown."
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An obstacle in words: many socket errors have no text of their own."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def said(item: Any) -> str:
+    """Kafka's own words to an error code, where the API has a field for them."""
+    message = getattr(item, "error_message", None)
+    return f" (Kafka says: {message})" if message else ""
