@@ -1,0 +1,229 @@
+"""One run of one system: start it, watch its output grow, verify, and book what it cost."""
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .dataset import Dataset, Verdict
+from .processes import Session, cpu_s, machine_cpu_s
+from .systems import Job, System
+from .timeline import Figures, Sample, figures
+from .topics import Topics
+from .workspace import Workspace
+
+SAMPLE_EVERY_S = 0.1
+MEMORY_EVERY_S = 1.0
+"""Reading the memory of a large JVM takes the kernel milliseconds."""
+QUIET_AFTER_END_S = 1.5
+"""How long the output of an ended job must stand still, all of it committed."""
+QUIET_WHILE_RUNNING_S = 5.0
+"""The same for a job that never ends by itself; longer than any of its commit intervals."""
+OUTPUT_SHARE_MIN = 0.86
+"""The job keeps 7 of 8 records; with less than this, standing still is no end."""
+GRACE_S = 20.0
+LOG_SHOWN_CHARS = 4000
+FIRST_MARK = re.compile(r"^FIRST (\d+)$", re.MULTILINE)
+"""Each job prints it, with the time in ms, when its work begins."""
+
+
+class RunError(Exception):
+    """A job failed or did not end; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker under test.
+
+    Args:
+        bootstrap: `host:port`.
+        pids: its processes, whose CPU is booked apart.
+    """
+
+    bootstrap: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run of one system gave."""
+
+    system: str
+    figures: Figures
+    peak_memory_mib: float
+    verdict: Verdict
+
+
+class Bench:
+    """Runs systems, one after the other, on one broker and one input topic.
+
+    Args:
+        workspace: where the jobs were built, and may write.
+        broker: holds the input; outputs are made and removed there.
+        input_topic: loaded with `records` records.
+        records: how many.
+        timeout_s: a run that takes longer has failed.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        broker: Broker,
+        *,
+        input_topic: str,
+        records: int,
+        timeout_s: float,
+    ) -> None:
+        self._workspace = workspace
+        self._broker = broker
+        self._input_topic = input_topic
+        self._records = records
+        self._timeout_s = timeout_s
+        self._topics = Topics(broker.bootstrap)
+        self._dataset = Dataset(workspace, broker.bootstrap)
+
+    def run(self, system: System, name: str) -> Result:
+        """Run `system` once, from an empty output topic to its verified end.
+
+        Raises:
+            RunError: the job failed, or did not end in time.
+            DatasetError: the verifier failed.
+        """
+        directory = self._workspace.directory / "runs" / name
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        job = Job(name, self._broker.bootstrap, self._input_topic, name, directory)
+        self._topics.create(job.output_topic)
+        try:
+            return self._run(system, job)
+        finally:
+            self._topics.delete(job.output_topic)
+
+    def _run(self, system: System, job: Job) -> Result:
+        log = job.directory / "log"
+        command = system.command(self._workspace, job)
+        started_s = time.time()
+        with _started(command, job.directory, log) as process:
+            watch = _Watch(self._broker, Session(process.pid), self._topics, job.output_topic)
+            try:
+                self._watch_to_end(system, process, watch, started_s + self._timeout_s)
+            except RunError as error:
+                raise RunError(f"{job.name}: {error}\n{_tail(log)}") from None
+        return Result(
+            system=system.name,
+            figures=figures(
+                watch.samples,
+                started_s=started_s,
+                first_s=_first_s(log),
+                records=self._records,
+            ),
+            peak_memory_mib=watch.peak_memory_mib,
+            verdict=self._dataset.verify(job.input_topic, job.output_topic),
+        )
+
+    def _watch_to_end(
+        self, system: System, process: subprocess.Popen[bytes], watch: "_Watch", deadline_s: float
+    ) -> None:
+        """Sample until the output is complete: all committed, and still for long enough."""
+        output_min = self._records * OUTPUT_SHARE_MIN
+        while True:
+            watch.sample()
+            code = process.poll()
+            if code not in (None, 0):
+                raise RunError(f"the job ended with code {code}")
+            quiet_s = QUIET_WHILE_RUNNING_S if code is None else QUIET_AFTER_END_S
+            # A run that ends with too little output is the verifier's to judge.
+            may_be_done = code == 0 or (not system.ends and watch.committed() >= output_min)
+            if may_be_done and watch.still_s() >= quiet_s:
+                return
+            if time.time() > deadline_s:
+                raise RunError(f"not done after {self._timeout_s:.0f} s")
+            time.sleep(SAMPLE_EVERY_S)
+
+
+class _Watch:
+    """Takes the samples of one run."""
+
+    def __init__(self, broker: Broker, session: Session, topics: Topics, topic: str) -> None:
+        self._broker = broker
+        self._session = session
+        self._topics = topics
+        self._topic = topic
+        self._memory_due_s = 0.0
+        self.samples: list[Sample] = []
+        self.peak_memory_mib = 0.0
+
+    def sample(self) -> None:
+        """Take one sample; none when the broker does not say where the topic ends."""
+        ends = self._topics.ends(self._topic)
+        now_s = time.time()
+        if ends is not None:
+            self.samples.append(
+                Sample(
+                    at_s=now_s,
+                    written=ends.written,
+                    committed=ends.committed,
+                    job_cpu_s=self._session.cpu_s(),
+                    broker_cpu_s=sum(map(cpu_s, self._broker.pids)),
+                    harness_cpu_s=time.process_time(),
+                    machine_cpu_s=machine_cpu_s(),
+                )
+            )
+        if now_s >= self._memory_due_s:
+            self.peak_memory_mib = max(self.peak_memory_mib, self._session.pss_mib())
+            self._memory_due_s = now_s + MEMORY_EVERY_S
+
+    def committed(self) -> int:
+        """The committed end as last seen."""
+        return self.samples[-1].committed if self.samples else 0
+
+    def still_s(self) -> float:
+        """For how long everything written has been committed and nothing came; 0: not so."""
+        if not self.samples:
+            return 0.0
+        last = self.samples[-1]
+        if last.written != last.committed:
+            return 0.0
+        since_s = last.at_s
+        for sample in reversed(self.samples):
+            if (sample.written, sample.committed) != (last.written, last.committed):
+                break
+            since_s = sample.at_s
+        return last.at_s - since_s
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], directory: Path, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own; on leaving, nothing of that session is left."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        Session(process.pid).end(GRACE_S)
+        process.wait()
+
+
+def _first_s(log: Path) -> float:
+    """When the job's work began, by its own mark."""
+    marks = [int(mark) for mark in FIRST_MARK.findall(log.read_text(errors="replace"))]
+    if not marks:
+        raise RunError(f"the job printed no FIRST mark:\n{_tail(log)}")
+    return min(marks) / 1000
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_SHOWN_CHARS:]

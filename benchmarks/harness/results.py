@@ -1,0 +1,142 @@
+"""Results: one line of JSON per run, and the table that compares systems."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .measure import Result
+from .systems import SYSTEMS, System
+
+OURS = "ours"
+MISSING = "-"
+
+
+def append(path: Path, result: Result, *, config: Mapping[str, object]) -> None:
+    """Add one run of one system to the results file: every figure, and the verifier's verdict."""
+    figures = {name: _rounded(value) for name, value in asdict(result.figures).items()}
+    row = {
+        **figures,
+        "peak_memory_mib": round(result.peak_memory_mib),
+        "verdict": asdict(result.verdict),
+    }
+    append_row(path, result.system, row, config={**SYSTEMS[result.system].config, **config})
+
+
+def append_row(
+    path: Path, name: str, row: Mapping[str, object], *, config: Mapping[str, object]
+) -> None:
+    """Add one line to the results file: date, what was run on what, and what came of it."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    with path.open("a") as file:
+        file.write(json.dumps({"date": date, "system": name, "config": dict(config), **row}) + "\n")
+
+
+def environment(directory: Path) -> dict[str, object]:
+    """What a result depends on and does not show: the machine, and the state of our code."""
+    return {
+        "commit": _commit(directory),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+    }
+
+
+def table(results: Sequence[Result]) -> str:
+    """The systems side by side, in Markdown: medians over the rounds."""
+    rows = [
+        _row(system, [result for result in results if result.system == name])
+        for name, system in SYSTEMS.items()
+        if any(result.system == name for result in results)
+    ]
+    return markdown(HEADINGS, rows)
+
+
+def ratios(results: Sequence[Result]) -> str:
+    """Ours divided by each peer, in Markdown; empty when one of the two was not run."""
+    ours = _medians([result for result in results if result.system == OURS])
+    rows = []
+    for name in SYSTEMS:
+        peer = _medians([result for result in results if result.system == name])
+        if ours and peer and name != OURS:
+            rows.append([f"ours / {name}", *(_ratio(ours[each], peer[each]) for each in COMPARED)])
+    return markdown(["ratio", *COMPARED.values()], rows) if rows else ""
+
+
+HEADINGS = [
+    *("system", "guarantee", "runs", "records/s", "warm records/s", "job CPU s / M"),
+    *("warm job CPU s / M", "broker CPU s / M", "peak MiB", "first commit s", "other CPU s"),
+    "output",
+]
+COMPARED = {
+    "records_per_s": "records/s",
+    "warm_records_per_s": "warm records/s",
+    "job_cpu_s_per_million": "job CPU s / M",
+    "warm_job_cpu_s_per_million": "warm job CPU s / M",
+    "peak_memory_mib": "peak MiB",
+    "first_commit_s": "first commit s",
+}
+
+
+def _row(system: System, results: Sequence[Result]) -> list[str]:
+    found = _medians(results)
+    exact = all(result.verdict.exact for result in results)
+    return [
+        system.name,
+        system.guarantee,
+        str(len(results)),
+        _shown(found["records_per_s"], 0),
+        _shown(found["warm_records_per_s"], 0),
+        _shown(found["job_cpu_s_per_million"], 1),
+        _shown(found["warm_job_cpu_s_per_million"], 1),
+        _shown(found["broker_cpu_s_per_million"], 2),
+        _shown(found["peak_memory_mib"], 0),
+        _shown(found["first_commit_s"], 1),
+        _shown(found["other_cpu_s"], 1),
+        "exact" if exact else "WRONG",
+    ]
+
+
+def _medians(results: Sequence[Result]) -> dict[str, float | None]:
+    """The median of each figure; None where no run has it."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        figures = {**asdict(result.figures), "peak_memory_mib": result.peak_memory_mib}
+        for name, value in figures.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    return {name: statistics.median(each) if each else None for name, each in values.items()}
+
+
+def _ratio(ours: float | None, peer: float | None) -> str:
+    return MISSING if ours is None or not peer else f"{ours / peer:.2f}"
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _commit(directory: Path) -> str:
+    """The checked-out commit, marked when files differ from it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,86 @@
+"""Our side of the benchmark: parse JSON, drop country "us", upper-case the session, write JSON.
+
+Run by `run.py`; alone: `tallystick_stateless.py BOOTSTRAP INPUT OUTPUT --checkpoint DIR`.
+Prints `FIRST <ms>` just before the query is started and `DONE <ms>` when all input is written.
+"""
+
+import argparse
+import time
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+
+EVENT = "user string, ts bigint, amount double, country string, session string"
+
+
+def drop_and_shout(events: pa.RecordBatch) -> pa.RecordBatch:
+    """The job itself, on a batch of events at once."""
+    kept = events.filter(pc.not_equal(events["country"], "us"))
+    return pa.record_batch(
+        {
+            "user": kept["user"],
+            "session": pc.utf8_upper(kept["session"]),
+            "amount": kept["amount"],
+            "ts": kept["ts"],
+        }
+    )
+
+
+def session() -> SparkSession:
+    """A Spark of two cores and a heap of 3 GB, as the peers have."""
+    config = {
+        "spark.driver.memory": "3g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # All epochs of a run stay to be looked at.
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    }
+    return ts.spark_session("bench", master="local[2]", config=config)
+
+
+def pipeline(
+    bootstrap: str, input_topic: str, output_topic: str, epoch_records: int
+) -> ts.Pipeline:
+    """The job between its topics.
+
+    It is named after its output, as each run has one of its own: what an earlier run committed
+    under the same name must not be taken up again.
+    """
+    source = ts.KafkaSource(
+        bootstrap,
+        topics=[input_topic],
+        value=ts.Json(EVENT),
+        starting_offsets="earliest",
+        max_offsets_per_trigger=epoch_records,
+    )
+    sink = ts.KafkaSink(
+        bootstrap, topic=output_topic, key="user", value=ts.Json(), compression="none"
+    )
+    return ts.Pipeline(output_topic).read(source).map_batches(drop_and_shout).write(sink)
+
+
+def main() -> None:
+    """Read all that the input topic holds now, and end."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("bootstrap")
+    parser.add_argument("input")
+    parser.add_argument("output")
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--epoch-records", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+
+    spark = session()
+    job = pipeline(arguments.bootstrap, arguments.input, arguments.output, arguments.epoch_records)
+    print("FIRST", time.time_ns() // 1_000_000, flush=True)
+    query = job.start(spark, checkpoint=arguments.checkpoint, trigger={"availableNow": True})
+    query.awaitTermination()
+    print("DONE", time.time_ns() // 1_000_000, flush=True)
+    for progress in query.recentProgress:
+        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
