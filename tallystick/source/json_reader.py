@@ -1,0 +1,313 @@
+r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
+
+Arrow's parser takes a text of many documents and says, if it likes none of it, only that. So:
+
+- Every record becomes one line. Lines that cannot be an object are told apart before parsing: not
+  from `{` to `}`, a control character (NUL would end the text), not UTF-8.
+- What is left begins with `{` and ends with `}`. In a text that parses, a `}` before a line break
+  before a `{` can only end a document (inside a string the line break is an error), so no document
+  spans two lines and every line holds at least one. As many documents as lines: one each.
+- A block that fails is halved until the malformed records stand alone. A record is called malformed
+  only after it failed alone, so it never takes a good neighbour along.
+
+What is accepted, beyond RFC 8259: NaN and ±Infinity for float and double, as Spark does. What is
+malformed: a declared field twice in an object (Spark takes the last); 1.0 or "1" for an integer
+(as in Spark); a number for a string (Spark takes its text); a number beyond its type (a float goes
+to infinity, as in Spark; a literal beyond double is refused); a decimal that would need rounding; a
+`\ud800` without its partner; a byte order mark. A timestamp is ISO-8601 text, date alone or with
+time, at most 6 digits of fraction, in UTC unless it names an offset; a date is YYYY-MM-DD.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+from numpy.typing import NDArray
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.json_format import DROPMALFORMED, FAILFAST, MODES
+from tallystick.json_kernels import (
+    CONTROL_CHARACTER,
+    EMPTY,
+    GOOD,
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+    RECORD_OVERHEAD,
+    join_records,
+)
+from tallystick.spans import Spans, spans_of
+
+BLOCK_BYTES_MAX = 64 << 20
+"""Parsed at once; Arrow's own limit is 2 GiB, and a smaller block costs nothing."""
+BLOCK_ROWS_MAX = 1 << 16
+"""Bounds what is parsed again where a record is malformed."""
+SHOWN_BYTES_MAX = 100
+
+_REASONS = {
+    EMPTY: "it is empty",
+    NOT_AN_OBJECT: "it is not one JSON object, from { to }",
+    CONTROL_CHARACTER: "it holds a raw control character",
+    NOT_UTF8: "it is not valid UTF-8",
+}
+_SCALAR_TYPES = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedJson:
+    """Typed rows, and which records were malformed.
+
+    Args:
+        columns: exactly the asked-for schema; one row per kept record.
+        rows: the indices of the kept input rows; None: all were kept.
+        malformed: per input row, whether it was malformed; None: none was.
+    """
+
+    columns: pa.RecordBatch
+    rows: NDArray[np.int64] | None
+    malformed: pa.Array | None
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Check that records can be read as this schema.
+
+    Raises:
+        OptionError: no field, a field named twice, a type that JSON has no form for, or NOT NULL.
+    """
+    _check_fields(list(schema), "the JSON schema")
+
+
+def parse_json(
+    values: pa.Array, schema: pa.Schema, mode: str, where: Callable[[int], str]
+) -> ParsedJson:
+    """Parse one JSON object per record.
+
+    Args:
+        values: binary; a null (tombstone) is a row of nulls in every mode.
+        schema: passed by `check_schema`. Fields that it does not name are ignored.
+        mode: one of `json_format.MODES`; permissive rows are nulls, the caller keeps their bytes.
+        where: names the topic, partition and offset of an input row.
+
+    Raises:
+        RecordError: a record is malformed, in mode failfast; the first one is named.
+    """
+    assert mode in MODES, mode
+    spans = spans_of(values, "value")
+    malformed = np.zeros(len(values), np.bool_)
+    batches = []
+    for first, last in _cuts(spans.lengths):
+        block = _Block(spans, first, last, schema)
+        if mode == FAILFAST:
+            batches += _parse_or_raise(block, values, where)
+        else:
+            batches += _parse_marking(block, malformed[first:last])
+    columns = pa.concat_batches(batches) if batches else _nulls(schema, 0)
+    if not malformed.any():
+        return ParsedJson(columns, None, None)
+    if mode != DROPMALFORMED:
+        return ParsedJson(columns, None, pa.array(malformed))
+    kept = columns.filter(pa.array(~malformed))
+    return ParsedJson(kept, np.flatnonzero(~malformed), pa.array(malformed))
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache."""
+    values = pa.array([b'{"a": "\xc3\xa9"}', None], pa.binary())
+    parse_json(values, pa.schema([("a", pa.string())]), FAILFAST, str)
+
+
+class _Block:
+    """Some records as lines of one text, any run of which can be parsed."""
+
+    def __init__(self, spans: Spans, first: int, last: int, schema: pa.Schema) -> None:
+        self.first = first
+        self.row_count = last - first
+        self.verdicts = np.zeros(self.row_count, np.uint8)
+        self.schema = schema
+        self._line_starts = np.zeros(self.row_count + 1, np.int64)
+        lengths = spans.lengths[first:last]
+        size = int(np.maximum(lengths, 0).sum()) + RECORD_OVERHEAD * self.row_count
+        text = np.empty(size, np.uint8)
+        starts = spans.starts[first:last]
+        written = join_records(spans.data, starts, lengths, text, self._line_starts, self.verdicts)
+        assert written >= 0, "a span leaves its data"
+        self._text = pa.py_buffer(text)
+        read_fields = [field.with_type(_read_type(field.type)) for field in schema]
+        self._parse_options = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(read_fields), unexpected_field_behavior="ignore"
+        )
+
+    def parse(self, begin: int, end: int) -> pa.RecordBatch:
+        """The rows `begin <= row < end`; ArrowInvalid unless every one of them is well-formed."""
+        start, stop = self._line_starts[begin], self._line_starts[end]
+        # A block_size beyond the text keeps it whole: Arrow would convert each block on its own.
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=int(stop - start) + 1)
+        lines = pa.BufferReader(self._text.slice(start, stop - start))
+        table = pyarrow.json.read_json(lines, options, self._parse_options)
+        if table.num_rows != end - begin:
+            raise pa.ArrowInvalid("it holds more than one JSON document")
+        arrays = [
+            _converted(column.combine_chunks(), field.type)
+            for column, field in zip(table.columns, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def outcomes(self, begin: int, end: int, *, suspect: bool = False) -> Iterator["_Outcome"]:
+        """Parse all that can be parsed of a run of rows, in order.
+
+        k malformed records among n cost about 2 k log2(n) parses.
+
+        Args:
+            begin: the first row.
+            end: the row after the last; there is at least one.
+            suspect: the run holds a malformed record as far as is known, so parsing it whole is
+                not worth a try. A single row is always tried: only its own failure condemns it.
+        """
+        alone = end - begin == 1
+        if alone or not suspect:
+            try:
+                yield begin, self.parse(begin, end)
+                return
+            except pa.ArrowInvalid as problem:
+                if alone:
+                    yield begin, str(problem).partition("\n")[0].removesuffix(" in row 0")
+                    return
+        middle = (begin + end) // 2
+        found = False
+        for row, outcome in self.outcomes(begin, middle):
+            found = found or isinstance(outcome, str)
+            yield row, outcome
+        yield from self.outcomes(middle, end, suspect=not found)
+
+
+_Outcome = tuple[int, pa.RecordBatch | str]
+"""A row of a block, and the well-formed rows from there on or what is wrong with that one."""
+
+
+def _cuts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of rows that are parsed together, by bytes and by rows; a huge record stands alone."""
+    ends = np.cumsum(np.maximum(lengths, 0) + RECORD_OVERHEAD)
+    first, done = 0, 0
+    while first < len(lengths):
+        fits = int(np.searchsorted(ends, done + BLOCK_BYTES_MAX, side="right"))
+        last = min(max(fits, first + 1), first + BLOCK_ROWS_MAX)
+        yield first, last
+        first, done = last, int(ends[last - 1])
+
+
+def _parse_or_raise(
+    block: _Block, values: pa.Array, where: Callable[[int], str]
+) -> list[pa.RecordBatch]:
+    """All rows of the block, or the error of its first malformed record."""
+    hopeless = np.flatnonzero(block.verdicts != GOOD)
+    end = int(hopeless[0]) if hopeless.size else block.row_count
+    batches = []
+    for row, outcome in block.outcomes(0, end) if end else ():
+        if isinstance(outcome, str):
+            raise _malformed(values, block.first + row, outcome, where)
+        batches.append(outcome)
+    if hopeless.size:
+        raise _malformed(values, block.first + end, _REASONS[int(block.verdicts[end])], where)
+    return batches
+
+
+def _parse_marking(block: _Block, malformed: BoolArray) -> list[pa.RecordBatch]:
+    """All rows of the block, nulls where a record is malformed; those are marked."""
+    malformed[:] = block.verdicts != GOOD
+    batches = []
+    for row, outcome in block.outcomes(0, block.row_count):
+        if isinstance(outcome, str):
+            malformed[row] = True
+            outcome = _nulls(block.schema, 1)
+        batches.append(outcome)
+    return batches
+
+
+def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
+    arrays = [pa.nulls(row_count, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _malformed(values: pa.Array, row: int, reason: str, where: Callable[[int], str]) -> RecordError:
+    record = values[row].as_py()
+    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
+    return RecordError(
+        f"{where(row)}: the value is not a JSON object of the schema asked for: {reason}. It is "
+        f"{record[:SHOWN_BYTES_MAX]!r}{rest}. Read that offset without value.format to see all of "
+        f"it. Mode permissive makes such a record a row of nulls with its bytes in "
+        f"_corrupt_record; dropmalformed leaves it out and counts it."
+    )
+
+
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    """What Arrow's parser is asked for: it takes dates for numbers only."""
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_read_type(kind.value_type))
+    return kind
+
+
+def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array as the type asked for; ArrowInvalid where a value does not fit it."""
+    if pa.types.is_date32(kind):
+        return array.cast(kind)
+    if pa.types.is_decimal128(kind):
+        array.validate(full=True)  # the parser lets more digits through than the type has
+        return array
+    if pa.types.is_struct(kind):
+        children = [_converted(array.field(index), field.type) for index, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if pa.types.is_list(kind):
+        items = _converted(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, items, type=kind, mask=array.is_null())
+    return array
+
+
+def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
+    names = [field.name for field in fields]
+    if not names:
+        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"{path} names field {name!r} twice: JSON tells fields by their name")
+    for field in fields:
+        _check_field(field, f"field {field.name!r} of {path}")
+
+
+def _check_field(field: pa.Field, path: str) -> None:
+    kind = field.type
+    if not field.nullable:
+        raise OptionError(
+            f"{path} is NOT NULL, but a record may lack it, and a tombstone is a row of nulls: "
+            f"declare it nullable and filter"
+        )
+    if pa.types.is_struct(kind):
+        _check_fields(list(kind), path)
+    elif pa.types.is_list(kind):
+        _check_field(kind.value_field, f"the element of {path}")
+    elif not _is_scalar(kind):
+        raise OptionError(
+            f"{path} has type {kind}, which cannot be read from JSON: use boolean, tinyint to "
+            f"bigint, float, double, decimal, string, date, timestamp, struct or array; read "
+            f"binary as string (base64), and a map as a struct of the keys that you need"
+        )
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit == "us")
+    return any(is_type(kind) for is_type in _SCALAR_TYPES)
