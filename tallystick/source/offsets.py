@@ -18,25 +18,33 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """The next offset to read of each partition, and where that position is to be shown."""
+    """The next offset to read of each partition, and where that position is to be shown.
+
+    `starts` are the first offsets of partitions that this epoch reads for the first time: with them
+    an epoch's ranges follow from Spark's log alone, also after a crash in the very first epoch
+    (Flink lost that case for a long time, FLINK-38453). `initial` marks positions that no epoch has
+    read yet.
+    """
 
     cluster_id: str
     group: str
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    starts: Mapping[TopicPartition, int] = field(default_factory=dict)
+    initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The value that Spark stores for us, JSON types only."""
-        topics: dict[str, list[int | None]] = {}
-        for partition, offset in sorted(self.positions.items()):
-            column = topics.setdefault(partition.topic, [])
-            column.extend([None] * (partition.partition - len(column)))
-            column.append(offset)
-        return {
+        value: dict[str, Any] = {
             "tallystick": VERSION,
             "cluster": self.cluster_id,
             "group": self.group,
-            "topics": topics,
+            "topics": _columns(self.positions),
         }
+        if self.starts:
+            value["starts"] = _columns(self.starts)
+        if self.initial:
+            value["initial"] = True
+        return value
 
 
 def from_json(value: Mapping[str, Any]) -> SourceOffsets:
@@ -50,13 +58,31 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
             f"offsets {json.dumps(dict(value))[:200]}: expected those of a Tallystick source, "
             f"version {VERSION}. The checkpoint belongs to another source, or to a newer release."
         )
-    positions = {
+    return SourceOffsets(
+        cluster_id=value["cluster"],
+        group=value["group"],
+        positions=_positions(value["topics"]),
+        starts=_positions(value.get("starts", {})),
+        initial=value.get("initial", False),
+    )
+
+
+def _columns(positions: Mapping[TopicPartition, int]) -> dict[str, list[int | None]]:
+    topics: dict[str, list[int | None]] = {}
+    for partition, offset in sorted(positions.items()):
+        column = topics.setdefault(partition.topic, [])
+        column.extend([None] * (partition.partition - len(column)))
+        column.append(offset)
+    return topics
+
+
+def _positions(topics: Mapping[str, list[int | None]]) -> dict[TopicPartition, int]:
+    return {
         TopicPartition(topic, partition): offset
-        for topic, column in value["topics"].items()
+        for topic, column in topics.items()
         for partition, offset in enumerate(column)
         if offset is not None
     }
-    return SourceOffsets(value["cluster"], value["group"], positions)
 
 
 def parse_source(text: str) -> SourceOffsets | None:

@@ -1,0 +1,156 @@
+"""What Structured Streaming calls per micro-batch: the bridge from its checkpoint to ours.
+
+Spark writes `offsets/N` before it calls and `commits/N` after; both hold per source a line of JSON.
+That log and our manifests share one checkpoint location, so they are found, copied and lost
+together. The id of the query lives there too and is the lineage of our manifests.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.errors import DataLossError, OptionError
+from tallystick.job import Driver
+from tallystick.ports import Engine
+from tallystick.storage import FileStorage
+
+logger = logging.getLogger(__name__)
+
+NO_OFFSETS = "-"
+"""What Spark's log holds for a source that has no offset yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRun:
+    """One run of a streaming query, as a micro-batch sees it."""
+
+    spark: SparkSession
+    query_id: str
+    query_name: str | None
+    checkpoint: str
+    trigger_interval_ms: int | None
+
+
+def current_run(spark: SparkSession) -> QueryRun:
+    """The run that the calling micro-batch belongs to.
+
+    Raises:
+        OptionError: the caller is not in `foreachBatch` of a classic (not Connect) session.
+    """
+    context = spark.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        raise OptionError(
+            "KafkaSink is for writeStream.foreachBatch(sink): call it from there only"
+        )
+    jvm: Any = context._jvm
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    execution = queries.get(jvm.java.util.UUID.fromString(query_id))
+    trigger = execution.trigger()
+    timed = trigger.getClass().getSimpleName() == "ProcessingTimeTrigger"
+    return QueryRun(
+        spark=spark,
+        query_id=query_id,
+        query_name=execution.name(),
+        checkpoint=str(execution.resolvedCheckpointRoot()),
+        trigger_interval_ms=int(trigger.intervalMs()) if timed else None,
+    )
+
+
+def logged_sources(storage: FileStorage, batch_id: int) -> tuple[str, ...]:
+    """The end offsets of each source that Spark logged for a micro-batch.
+
+    Raises:
+        DataLossError: the log entry is missing or damaged.
+    """
+    path = f"offsets/{batch_id}"
+    data = storage.get(path)
+    lines = [] if data is None else data.decode(errors="replace").splitlines()
+    if len(lines) < 3 or not lines[0].startswith("v"):
+        found = "no such file" if data is None else f"{len(data)} bytes"
+        raise DataLossError(
+            f"checkpoint {storage.location}: {path} should hold Spark's offsets of micro-batch "
+            f"{batch_id}, found {found}. Nothing was changed. Put a whole copy of the checkpoint "
+            f"back."
+        )
+    return tuple(lines[2:])
+
+
+def lineage_of(storage: FileStorage, query_id: str) -> str:
+    """The id that Spark stored in this checkpoint, which must be the running query's."""
+    data = storage.get("metadata")
+    stored = json.loads(data)["id"] if data else None
+    if stored != query_id:
+        raise DataLossError(
+            f"checkpoint {storage.location}: its metadata names query {stored}, the running one is "
+            f"{query_id}: the checkpoint was replaced under a running query"
+        )
+    return query_id
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: its rows, and what Spark logged of its sources."""
+
+    rows: DataFrame
+    sources: tuple[str, ...]
+    previous_sources: tuple[str, ...]
+
+
+MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
+MakeEngine = Callable[[Batch], Engine]
+
+
+class EpochRunner:
+    """Called by Spark with each micro-batch; runs it as one epoch.
+
+    Args:
+        name: the pipeline's name; None: that of the query, or its id.
+        make_driver: called once per run of a query.
+        make_engine: called once per micro-batch.
+        accepted: the decisions that a person stated.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        make_driver: MakeDriver,
+        make_engine: MakeEngine,
+        accepted: frozenset[str],
+    ) -> None:
+        self._name = name
+        self._make_driver = make_driver
+        self._make_engine = make_engine
+        self._accepted = accepted
+        self._run_id: str | None = None
+        self._driver: Driver | None = None
+        self._storage: FileStorage | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Run one epoch; returns when it is committed, raises when it is not."""
+        context = rows.sparkSession.sparkContext
+        run_id = context.getLocalProperty("spark.jobGroup.id")  # a stream thread's group is its run
+        if self._run_id is None or self._run_id != run_id:
+            self._open(current_run(rows.sparkSession))
+            self._run_id = run_id
+        assert self._driver is not None
+        assert self._storage is not None
+        sources = logged_sources(self._storage, batch_id)
+        previous = logged_sources(self._storage, batch_id - 1) if batch_id > 0 else ()
+        engine = self._make_engine(Batch(rows, sources, previous))
+        self._driver.run_epoch(Request(batch_id, sources), engine)
+
+    def _open(self, run: QueryRun) -> None:
+        self._storage = FileStorage(run.checkpoint)
+        identity = Identity(
+            pipeline=self._name or run.query_name or run.query_id,
+            lineage=lineage_of(self._storage, run.query_id),
+            checkpoint=self._storage.location,
+            accepted=self._accepted,
+        )
+        self._driver = self._make_driver(run, identity, self._storage)

@@ -1,0 +1,214 @@
+"""What runs inside Spark's tasks: read, encode, write. Nothing here knows Spark.
+
+A task holds nothing that the next one may not get: connections are kept per worker process because
+they are dear, and are made again where they are missing.
+
+Invariants of the writing task, which together close the one hole that Kafka leaves (it cannot tell
+two attempts of a task apart, they share producer id and epoch):
+    * Only a first attempt writes; any other reports that the epoch must be aborted.
+    * Before its first write to a partition it asks Kafka whether the partition holds anything of
+      this producer epoch; if so it does not write.
+    * It closes the writer before it reports, and never writes after.
+    * What goes wrong is reported, not raised: Spark would start another attempt.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from tallystick import errors
+from tallystick.errors import EpochAbortedError, TallystickError
+from tallystick.exchange import Frame, grouped, target_of
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.fetcher import earliest_offset, fetch
+from tallystick.kafka.records import EncodedBatch, encode
+from tallystick.kafka.writer import PartitionWriter
+from tallystick.sink.rows import RowLayout
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.source.columns import Layout
+from tallystick.source.split import SplitRange
+from tallystick.topic_partition import TopicPartition
+
+BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | None]
+
+_clients: dict[tuple[int, KafkaConfig], Client] = {}
+
+
+def client_for(config: KafkaConfig) -> Client:
+    """The worker process's client of a cluster; never one that was made before a fork."""
+    key = (os.getpid(), config)
+    if key not in _clients:
+        _clients[key] = Client(config)
+    return _clients[key]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How a task reads its splits, and what it does to the records in place."""
+
+    config: KafkaConfig
+    layout: Layout
+    fail_on_data_loss: bool = True
+    functions: tuple[BatchFunction, ...] = ()
+
+    def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
+        """The rows of all splits, one after the other, in order within each.
+
+        Raises:
+            DataLossError: records expired before they were read, and that is not accepted.
+            RecordError: a value is malformed, in mode failfast.
+        """
+        for split in splits:
+            for records in self._fetch(split):
+                rows = self.layout.build(records, split.topic_partition)
+                yield from apply(self.functions, rows)
+
+    def _fetch(self, split: SplitRange) -> Iterator[pa.RecordBatch]:
+        client = client_for(self.config)
+        if not self.fail_on_data_loss:
+            # Spark's failOnDataLoss=false: whoever sets it accepts what has expired.
+            earliest = earliest_offset(client, split.topic_partition)
+            start = min(max(split.start_offset, earliest), split.stop_offset)
+            split = SplitRange(split.topic, split.partition, start, split.stop_offset)
+        return fetch(client, split, headers=self.layout.headers)
+
+
+def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pass a batch through the user's functions; an empty or missing result ends the way."""
+    for function in functions:
+        if rows.num_rows == 0:
+            return
+        result = function(rows)
+        if result is None:
+            return
+        rows = _one_batch(function, result)
+    if rows.num_rows:
+        yield rows
+
+
+def _one_batch(function: BatchFunction, result: object) -> pa.RecordBatch:
+    if isinstance(result, pa.Table):
+        batches = result.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
+    if not isinstance(result, pa.RecordBatch):
+        raise errors.OptionError(
+            f"map_batches: {getattr(function, '__name__', function)!r} returned "
+            f"{type(result).__name__}: expected a pyarrow RecordBatch or Table, or None for no rows"
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class EncodePlan:
+    """How a task turns rows into frames for the tasks that write them."""
+
+    rows: RowLayout
+    target_count: int
+    compression: str
+    batch_bytes: int
+    functions: tuple[BatchFunction, ...] = ()
+
+    def encode(self, batches: Iterable[pa.RecordBatch], source: int) -> Iterator[Frame]:
+        """Partition, encode and compress; `source` is this task's index."""
+        sequence = 0
+        for batch in batches:
+            for rows in apply(self.functions, batch):
+                now_ms = time.time_ns() // 1_000_000
+                for partition, records in self.rows.split(rows, spread=source + sequence):
+                    target = target_of(partition, self.target_count)
+                    for encoded in encode(
+                        records,
+                        compression=self.compression,
+                        batch_bytes=self.batch_bytes,
+                        now_ms=now_ms,
+                    ):
+                        yield Frame(
+                            target,
+                            source,
+                            sequence,
+                            partition.topic,
+                            partition.partition,
+                            encoded.record_count,
+                            encoded.data,
+                        )
+                        sequence += 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a writing task did: the ranges that it wrote, or why the epoch must be given up."""
+
+    produced: tuple[ProducedRange, ...] = ()
+    error: str = ""
+    message: str = ""
+
+    def to_error(self) -> TallystickError | None:
+        """The error that the task met, if it met one."""
+        if not self.error:
+            return None
+        kind: type[TallystickError] = getattr(errors, self.error, TallystickError)
+        return kind(self.message)
+
+    def to_json(self) -> str:
+        """As it travels back through Spark."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` made."""
+        fields = json.loads(text)
+        produced = tuple(ProducedRange(**written) for written in fields["produced"])
+        return cls(produced, fields["error"], fields["message"])
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """How a task writes its frames into the open transaction."""
+
+    config: KafkaConfig
+    producer: Producer
+    transaction_version: int
+
+    def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+        """Write all frames, in order per partition; report once, and never write after.
+
+        Args:
+            frames: those of this task's partitions, sorted by source and sequence.
+            attempt_number: Spark's; only 0 may write.
+        """
+        try:
+            if attempt_number > 0:
+                raise EpochAbortedError(
+                    f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
+                    f"writing with the same producer epoch, so this one does not"
+                )
+            return Report(produced=self._write(frames))
+        except TallystickError as error:
+            return Report(error=type(error).__name__, message=str(error))
+
+    def _write(self, frames: Iterator[Frame]) -> tuple[ProducedRange, ...]:
+        driver_side = os.getppid()
+        writer = PartitionWriter(
+            client_for(self.config), self.producer, transaction_version=self.transaction_version
+        )
+        seen: set[TopicPartition] = set()
+        try:
+            for group in grouped(frames):
+                if os.getppid() != driver_side:  # Spark's daemon died, and so the executor
+                    raise EpochAbortedError("the executor of a writing task is gone: it stops")
+                new = {frame.topic_partition for frame in group} - seen
+                if new:
+                    writer.check_untouched(sorted(new))
+                    seen |= new
+                writer.write(
+                    [(f.topic_partition, EncodedBatch(f.record_count, f.data)) for f in group]
+                )
+        finally:
+            produced = writer.close()
+        return produced
