@@ -5,7 +5,7 @@ from typing import Any
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
-from tallystick.kafka.client import AnyBroker, Attempts, Client
+from tallystick.kafka.client import AnyBroker, Attempts, Client, Node
 from tallystick.kafka.reactions import said
 
 TOPIC = 2
@@ -110,7 +110,7 @@ def describe_configs(
     Args:
         client: of the cluster.
         resource_type: `TOPIC` or `BROKER`.
-        resource_name: the topic, or a broker's node id; empty for the cluster's dynamic defaults.
+        resource_name: the topic, or a broker's node id.
         names: which settings.
 
     Returns:
@@ -132,11 +132,13 @@ def describe_configs(
         )
 
     def codes(response: Any) -> list[tuple[int, str]]:
-        subject = f"{resource_name or 'the cluster'}"
+        subject = f"broker {resource_name}" if resource_type == BROKER else resource_name
         return [(result.error_code, subject + said(result)) for result in response.results]
 
     try:
-        result = client.call(make, AnyBroker(), codes).results[0]
+        # A broker knows its own settings only, and refuses to speak of another's.
+        target = Node(int(resource_name)) if resource_type == BROKER else AnyBroker()
+        result = client.call(make, target, codes).results[0]
     except AuthorizationError:
         return None
     return {entry.name: entry.value for entry in result.configs if entry.value is not None}

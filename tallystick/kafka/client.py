@@ -28,6 +28,8 @@ BACKOFF_DOUBLINGS = 6
 """0.02 s doubled six times passes the maximum."""
 LOOKUP_TIMEOUT_S = 3.0
 """How long one broker may take for a look-up that any other could answer as well."""
+NOBODY = -1
+"""The leader of a partition that exists and has none."""
 COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 
 
@@ -50,7 +52,17 @@ class AnyBroker:
         return "any broker"
 
 
-Target = Coordinator | AnyBroker
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One particular broker, for what only it knows."""
+
+    node: int
+
+    def __str__(self) -> str:
+        return f"broker {self.node}"
+
+
+Target = Coordinator | AnyBroker | Node
 Answer = tuple[int, str]
 """One error code of a response, and what it is about in words."""
 
@@ -64,6 +76,7 @@ class Attempts:
         self._subject = subject
         self._started = time.monotonic()
         self._failures = 0
+        self._reason = ""
 
     def progress(self) -> None:
         """Something was achieved: the next obstacle is the first of its kind."""
@@ -77,10 +90,14 @@ class Attempts:
         """
         left = self.deadline - time.monotonic()
         if left <= 0:
+            # A last try that was cut short says less than what was in the way before.
+            if reason.startswith(TimeoutError.__name__):
+                reason = self._reason or reason
             spent = time.monotonic() - self._started
             raise unavailable(self._doing, self._subject, reason, spent)
         longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
         self._failures += 1
+        self._reason = reason
         time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
 
 
@@ -189,9 +206,9 @@ class Client:
             return found
         deadline = self.deadline() if deadline is None else deadline
         doing = protocol.api_name(make([]))
-        attempts = Attempts(deadline, doing, _shortened(waiting))
+        attempts = Attempts(deadline, doing, shortened(waiting))
         while True:
-            obstacle = "LeaderNotAvailable"
+            obstacle = ""
             for part in self._ask_each_leader(waiting, make, deadline):
                 if isinstance(part, OSError):
                     obstacle = describe(part)
@@ -206,6 +223,9 @@ class Client:
                         waiting.discard(partition)
             if not waiting:
                 return found
+            if not obstacle:
+                missing = min(waiting)
+                obstacle = f"{self.leader_obstacle(missing)} ({missing})"
             self.forget_leaders(waiting)
             self.obstacles[f"{doing}: {obstacle}"] += 1
             attempts.pause(obstacle)
@@ -235,12 +255,14 @@ class Client:
     ) -> Mapping[int, list[TopicPartition]]:
         """Partitions by the node that leads them; those without a leader are left out."""
         wanted = sorted(partitions)
-        unknown = {partition.topic for partition in wanted if partition not in self._leaders}
+        unknown = {
+            partition.topic for partition in wanted if self._leaders.get(partition, NOBODY) < 0
+        }
         if unknown:
             self.metadata(unknown, deadline=deadline)
         led = defaultdict(list)
         for partition in wanted:
-            if partition in self._leaders:
+            if self._leaders.get(partition, NOBODY) >= 0:
                 led[self._leaders[partition]].append(partition)
         return led
 
@@ -248,6 +270,10 @@ class Client:
         """Look up the leaders of these partitions before they are asked again."""
         for partition in partitions:
             self._leaders.pop(partition, None)
+
+    def leader_obstacle(self, partition: TopicPartition) -> str:
+        """Why `by_leader` left a partition out."""
+        return "LeaderNotAvailable" if partition in self._leaders else "UnknownTopicOrPartition"
 
     def metadata(self, topics: Iterable[str] | None = (), *, deadline: float | None = None) -> Any:
         """Ask for brokers, and for topics and their leaders; None means all topics.
@@ -282,20 +308,22 @@ class Client:
         self.topic_ids[topic.name] = topic.topic_id
         for part in topic.partitions:
             partition = TopicPartition(topic.name, part.partition_index)
-            if part.leader_id >= 0 and self.network.knows(part.leader_id):
-                self._leaders[partition] = part.leader_id
-            else:
-                self._leaders.pop(partition, None)
+            known = self.network.knows(part.leader_id)
+            self._leaders[partition] = part.leader_id if known else NOBODY
 
     def _subject(self, target: Target) -> str:
         if isinstance(target, Coordinator):
             return f"{target.kind} {target.key!r}"
+        if isinstance(target, Node):
+            return str(target)
         return f"the cluster at bootstrap.servers {self.config.bootstrap_servers}"
 
     def _ask(self, target: Target, request: Any, deadline: float) -> Any:
         """One try."""
         if isinstance(target, AnyBroker):
             node = self.network.candidates()[0]
+        elif isinstance(target, Node):
+            node = target.node
         else:
             node = self._coordinator(target, deadline)
         return self.network.ask(node, request, self.try_until(deadline))
@@ -364,7 +392,7 @@ class Client:
         return names
 
 
-def _shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
+def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
     """Partitions in words, of many only the first."""
     names = [str(partition) for partition in sorted(partitions)]
     more = f" and {len(names) - count_max} more" if len(names) > count_max else ""

@@ -30,8 +30,6 @@ SEND_BYTES_MAX = 1 << 20
 """How much is given to the socket at once; TLS would otherwise copy a whole request."""
 SESSION_SHARE = 0.8
 """How much of a SASL session's lifetime is used before a new connection replaces it (KIP-368)."""
-SOFTWARE_NAME = "tallystick"
-SOFTWARE_VERSION = "0.1.0"
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers plain text."""
 
@@ -187,8 +185,8 @@ class Connection:
         for version in (3, 0):  # a broker that knows no 3 answers in 0, and is asked again in it
             request = protocol.ApiVersionsRequest(
                 version=version,
-                client_software_name=SOFTWARE_NAME,
-                client_software_version=SOFTWARE_VERSION,
+                client_software_name=protocol.SOFTWARE_NAME,
+                client_software_version=protocol.SOFTWARE_VERSION,
             )
             try:
                 response = self.wait(self._send(request, deadline), deadline)

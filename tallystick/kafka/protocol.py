@@ -44,9 +44,12 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
 from tallystick.errors import TallystickError
 
 __all__ = [
+    "SOFTWARE_NAME",
+    "SOFTWARE_VERSION",
     "AddOffsetsToTxnRequest",
     "AddPartitionsToTxnRequest",
     "ApiVersionsRequest",
@@ -70,6 +73,7 @@ __all__ = [
     "SaslMechanism",
     "SentRequest",
     "TxnOffsetCommitRequest",
+    "VersionRange",
     "api_name",
     "decode_response",
     "encode_request",
@@ -80,6 +84,9 @@ __all__ = [
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
 
+SOFTWARE_NAME = "tallystick"
+SOFTWARE_VERSION = "0.1.0"
+"""How brokers name us in their metrics (KIP-511)."""
 VersionRange = tuple[int, int]
 """The lowest and the highest version of one API."""
 RESPONSE_HEADER_MAX = 1 << 16

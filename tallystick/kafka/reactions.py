@@ -10,6 +10,7 @@ from tallystick.errors import (
     AuthorizationError,
     BrokerUnavailableError,
     EpochAbortedError,
+    RecordError,
     TallystickError,
 )
 
@@ -76,6 +77,7 @@ UNAUTHORIZED = frozenset(
     }
 )
 """An ACL is missing: no retry will help before somebody grants it."""
+TOO_LARGE = frozenset({"MessageSizeTooLarge", "RecordListTooLarge"})
 AGAIN = RETRY | STALE
 
 ACL = {
@@ -128,6 +130,11 @@ def refusal(
         return fenced(f"{what}: {meaning}.")
     if error_name in ABORT:
         return EpochAbortedError(f"{what}: the open transaction can only be aborted.")
+    if error_name in TOO_LARGE:
+        return RecordError(
+            f"{what}: a record batch is larger than the topic takes. Raise the topic's "
+            f"max.message.bytes, or let the sink make smaller batches."
+        )
     return TallystickError(f"{what}.")
 
 

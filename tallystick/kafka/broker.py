@@ -1,0 +1,297 @@
+"""Kafka as the driver of an epoch needs it: `ports.Broker` for real.
+
+Invariants:
+    * A fresh producer epoch for each transaction. From transaction.version 2 on EndTxn gives it;
+      before, InitProducerId is called after each commit, because the next transaction's sequence
+      numbers would otherwise be taken for repetitions of the last one's, and dropped.
+    * EndTxn(commit) is repeated unchanged until it is answered. Without an answer there is a
+      BrokerUnavailableError, and nothing here ever follows it by an abort.
+    * Offsets are read with require_stable only: the plain answer hides a pending transaction.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tallystick.errors import FencedError
+from tallystick.kafka import cluster, protocol, written
+from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.reactions import said
+from tallystick.sink.cluster_facts import ClusterFacts
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.topic_partition import TopicPartition
+
+EPOCH_BY_END_TXN = 2
+"""The transaction.version from which EndTxn gives out the next producer epoch (KIP-890)."""
+ABSENT = -1
+"""The offset that Kafka answers where a group has committed none."""
+
+
+class KafkaBroker:
+    """The driver's view of one cluster.
+
+    Args:
+        config: how to reach it.
+        transaction_timeout_ms: after how long Kafka aborts a transaction by itself.
+    """
+
+    def __init__(self, config: KafkaConfig, transaction_timeout_ms: int = 60_000) -> None:
+        self.client = Client(config)
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._transaction_version: int | None = None
+
+    def close(self) -> None:
+        """Close the connections. What is open in Kafka stays open until it times out."""
+        self.client.close()
+
+    # --- ports.Broker -------------------------------------------------------------------------
+
+    def fence(self, transactional_id: str, current: Producer | None) -> Producer:
+        """See `ports.Broker.fence`."""
+        self._transaction_version = cluster.transaction_version(self.client) or 0
+        return self._init_producer(transactional_id, current)
+
+    def committed_offset(
+        self, group: str, topic_partition: TopicPartition
+    ) -> tuple[int, str] | None:
+        """See `ports.Broker.committed_offset`."""
+        return self._fetch_offsets(group, [topic_partition]).get(topic_partition)
+
+    def stage_offsets(
+        self, producer: Producer, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+    ) -> None:
+        """See `ports.Broker.stage_offsets`.
+
+        Raises:
+            EpochAbortedError: the transaction is lost, or another run has taken over.
+            AuthorizationError: READ on the group or on a topic is missing.
+            BrokerUnavailableError: the deadline passed; a topic that does not exist ends so too.
+        """
+        if not offsets:
+            return
+        if self.transaction_version < EPOCH_BY_END_TXN:
+            self._add_group(producer, group)
+        request_class = protocol.TxnOffsetCommitRequest
+        topic_class = request_class.TxnOffsetCommitRequestTopic
+        part_class = topic_class.TxnOffsetCommitRequestPartition
+
+        def make() -> Any:
+            return request_class(
+                transactional_id=producer.transactional_id,
+                group_id=group,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                generation_id=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=_offset_topics(topic_class, part_class, offsets),
+                **self._generation(4, 5),
+            )
+
+        self.client.call(make, Coordinator("group", group), _codes_by_partition)
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """See `ports.Broker.commit_offsets`."""
+        if not offsets:
+            return
+        request_class = protocol.OffsetCommitRequest
+        topic_class = request_class.OffsetCommitRequestTopic
+        part_class = topic_class.OffsetCommitRequestPartition
+
+        def make() -> Any:
+            return request_class(
+                group_id=group,
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=_offset_topics(topic_class, part_class, offsets),
+                max_version=8,
+            )
+
+        self.client.call(make, Coordinator("group", group), _codes_by_partition)
+
+    def last_sequences(
+        self, producer: Producer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """See `ports.Broker.last_sequences`."""
+        return written.last_sequences(self.client, producer, partitions)
+
+    def commit_transaction(self, producer: Producer) -> Producer:
+        """See `ports.Broker.commit_transaction`."""
+        response = self._end_transaction(producer, committed=True)
+        if self.transaction_version < EPOCH_BY_END_TXN:
+            return self._init_producer(producer.transactional_id, producer)
+        return Producer(
+            producer.transactional_id, int(response.producer_id), int(response.producer_epoch)
+        )
+
+    def abort_transaction(self, producer: Producer) -> None:
+        """See `ports.Broker.abort_transaction`."""
+        self._end_transaction(producer, committed=False, accept=frozenset({"InvalidTxnState"}))
+
+    def foreign_rows(
+        self, producer: Producer, produced: Iterable[ProducedRange]
+    ) -> Mapping[TopicPartition, int]:
+        """See `ports.Broker.foreign_rows`; what is deleted already counts as not foreign."""
+        return written.foreign_rows(self.client, producer, produced)
+
+    # --- what else the driver asks ------------------------------------------------------------
+
+    @property
+    def transaction_version(self) -> int:
+        """The cluster's transaction.version, as read at the last fence; 0 where it has none.
+
+        Tasks have to use the same one as the driver.
+        """
+        if self._transaction_version is None:
+            self._transaction_version = cluster.transaction_version(self.client) or 0
+        return self._transaction_version
+
+    def cluster_id(self) -> str:
+        """The cluster's own name for itself."""
+        return cluster.cluster_id(self.client)
+
+    def topics(self) -> list[str]:
+        """All topics that may be described, without Kafka's internal ones, sorted."""
+        return cluster.topics(self.client)
+
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each topic has; see `cluster.partition_counts`."""
+        return cluster.partition_counts(self.client, topics)
+
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], at: int
+    ) -> dict[TopicPartition, int]:
+        """One offset of each partition; see `cluster.list_offsets`."""
+        return cluster.list_offsets(self.client, partitions, at)
+
+    def committed_offsets(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The stable committed offsets of a group; absent where there is none."""
+        found = self._fetch_offsets(group, list(partitions))
+        return {partition: offset for partition, (offset, _) in found.items()}
+
+    def cluster_facts(self) -> ClusterFacts:
+        """What the pre-flight check wants to know."""
+        return cluster.cluster_facts(self.client)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _generation(self, before: int, since: int) -> dict[str, int]:
+        """The version to speak: one below the KIP-890 generation, or at least in it."""
+        if self.transaction_version < EPOCH_BY_END_TXN:
+            return {"max_version": before}
+        return {"min_version": since}
+
+    def _init_producer(self, transactional_id: str, current: Producer | None) -> Producer:
+        def make() -> Any:
+            return protocol.InitProducerIdRequest(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=self._transaction_timeout_ms,
+                producer_id=-1 if current is None else current.producer_id,
+                producer_epoch=-1 if current is None else current.producer_epoch,
+                min_version=3,  # KIP-360
+                max_version=5,
+            )
+
+        response = self._call_transaction(make, transactional_id, fenced=FencedError)
+        return Producer(transactional_id, int(response.producer_id), int(response.producer_epoch))
+
+    def _end_transaction(
+        self, producer: Producer, *, committed: bool, accept: frozenset[str] = frozenset()
+    ) -> Any:
+        def make() -> Any:
+            return protocol.EndTxnRequest(
+                transactional_id=producer.transactional_id,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                committed=committed,
+                **self._generation(4, 5),
+            )
+
+        return self._call_transaction(make, producer.transactional_id, accept=accept)
+
+    def _add_group(self, producer: Producer, group: str) -> None:
+        """Tell the coordinator that offsets follow; transaction.version 2 does it by itself."""
+
+        def make() -> Any:
+            return protocol.AddOffsetsToTxnRequest(
+                transactional_id=producer.transactional_id,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                group_id=group,
+                max_version=3,
+            )
+
+        self._call_transaction(make, producer.transactional_id)
+
+    def _call_transaction(self, make: Any, transactional_id: str, **how: Any) -> Any:
+        subject = f"transactional id {transactional_id!r}"
+        return self.client.call(
+            make,
+            Coordinator("transaction", transactional_id),
+            lambda response: [(response.error_code, subject)],
+            **how,
+        )
+
+    def _fetch_offsets(
+        self, group: str, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, str]]:
+        group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
+        topics = written.by_topic(partitions)
+
+        def make() -> Any:
+            asked = [
+                group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
+                for topic, indexes in topics.items()
+            ]
+            return protocol.OffsetFetchRequest(
+                groups=[group_class(group_id=group, topics=asked)], require_stable=True, version=8
+            )
+
+        def codes(response: Any) -> list[tuple[int, str]]:
+            about = f"group {group!r}"
+            return [(found.error_code, about) for found in response.groups] + [
+                (part.error_code, f"{about}, {topic.name}-{part.partition_index}")
+                for found in response.groups
+                for topic in found.topics
+                for part in topic.partitions
+            ]
+
+        if not partitions:
+            return {}
+        response = self.client.call(make, Coordinator("group", group), codes)
+        return {
+            TopicPartition(topic.name, part.partition_index): (
+                int(part.committed_offset),
+                part.metadata or "",
+            )
+            for found in response.groups
+            for topic in found.topics
+            for part in topic.partitions
+            if part.committed_offset != ABSENT
+        }
+
+
+def _offset_topics(
+    topic_class: Any, part_class: Any, offsets: Mapping[TopicPartition, tuple[int, str]]
+) -> list[Any]:
+    parts: dict[str, list[Any]] = {}
+    for partition, (offset, metadata) in sorted(offsets.items()):
+        part = part_class(
+            partition_index=partition.partition,
+            committed_offset=offset,
+            committed_leader_epoch=-1,
+            committed_metadata=metadata,
+        )
+        parts.setdefault(partition.topic, []).append(part)
+    return [topic_class(name=topic, partitions=found) for topic, found in parts.items()]
+
+
+def _codes_by_partition(response: Any) -> list[tuple[int, str]]:
+    return [
+        (part.error_code, f"{topic.name}-{part.partition_index}{said(part)}")
+        for topic in response.topics
+        for part in topic.partitions
+    ]

@@ -1,0 +1,310 @@
+"""Write finished record batches into an open transaction, from one task.
+
+Invariants:
+    * Per partition, batches go out in the order in which they were given, at most five at once
+      (Kafka remembers five of a producer), and the same bytes again from the first unacknowledged.
+    * After a batch failed, OutOfOrderSequenceNumber for the ones behind it says nothing new; for
+      the first unacknowledged one it says that somebody else writes, and ends the epoch.
+    * Sequence numbers start at 0 in each partition: one writer per partition and transaction.
+    * Nothing is written after `close`: the task may report then.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tallystick.errors import BrokenInvariantError, EpochAbortedError
+from tallystick.kafka import protocol
+from tallystick.kafka.client import Attempts, Client, Coordinator, shortened
+from tallystick.kafka.network import Posted
+from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal, said
+from tallystick.kafka.records import EncodedBatch, stamp
+from tallystick.kafka.written import batch_at_sequence, by_topic, producer_states
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.topic_partition import TopicPartition
+
+IN_FLIGHT_MAX = 5
+"""How many batches of one producer and partition a broker can recognise when they come again."""
+REQUEST_BYTES_MAX = 8 << 20
+"""How much goes into one request, if more than one batch; brokers accept 100 MB by default."""
+SERVER_SHARE = 0.75
+"""How much of request.timeout.ms a broker may wait for its followers, so that we hear of it."""
+VERSION_WITHOUT_ADD = 12
+"""The version of Produce that adds partitions to the transaction by itself (KIP-890)."""
+SEQUENCE_MASK = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch with its place in the producer's sequence; its bytes never change again."""
+
+    sequence: int
+    record_count: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Log:
+    """What was written to one partition, and what still has to be."""
+
+    pending: deque[_Batch] = field(default_factory=deque)
+    next_sequence: int = 0
+    record_count: int = 0
+    first_offset: int | None = None
+    last_batch: _Batch | None = None
+    last_base_offset: int = -1
+
+    def add(self, producer: Producer, encoded: EncodedBatch) -> None:
+        """Give a batch its sequence number."""
+        data = stamp(encoded.data, producer, self.next_sequence)
+        self.pending.append(_Batch(self.next_sequence, encoded.record_count, data))
+        self.next_sequence = (self.next_sequence + encoded.record_count) & SEQUENCE_MASK
+
+    def acknowledge(self, base_offset: int) -> None:
+        """The first pending batch is in the log; at -1 it is not known where."""
+        batch = self.pending.popleft()
+        if self.last_batch is None:
+            self.first_offset = base_offset if base_offset >= 0 else None
+        self.record_count += batch.record_count
+        self.last_batch, self.last_base_offset = batch, base_offset
+
+
+_Piece = tuple[TopicPartition, _Batch]
+_Flight = list[tuple[list[TopicPartition], Posted]]
+
+
+class PartitionWriter:
+    """Writes to the partitions of one task in one transaction.
+
+    Args:
+        client: of the cluster; nobody else may use it meanwhile.
+        producer: whose transaction it is.
+        transaction_version: the driver's, `KafkaBroker.transaction_version`.
+    """
+
+    def __init__(self, client: Client, producer: Producer, *, transaction_version: int) -> None:
+        self._client = client
+        self._producer = producer
+        self._adds_partitions = transaction_version < 2
+        self._logs: dict[TopicPartition, _Log] = {}
+        self._topic_ids: dict[str, Any] = {}
+        self._closed = False
+
+    def check_untouched(self, partitions: Iterable[TopicPartition]) -> None:
+        """Make sure that nobody has written to these partitions with this producer epoch.
+
+        Where Kafka does not tell (no READ on the topic) the check cannot be made, and passes.
+
+        Raises:
+            EpochAbortedError: another attempt of the task has written.
+        """
+        states = producer_states(self._client, self._producer, partitions)
+        for partition, state in sorted((states or {}).items()):
+            raise EpochAbortedError(
+                f"{partition} already holds rows of {self._producer} up to sequence "
+                f"{state.last_sequence}: another attempt of this task has written. The epoch must "
+                f"run again."
+            )
+
+    def write(self, frames: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
+        """Write batches, and return when Kafka has all of them on disk or in its replicas.
+
+        Args:
+            frames: in order per partition.
+
+        Raises:
+            EpochAbortedError: the transaction is lost: timed out, fenced, or written to by another.
+            AuthorizationError: WRITE on the topic or the transactional id is missing.
+            BrokerUnavailableError: no progress within delivery.timeout.ms.
+            RecordError: a batch is larger than the topic allows.
+        """
+        if self._closed:
+            raise BrokenInvariantError(f"a writer of {self._producer} wrote after it was closed")
+        added = {partition for partition, _ in frames} - self._logs.keys()
+        if added and self._adds_partitions:
+            self._add_partitions(sorted(added))
+        for partition, encoded in frames:
+            self._logs.setdefault(partition, _Log()).add(self._producer, encoded)
+        self._write_pending()
+
+    def close(self) -> tuple[ProducedRange, ...]:
+        """Write no more, and tell what was acknowledged."""
+        self._closed = True
+        return tuple(
+            self._produced(partition, log)
+            for partition, log in sorted(self._logs.items())
+            if log.record_count
+        )
+
+    def _produced(self, partition: TopicPartition, log: _Log) -> ProducedRange:
+        """The range; offsets that Kafka withheld from a repeated batch are read from the log."""
+        assert log.last_batch is not None, partition
+        if log.first_offset is None:
+            first = batch_at_sequence(self._client, self._producer, partition, 0)
+            log.first_offset = first.base_offset
+        if log.last_base_offset < 0:
+            sequence = log.last_batch.sequence
+            last = batch_at_sequence(self._client, self._producer, partition, sequence)
+            log.last_base_offset = last.base_offset
+        last_offset = log.last_base_offset + log.last_batch.record_count - 1
+        return ProducedRange(
+            partition.topic, partition.partition, log.record_count, log.first_offset, last_offset
+        )
+
+    def _write_pending(self) -> None:
+        """Fly, collect, and again, until nothing is pending."""
+        attempts: Attempts | None = None
+        while pending := [partition for partition, log in self._logs.items() if log.pending]:
+            attempts = attempts or self._new_attempts(pending)
+            failed: dict[TopicPartition, str] = {}
+            before = sum(len(self._logs[partition].pending) for partition in pending)
+            for partitions, posted in self._fly(pending, attempts.deadline, failed):
+                try:
+                    until = self._client.try_until(attempts.deadline)
+                    response = self._client.network.wait(posted, until)
+                except OSError as error:
+                    self._lose(partitions, describe(error), failed)
+                else:
+                    self._collect(response, failed)
+            if sum(len(self._logs[partition].pending) for partition in pending) < before:
+                attempts = self._new_attempts(pending)
+            if failed:
+                for obstacle in failed.values():
+                    self._client.obstacles[f"Produce: {obstacle}"] += 1
+                attempts.pause("; ".join(sorted(set(failed.values()))))
+
+    def _fly(
+        self, pending: list[TopicPartition], deadline: float, failed: dict[TopicPartition, str]
+    ) -> _Flight:
+        """Post up to five batches of each partition to its leader; collect nothing yet."""
+        flight: _Flight = []
+        by_leader = self._client.by_leader(pending, deadline)
+        led = {partition for partitions in by_leader.values() for partition in partitions}
+        for partition in pending:
+            if partition not in led:
+                failed[partition] = self._client.leader_obstacle(partition)
+        for node, partitions in by_leader.items():
+            for pieces in self._pieces(partitions):
+                sent = [partition for partition, _ in pieces]
+                try:
+                    until = self._client.try_until(deadline)
+                    posted = self._client.network.post(node, self._request(pieces), until)
+                except OSError as error:
+                    # The connection is gone, and with it what was posted before. A new one must
+                    # not overtake that: the rest of this leader's batches wait for the next round.
+                    self._lose(sent, describe(error), failed)
+                    break
+                flight.append((sent, posted))
+        return flight
+
+    def _pieces(self, partitions: Iterable[TopicPartition]) -> Iterator[list[_Piece]]:
+        """What goes into each request: one batch of a partition at most, and not too much."""
+        for index in range(IN_FLIGHT_MAX):
+            pieces: list[_Piece] = []
+            size = 0
+            for partition in partitions:
+                pending = self._logs[partition].pending
+                if index >= len(pending):
+                    continue
+                batch = pending[index]
+                if pieces and size + len(batch.data) > REQUEST_BYTES_MAX:
+                    yield pieces
+                    pieces, size = [], 0
+                pieces.append((partition, batch))
+                size += len(batch.data)
+            if pieces:
+                yield pieces
+
+    def _request(self, pieces: list[_Piece]) -> Any:
+        topic_class = protocol.ProduceRequest.TopicProduceData
+        topics: dict[str, list[Any]] = {}
+        for partition, batch in pieces:
+            part = topic_class.PartitionProduceData(index=partition.partition, records=batch.data)
+            topics.setdefault(partition.topic, []).append(part)
+        before = {"max_version": VERSION_WITHOUT_ADD - 1}
+        return protocol.ProduceRequest(
+            transactional_id=self._producer.transactional_id,
+            acks=-1,
+            timeout_ms=int(self._client.config.request_timeout_ms * SERVER_SHARE),
+            topic_data=[
+                topic_class(name=topic, topic_id=self._topic_id(topic), partition_data=parts)
+                for topic, parts in topics.items()
+            ],
+            **(before if self._adds_partitions else {"min_version": VERSION_WITHOUT_ADD}),
+        )
+
+    def _topic_id(self, topic: str) -> Any:
+        """The topic's id; it stays the one that the first acknowledged batch went to."""
+        topic_id = self._client.topic_ids.get(topic)
+        written = any(
+            log.record_count for partition, log in self._logs.items() if partition.topic == topic
+        )
+        if written and topic_id != self._topic_ids.get(topic, topic_id):
+            raise EpochAbortedError(
+                f"topic {topic!r} was deleted and created again while the epoch wrote to it: what "
+                f"was written is gone. The epoch must run again."
+            )
+        self._topic_ids[topic] = topic_id
+        return topic_id
+
+    def _collect(self, response: Any, failed: dict[TopicPartition, str]) -> None:
+        """Take over what one response says about each of its partitions."""
+        names = {topic_id: name for name, topic_id in self._topic_ids.items()}
+        for topic in response.responses:
+            for part in topic.partition_responses:
+                partition = TopicPartition(topic.name or names[topic.topic_id], part.index)
+                self._take(partition, part, failed)
+
+    def _take(
+        self, partition: TopicPartition, part: Any, failed: dict[TopicPartition, str]
+    ) -> None:
+        error_name = protocol.error_name(part.error_code)
+        if partition in failed and error_name in {None, "OutOfOrderSequenceNumber", *AGAIN}:
+            return  # a batch before this one failed: this one goes out again behind it
+        if error_name is None or error_name == "DuplicateSequenceNumber":
+            self._logs[partition].acknowledge(int(part.base_offset))
+        elif error_name in AGAIN:
+            failed[partition] = error_name
+            if error_name in STALE:
+                self._client.forget_leaders([partition])
+        else:
+            raise refusal(error_name, "Produce", f"{partition}{said(part)}")
+
+    def _lose(
+        self, partitions: list[TopicPartition], obstacle: str, failed: dict[TopicPartition, str]
+    ) -> None:
+        for partition in partitions:
+            failed.setdefault(partition, obstacle)
+        self._client.forget_leaders(partitions)
+
+    def _add_partitions(self, partitions: list[TopicPartition]) -> None:
+        """Make partitions part of the transaction; transaction.version 2 does it by itself."""
+        request_class = protocol.AddPartitionsToTxnRequest
+
+        def make() -> Any:
+            return request_class(
+                v3_and_below_transactional_id=self._producer.transactional_id,
+                v3_and_below_producer_id=self._producer.producer_id,
+                v3_and_below_producer_epoch=self._producer.producer_epoch,
+                v3_and_below_topics=[
+                    request_class.AddPartitionsToTxnTopic(name=topic, partitions=indexes)
+                    for topic, indexes in by_topic(partitions).items()
+                ],
+                max_version=3,
+            )
+
+        def codes(response: Any) -> list[tuple[int, str]]:
+            return [
+                (result.partition_error_code, f"{topic.name}-{result.partition_index}")
+                for topic in response.results_by_topic_v3_and_below
+                for result in topic.results_by_partition
+            ]
+
+        # Kafka refuses all for the sake of one, and then says of the others just that.
+        accept = frozenset({"OperationNotAttempted"})
+        target = Coordinator("transaction", self._producer.transactional_id)
+        self._client.call(make, target, codes, accept=accept)
+
+    def _new_attempts(self, pending: list[TopicPartition]) -> Attempts:
+        return Attempts(self._client.deadline(), "Produce", shortened(pending))
