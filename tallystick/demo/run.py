@@ -1,0 +1,200 @@
+"""The demo from beginning to end: broker, data, pipeline, kills, audit, verdict."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+from confluent_kafka import Consumer, Producer, TopicPartition
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tallystick.demo import chaos, flights
+from tallystick.demo.audit import Verdict, audit, read_all
+from tallystick.demo.job import NAME
+from tallystick.testing.kafka import EmbeddedKafka
+
+STALL_S = 120.0
+"""No progress for so long means that the pipeline hangs, and the demo has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What a user may set.
+
+    Args:
+        kills: how often the pipeline is killed; the first three at the protocol's crash points.
+        records: how many flights; None: all 336,776.
+        rate: records per second into the input topic while the pipeline runs; None: all at once.
+        seed: repeats a kill schedule.
+    """
+
+    kills: int = 6
+    records: int | None = None
+    rate: float | None = None
+    seed: int = 1
+
+
+class DemoError(Exception):
+    """The pipeline ended by itself, or hangs: the demo cannot go on."""
+
+
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Run it all; the last line printed is one JSON object. Returns whether the output is exact."""
+    began = time.monotonic()
+    data = flights.load(options.records)
+    wanted = flights.expected(data)
+    console.print(f"[bold]{len(data):,}[/] flights, of which [bold]{len(wanted):,}[/] flew")
+    with tempfile.TemporaryDirectory(prefix="tallystick-demo-") as folder, EmbeddedKafka() as kafka:
+        console.print(f"Kafka runs at {kafka.bootstrap_servers}")
+        kafka.create_topic(flights.TOPIC_IN, flights.PARTITIONS)
+        kafka.create_topic(flights.TOPIC_OUT, flights.PARTITIONS)
+        feed = Feed(kafka.bootstrap_servers, data, options.rate)
+        kills = survive(kafka.bootstrap_servers, feed, options, Path(folder), console)
+        console.print("auditing with confluent-kafka, read_committed, against the source data")
+        verdict = audit(read_all(kafka.bootstrap_servers, flights.TOPIC_OUT), wanted)
+    _tell(verdict, len(data), len(wanted), kills, console)
+    line = {
+        "input": len(data),
+        "expected": len(wanted),
+        **asdict(verdict),
+        "kills": kills,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    console.file.write(json.dumps(line) + "\n")
+    console.file.flush()
+    return verdict.exact
+
+
+class Feed:
+    """Writes the flights to the input topic, all at once or at a rate."""
+
+    def __init__(self, bootstrap_servers: str, data: pd.DataFrame, rate: float | None) -> None:
+        self._keys, self._values = flights.to_messages(data)
+        self._rate = rate
+        self._began = time.monotonic()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "linger.ms": 20,
+                "log_level": 2,
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
+        self.written = 0
+        self.total = len(self._values)
+
+    def step(self) -> None:
+        """Write what is due by now."""
+        due = self.total
+        if self._rate is not None:
+            due = min(due, int((time.monotonic() - self._began) * self._rate))
+        for row in range(self.written, due):
+            self._producer.produce(flights.TOPIC_IN, self._values[row], self._keys[row])
+        self._producer.flush()
+        self.written = max(self.written, due)
+
+
+class Positions:
+    """How far the pipeline has come, as Kafka's own consumer group shows it."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": f"tallystick-{NAME}",
+                "log_level": 2,
+            }
+        )
+        self._partitions = [TopicPartition(flights.TOPIC_IN, p) for p in range(flights.PARTITIONS)]
+
+    def read(self) -> int:
+        """Records behind the group's committed offsets; the input topic has no transactions."""
+        committed = self._consumer.committed(self._partitions, timeout=20.0)
+        return sum(max(0, partition.offset) for partition in committed)
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+def survive(
+    bootstrap_servers: str, feed: Feed, options: DemoOptions, folder: Path, console: Console
+) -> int:
+    """Start the pipeline, kill it as planned, restart it, until all input is processed."""
+    epoch_records = max(1, feed.total // (8 * (options.kills + 1)))
+    arguments = [
+        "--bootstrap-servers",
+        bootstrap_servers,
+        "--checkpoint",
+        str(folder / "checkpoint"),
+    ]
+    arguments += ["--epoch-records", str(epoch_records)]
+    positions = Positions(bootstrap_servers)
+    kills = 0
+    with _progress(console) as progress:
+        bar = progress.add_task("starting", total=feed.total)
+        for kill in [*chaos.plan(options.kills, options.seed), None]:
+            with chaos.Victim(arguments, kill, folder / "job.log") as victim:
+                _watch(victim, feed, positions, lambda n: progress.update(bar, completed=n))
+                if victim.alive:  # it has read everything
+                    break
+            if not victim.was_killed:
+                raise DemoError(f"the pipeline ended by itself:\n{victim.error_text}")
+            kills += 1
+            progress.update(bar, description=f"restarting after kill {kills}")
+            console.print(f"kill -9 number {kills}: {kill}")
+    positions.close()
+    return kills
+
+
+def _watch(
+    victim: chaos.Victim, feed: Feed, positions: Positions, show: Callable[[int], None]
+) -> None:
+    """Until the pipeline has read everything, or is dead."""
+    moved, last = time.monotonic(), -1
+    while victim.alive:
+        feed.step()
+        now = positions.read()
+        show(now)
+        if feed.written == feed.total and now >= feed.total:
+            return
+        if now != last:
+            moved, last = time.monotonic(), now
+        if time.monotonic() - moved > STALL_S:
+            raise DemoError(f"no progress for {STALL_S:.0f} s:\n{victim.error_text}")
+        time.sleep(0.1)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _tell(verdict: Verdict, flights_read: int, wanted: int, kills: int, console: Console) -> None:
+    table = Table(title=f"{kills} times kill -9, then the audit")
+    table.add_column("what")
+    table.add_column("records", justify="right")
+    for what, count in (
+        ("flights in", flights_read),
+        ("expected out (cancelled ones dropped)", wanted),
+        ("found out", verdict.output),
+        ("lost", verdict.lost),
+        ("duplicated", verdict.duplicated),
+        ("wrong", verdict.wrong),
+        ("out of order", verdict.out_of_order),
+    ):
+        table.add_row(what, f"{count:,}")
+    console.print(table)
+    console.print("[green]exactly once[/]" if verdict.exact else "[red]NOT exactly once[/]")
