@@ -64,7 +64,3 @@ def _tell_numba() -> None:
 
 
 _tell_numba()
-
-if __name__ == "__main__":
-    warm_up()
-    print(f"kernels are compiled in {os.environ['NUMBA_CACHE_DIR']}")
