@@ -116,10 +116,11 @@ def _remote(uri: str, shown: str) -> tuple[fs.FileSystem, str]:
     try:
         files, root = fs.FileSystem.from_uri(f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{rest}")
     except Exception as error:
+        reason = re.sub(r"//[^/@\s]*@", "//", str(error))
         raise OptionError(
             f"checkpoint location {shown}: expected a path or a URI of a file system that pyarrow "
-            f"knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {error}"
-        ) from error
+            f"knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
+        ) from None
     return files, root.rstrip("/")
 
 

@@ -1,0 +1,70 @@
+"""What is refused before anything starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from tallystick.sink.cluster_facts import ClusterFacts
+from tallystick.sink.preflight import Settings, check
+
+FACTS = ClusterFacts(
+    transaction_version=2,
+    api_versions={"InitProducerId": 5, "OffsetFetch": 9, "TxnOffsetCommit": 5, "EndTxn": 5},
+    transaction_timeout_max_ms=900_000,
+    partition_verification=True,
+    offsets_retention_minutes=10_080,
+    message_bytes_max=1_048_588,
+)
+SETTINGS = Settings(
+    transaction_timeout_ms=300_000,
+    delivery_timeout_ms=120_000,
+    batch_bytes=900_000,
+    trigger_interval_ms=1_000,
+    speculation=False,
+)
+
+
+def test_a_good_cluster_passes_without_a_word():
+    findings = check(FACTS, SETTINGS)
+
+    assert findings.problems == ()
+    assert findings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "told"),
+    [
+        ({"api_versions": {"InitProducerId": 2}}, {}, "upgrade them to Kafka 3.6"),
+        ({"partition_verification": False}, {}, "transaction.partition.verification.enable"),
+        ({"transaction_timeout_max_ms": 1000}, {}, "the brokers allow 1000"),
+        ({}, {"delivery_timeout_ms": 300_000}, "must outlive a single call"),
+        ({"message_bytes_max": 1000}, {}, "message.max.bytes"),
+        ({}, {"speculation": True}, "spark.speculation"),
+        ({"offsets_retention_minutes": 1}, {"trigger_interval_ms": 60_000}, "Kafka forgets"),
+    ],
+)
+def test_what_cannot_work_is_a_problem(facts, settings, told):
+    findings = check(replace(FACTS, **facts), replace(SETTINGS, **settings))
+
+    assert [told in problem for problem in findings.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "told"),
+    [
+        ({"partition_verification": None}, {}, "do not say whether they verify"),
+        ({"transaction_timeout_max_ms": None}, {}, "which transaction timeout they allow"),
+        ({}, {"trigger_interval_ms": 400_000}, "longer than transaction_timeout_ms"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(facts, settings, told):
+    findings = check(replace(FACTS, **facts), replace(SETTINGS, **settings))
+
+    assert findings.problems == ()
+    assert [told in warning for warning in findings.warnings] == [True]
+
+
+def test_all_problems_are_told_at_once():
+    settings = replace(SETTINGS, speculation=True, delivery_timeout_ms=300_000)
+
+    assert len(check(FACTS, settings).problems) == 2
