@@ -26,6 +26,8 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
 BACKOFF_DOUBLINGS = 6
 """0.02 s doubled six times passes the maximum."""
+TRY_MIN_S = 0.1
+"""A try with less time than this left is not worth it."""
 LOOKUP_TIMEOUT_S = 3.0
 """How long one broker may take for a look-up that any other could answer as well."""
 NOBODY = -1
@@ -88,15 +90,15 @@ class Attempts:
         Raises:
             BrokerUnavailableError: the deadline has come.
         """
-        left = self.deadline - time.monotonic()
+        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
+        self._failures += 1
+        # The last try is given some time too: one that is cut short only hides what is in the way.
+        left = self.deadline - time.monotonic() - TRY_MIN_S
         if left <= 0:
-            # A last try that was cut short says less than what was in the way before.
             if reason.startswith(TimeoutError.__name__):
                 reason = self._reason or reason
             spent = time.monotonic() - self._started
             raise unavailable(self._doing, self._subject, reason, spent)
-        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
-        self._failures += 1
         self._reason = reason
         time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
 

@@ -133,7 +133,10 @@ class Connection:
         filled = 0
         while filled < size:
             self._socket.settimeout(_left(deadline, self.name))
-            count = self._socket.recv_into(buffer[filled:])
+            try:
+                count = self._socket.recv_into(buffer[filled:])
+            except TimeoutError:
+                continue  # `_left` says it better
             if count == 0:
                 raise ConnectionError(self._closed_message())
             filled += count

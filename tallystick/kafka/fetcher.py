@@ -90,10 +90,19 @@ class _SplitReader:
         self._max_bytes = max_bytes
         self._isolation = isolation
         self._topic_id: object = None
+        self._missing = False
         self._attempts = self._new_attempts()
 
     def next_part(self) -> Any:
         """The partition's part of an answer without error."""
+        try:
+            return self._next_part()
+        except BrokerUnavailableError:
+            if self._missing:
+                raise self._gone() from None
+            raise
+
+    def _next_part(self) -> Any:
         while True:
             until = self._attempts.deadline
             try:
@@ -120,7 +129,7 @@ class _SplitReader:
             self._topic_id = self._client.topic_ids.get(self._split.topic)
             self._attempts = self._new_attempts()
             return
-        self._pause(
+        self._attempts.pause(
             f"an empty answer at offset {self.position}, where the last stable offset is "
             f"{part.last_stable_offset} and the end of the log {part.high_watermark}"
         )
@@ -134,16 +143,9 @@ class _SplitReader:
             raise refusal(error_name, "Fetch", str(self._split))
         if error_name in STALE:
             self._client.forget_leaders([self._partition])
+        self._missing = error_name == "UnknownTopicOrPartition"
         self._client.obstacles[f"Fetch: {obstacle}"] += 1
-        self._pause(obstacle)
-
-    def _pause(self, obstacle: str) -> None:
-        try:
-            self._attempts.pause(obstacle)
-        except BrokerUnavailableError:
-            if obstacle == "UnknownTopicOrPartition":
-                raise self._gone() from None
-            raise
+        self._attempts.pause(obstacle)
 
     def _leader(self) -> int | None:
         led = self._client.by_leader([self._partition], self._attempts.deadline)

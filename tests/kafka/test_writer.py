@@ -1,0 +1,369 @@
+"""The writer against a log that checks sequence numbers as Kafka does, and fails when told to."""
+
+import struct
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fake_broker import CLOSE, CODES, FakeBroker, answer, part
+
+from tallystick.errors import (
+    AuthorizationError,
+    BrokenInvariantError,
+    BrokerUnavailableError,
+    EpochAbortedError,
+    RecordError,
+)
+from tallystick.kafka.client import Client
+from tallystick.kafka.records import EncodedBatch, batch_headers, encode
+from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.topic_partition import TopicPartition
+
+pytestmark = pytest.mark.timeout(60)
+PRODUCER = Producer("tallystick-test", 7, 3)
+ORDERS = TopicPartition("orders", 0)
+OTHER = TopicPartition("orders", 1)
+
+
+class Log:
+    """What the leader of two partitions keeps; `faults` are given out, one per request."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[bytes]] = {0: [], 1: []}
+        self.record_counts = {0: 0, 1: 0}
+        self.faults: list[Any] = []
+        self.tells_offsets = True
+
+    def produce(self, request: Any) -> Any:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is CLOSE:
+            return CLOSE
+        topic_class = part(request, "TopicProduceResponse")
+        topics = [
+            topic_class(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    self._append(each, topic_class.PartitionProduceResponse, fault)
+                    for each in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+        appended = answer(request, responses=topics)
+        return CLOSE if fault == "appended, then closed" else appended
+
+    def _append(self, sent: Any, response_class: Any, fault: str | None) -> Any:
+        (header,) = batch_headers(bytes(sent.records))
+        count = self.record_counts[sent.index]
+        error_name, offset = None, count
+        if fault is not None and fault in CODES:
+            error_name = fault
+        elif header.base_sequence < count:
+            error_name = None if self.tells_offsets else "DuplicateSequenceNumber"
+            offset = header.base_sequence
+        elif header.base_sequence > count:
+            error_name = "OutOfOrderSequenceNumber"
+        else:
+            self.batches[sent.index].append(bytes(sent.records))
+            self.record_counts[sent.index] += header.record_count
+        return response_class(
+            index=sent.index,
+            error_code=CODES[error_name],
+            base_offset=-1 if error_name else offset,
+            log_append_time_ms=-1,
+            log_start_offset=0,
+            record_errors=[],
+            error_message=None,
+        )
+
+    def fetch(self, request: Any) -> Any:
+        topic_class = part(request, "FetchableTopicResponse")
+        topic, offset = request.topics[0], request.topics[0].partitions[0].fetch_offset
+        index = topic.partitions[0].partition
+        records = b"".join(
+            struct.pack(">q", header.base_sequence) + batch[8:]
+            for batch in self.batches[index]
+            for header in batch_headers(batch)
+            if header.base_sequence + header.record_count > offset
+        )
+        found = topic_class.PartitionData(
+            partition_index=index,
+            error_code=0,
+            high_watermark=self.record_counts[index],
+            last_stable_offset=self.record_counts[index],
+            log_start_offset=0,
+            aborted_transactions=[],
+            preferred_read_replica=-1,
+            records=records,
+        )
+        return answer(
+            request, responses=[topic_class(topic=topic.topic, partitions=[found])], error_code=0
+        )
+
+    def describe(self, request: Any) -> Any:
+        topic_class = part(request, "TopicResponse")
+        part_class = topic_class.PartitionResponse
+        return answer(
+            request,
+            topics=[
+                topic_class(
+                    name=topic.name,
+                    partitions=[
+                        part_class(
+                            partition_index=index,
+                            error_code=0,
+                            active_producers=[
+                                part_class.ProducerState(
+                                    producer_id=7,
+                                    producer_epoch=3,
+                                    last_sequence=self.record_counts[index] - 1,
+                                    last_timestamp=0,
+                                    coordinator_epoch=0,
+                                    current_txn_start_offset=0,
+                                )
+                            ],
+                        )
+                        for index in topic.partition_indexes
+                    ],
+                )
+                for topic in request.topics
+            ],
+        )
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def broker(log: Log) -> Iterator[FakeBroker]:
+    handlers = {"Produce": log.produce, "Fetch": log.fetch, "DescribeProducers": log.describe}
+    with FakeBroker(handlers) as fake:
+        yield fake
+
+
+def writer_for(broker: FakeBroker, version: int = 2, **options: str) -> PartitionWriter:
+    return PartitionWriter(Client(broker.config(**options)), PRODUCER, transaction_version=version)
+
+
+def frames(
+    count: int, partition: TopicPartition = ORDERS
+) -> list[tuple[TopicPartition, EncodedBatch]]:
+    """As many batches, of 3 records each."""
+    values = pa.array([b"value-%d" % index for index in range(3)], pa.binary())
+    batch = pa.record_batch({"key": values, "value": values})
+    return [(partition, each) for _ in range(count) for each in encode(batch, now_ms=1)]
+
+
+def sequences(log: Log, index: int = 0) -> list[int]:
+    return [header.base_sequence for data in log.batches[index] for header in batch_headers(data)]
+
+
+def test_ranges_tell_what_was_written_to_each_partition(broker: FakeBroker, log: Log) -> None:
+    writer = writer_for(broker)
+
+    writer.write(frames(7) + frames(2, OTHER))
+    writer.write(frames(1))
+
+    assert writer.close() == (
+        ProducedRange("orders", 0, 24, 0, 23),
+        ProducedRange("orders", 1, 6, 0, 5),
+    )
+    assert sequences(log) == list(range(0, 24, 3))
+
+
+def test_batches_carry_the_producer(broker: FakeBroker, log: Log) -> None:
+    writer_for(broker).write(frames(1))
+
+    (header,) = batch_headers(log.batches[0][0])
+    assert (header.producer_id, header.producer_epoch, header.is_transactional) == (7, 3, True)
+
+
+def test_nobody_writes_after_closing(broker: FakeBroker) -> None:
+    writer = writer_for(broker)
+    writer.close()
+
+    with pytest.raises(BrokenInvariantError):
+        writer.write(frames(1))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "NotEnoughReplicas",
+        "ConcurrentTransactions",
+        "NotLeaderForPartition",
+        "KafkaStorage",
+        CLOSE,
+        "appended, then closed",
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_after_a_failure_the_same_bytes_go_out_again_in_order(
+    broker: FakeBroker, log: Log, fault: str, place: int
+) -> None:
+    """The batches behind the failed one are out of order then: expected, and no reason to stop."""
+    log.faults = [None] * place + [fault]
+    writer = writer_for(broker)
+
+    writer.write(frames(8))
+
+    assert writer.close() == (ProducedRange("orders", 0, 24, 0, 23),)
+    assert sequences(log) == list(range(0, 24, 3))
+    by_sequence: dict[int, set[bytes]] = {}
+    for request in broker.asked("Produce"):
+        records = bytes(request.topic_data[0].partition_data[0].records)
+        (header,) = batch_headers(records)
+        by_sequence.setdefault(header.base_sequence, set()).add(records)
+    assert all(len(different) == 1 for different in by_sequence.values())
+
+
+def test_no_more_than_five_batches_of_a_partition_are_under_way(
+    broker: FakeBroker, log: Log
+) -> None:
+    log.faults = ["NotEnoughReplicas"] * IN_FLIGHT_MAX
+    writer_for(broker).write(frames(12))
+
+    first = [
+        header.base_sequence
+        for request in broker.asked("Produce")[: IN_FLIGHT_MAX + 1]
+        for header in batch_headers(bytes(request.topic_data[0].partition_data[0].records))
+    ]
+    assert first == [0, 3, 6, 9, 12, 0]
+
+
+def test_out_of_order_of_the_first_unacknowledged_batch_ends_the_epoch(
+    broker: FakeBroker, log: Log
+) -> None:
+    """Somebody else with the same producer epoch has written."""
+    log.faults = [None, "OutOfOrderSequenceNumber"]
+
+    with pytest.raises(EpochAbortedError, match=r"orders-0.*OutOfOrderSequenceNumber"):
+        writer_for(broker).write(frames(3))
+
+
+@pytest.mark.parametrize("name", ["InvalidProducerEpoch", "ProducerFenced", "TransactionAbortable"])
+def test_a_task_takes_being_fenced_for_a_lost_epoch(
+    broker: FakeBroker, log: Log, name: str
+) -> None:
+    log.faults = [name]
+
+    with pytest.raises(EpochAbortedError, match=name):
+        writer_for(broker).write(frames(1))
+
+
+def test_duplicates_whose_offset_is_not_told_are_found_in_the_log(
+    broker: FakeBroker, log: Log
+) -> None:
+    log.faults = ["appended, then closed"]
+    log.tells_offsets = False
+    writer = writer_for(broker)
+
+    writer.write(frames(1))
+
+    assert writer.close() == (ProducedRange("orders", 0, 3, 0, 2),)
+
+
+def test_a_batch_that_is_too_large_is_not_tried_again(broker: FakeBroker, log: Log) -> None:
+    log.faults = ["MessageSizeTooLarge"]
+
+    with pytest.raises(RecordError, match=r"orders-0.*max\.message\.bytes"):
+        writer_for(broker).write(frames(1))
+
+    assert len(broker.asked("Produce")) == 1
+
+
+def test_a_missing_right_to_write_is_named(broker: FakeBroker, log: Log) -> None:
+    log.faults = ["TopicAuthorizationFailed"]
+
+    with pytest.raises(AuthorizationError, match="WRITE on the topic"):
+        writer_for(broker).write(frames(1))
+
+
+def test_without_progress_it_ends_at_the_deadline(broker: FakeBroker, log: Log) -> None:
+    log.faults = ["NotEnoughReplicas"] * 1000
+
+    with pytest.raises(BrokerUnavailableError, match="NotEnoughReplicas"):
+        writer_for(broker, delivery_timeout_ms="500").write(frames(1))
+
+
+def test_before_version_2_partitions_are_added_to_the_transaction_first(
+    broker: FakeBroker, log: Log
+) -> None:
+    def added(request: Any) -> Any:
+        result_class = part(request, "AddPartitionsToTxnTopicResult")
+        part_class = result_class.AddPartitionsToTxnPartitionResult
+        results = [
+            result_class(
+                name=topic.name,
+                results_by_partition=[
+                    part_class(partition_index=index, partition_error_code=codes.pop(0))
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+        return answer(request, results_by_topic_v3_and_below=results)
+
+    codes = [CODES["OperationNotAttempted"], CODES["ConcurrentTransactions"], 0, 0]
+    broker.handlers["AddPartitionsToTxn"] = added
+    writer = writer_for(broker, version=1)
+
+    writer.write(frames(1) + frames(1, OTHER))
+    writer.write(frames(1))
+
+    names = [name for _, name, _ in broker.received if name in ("AddPartitionsToTxn", "Produce")]
+    assert names == ["AddPartitionsToTxn", "AddPartitionsToTxn", "Produce", "Produce"]
+    assert {request.API_VERSION for request in broker.asked("Produce")} == {11}
+
+
+def test_a_topic_that_is_created_again_meanwhile_ends_the_epoch(
+    broker: FakeBroker, log: Log
+) -> None:
+    writer = writer_for(broker)
+    writer.write(frames(1))
+    broker.topic_id = uuid.UUID(int=8)
+    log.faults = ["UnknownTopicId"]
+
+    with pytest.raises(EpochAbortedError, match="'orders' was deleted and created again"):
+        writer.write(frames(1))
+
+
+def test_a_topic_that_was_created_again_before_is_no_trouble(broker: FakeBroker, log: Log) -> None:
+    """Worker processes, and their clients, live longer than topics in a test or a notebook."""
+    client = Client(broker.config())
+    client.metadata(["orders"])
+    broker.topic_id = uuid.UUID(int=8)
+    log.faults = ["UnknownTopicId"]
+    writer = PartitionWriter(client, PRODUCER, transaction_version=2)
+
+    writer.write(frames(1))
+
+    assert sequences(log) == [0]
+
+
+def test_a_partition_that_somebody_has_written_to_is_not_touched(
+    broker: FakeBroker, log: Log
+) -> None:
+    writer = writer_for(broker)
+    writer.check_untouched([ORDERS, OTHER])
+    log.record_counts[1] = 5
+
+    with pytest.raises(EpochAbortedError, match="orders-1 already holds rows"):
+        writer.check_untouched([ORDERS, OTHER])
+
+
+def test_where_nobody_may_look_the_check_passes(broker: FakeBroker, log: Log) -> None:
+    def refused(request: Any) -> Any:
+        response = log.describe(request)
+        response.topics[0].partitions[0].error_code = CODES["TopicAuthorizationFailed"]
+        return response
+
+    broker.handlers["DescribeProducers"] = refused
+
+    writer_for(broker).check_untouched([ORDERS])
