@@ -146,7 +146,7 @@ def _gunzip(buffer: Buffer, size_max: int) -> Buffer:
 
 def _unsnappy(view: memoryview, size_max: int) -> Buffer:
     if view[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        return _unsnappy_block(view, size_max)
+        return _unsnappy_block(view, 0, size_max)
     parts: list[bytes] = []
     size = 0
     at = len(_XERIAL_HEADER)
@@ -159,13 +159,13 @@ def _unsnappy(view: memoryview, size_max: int) -> Buffer:
             raise CorruptRecordError(
                 f"a snappy block claims {length} bytes where {len(view) - at} are left"
             )
-        parts.append(_unsnappy_block(view[at : at + length], size_max - size))
+        parts.append(_unsnappy_block(view[at : at + length], size, size_max))
         size += len(parts[-1])
         at += length
     return b"".join(parts)
 
 
-def _unsnappy_block(block: memoryview, size_max: int) -> bytes:
+def _unsnappy_block(block: memoryview, size_before: int, size_max: int) -> bytes:
     size = 0
     for index, byte in enumerate(block[:5]):  # the decompressed size, as a varint
         size |= (byte & 0x7F) << (7 * index)
@@ -173,7 +173,7 @@ def _unsnappy_block(block: memoryview, size_max: int) -> bytes:
             break
     else:
         raise CorruptRecordError("a snappy block does not tell its size")
-    if size > size_max:
+    if size_before + size > size_max:
         raise _too_large("snappy", size_max)
     if size > _SNAPPY_RATIO_MAX * len(block):
         raise CorruptRecordError(f"a snappy block of {len(block)} bytes claims to hold {size}")
