@@ -1,0 +1,79 @@
+"""The command line: `tallystick broker start`, and what else is worth trying without code.
+
+Commands import what they run when they run: `--help` must not wait for Spark or Kafka.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from tallystick.errors import TallystickError
+
+POLL_S = 0.5
+"""How soon it shows that a broker has died."""
+
+app = typer.Typer(
+    help="Exactly-once streaming for people who have PySpark and Kafka.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
+app.add_typer(broker, name="broker")
+
+
+@broker.callback()
+def _broker() -> None:
+    """A real Kafka for trying things out."""
+
+
+@broker.command("start")
+def start_broker(
+    brokers: Annotated[int, typer.Option(help="How many nodes, 1 to 3.", min=1, max=3)] = 1,
+    port: Annotated[int, typer.Option(help="Of the first node; the others follow.")] = 9092,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where data is kept; without it, all is gone at the end."),
+    ] = None,
+    transaction_version: Annotated[
+        int, typer.Option(help="Kafka's feature transaction.version.", min=0, max=2)
+    ] = 2,
+) -> None:
+    """Run Apache Kafka in the foreground until Ctrl-C."""
+    from tallystick.testing import EmbeddedKafka
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
+    try:
+        kafka = EmbeddedKafka(
+            brokers, port=port, directory=directory, transaction_version=transaction_version
+        )
+        with kafka:
+            typer.echo(kafka.bootstrap_servers)
+            typer.echo("Ctrl-C stops it.", err=True)
+            while all(kafka.is_running(node.node_id) for node in kafka.nodes):
+                time.sleep(POLL_S)
+            dead = [node for node in kafka.nodes if not kafka.is_running(node.node_id)]
+            logs = "\n".join(f"{node.log_path}:\n{node.log_tail()}" for node in dead)
+            _fail(f"A broker has ended by itself. The end of {logs}")
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+    except TallystickError as error:
+        _fail(str(error))
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """SIGTERM ends the command as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,186 @@
+"""The jars of the embedded Kafka: fetched once, verified on every start, never part of the package.
+
+Invariants:
+    The lock file names every jar and its SHA-256; nothing else reaches the class path.
+    A folder of jars appears whole or not at all, and one process at a time fetches.
+
+They come through Ivy, which PySpark ships, and not through Python's own HTTP: so that Maven's
+conventions hold, and nothing but Java is needed. The whole list is in the lock, so no POM is read,
+which takes a quarter of the time of a resolution.
+"""
+
+import fcntl
+import importlib.util
+import os
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import file_digest, sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.sax.saxutils import quoteattr
+
+from tallystick.cache import cache_directory
+from tallystick.errors import OptionError
+from tallystick.java import java_home
+from tallystick.testing.truststore import java_truststore
+
+KAFKA_VERSION = "4.3.0"
+LOCK_FILE = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256.txt")
+FETCH_TIMEOUT_S = 900.0
+TOLD_LINES = 12
+"""How much of Ivy's own report goes into an error: its summary of problems stands at the end."""
+
+SETTINGS = """\
+<ivysettings>
+  <settings defaultResolver="maven"/>
+  <caches defaultCacheDir={cache}/>
+  <resolvers><ibiblio name="maven" m2compatible="true" usepoms="false"
+    useMavenMetadata="false"{root}/></resolvers>
+</ivysettings>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the lock file."""
+
+    digest: str
+    group: str
+    artifact: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The file's name, as Maven has it."""
+        return f"{self.artifact}-{self.version}.jar"
+
+
+def locked_jars() -> tuple[Jar, ...]:
+    """The jars that make up a broker, in the order of the class path."""
+    lines = (line.split() for line in LOCK_FILE.read_text().splitlines())
+    return tuple(Jar(digest, *coordinates.split(":")) for digest, coordinates in lines)
+
+
+def kafka_classpath() -> str:
+    """The class path of Kafka's broker, every jar of it verified; fetched first if need be.
+
+    Raises:
+        OptionError: The jars are not in the cache (or damaged there) and cannot be fetched.
+    """
+    identity = sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
+    directory = cache_directory() / f"kafka-{KAFKA_VERSION}-{identity}"
+    if damaged_jars(directory):
+        with _only_one(directory.with_name(f"{directory.name}.lock")):
+            if problems := damaged_jars(directory):  # nobody else has fetched them meanwhile
+                _install(directory, problems)
+    return os.pathsep.join(str(directory / jar.name) for jar in locked_jars())
+
+
+def damaged_jars(directory: Path) -> list[str]:
+    """What keeps a folder from being used: a line per jar that is missing or not the locked one."""
+    problems = []
+    for jar in locked_jars():
+        try:
+            with open(directory / jar.name, "rb") as file:
+                found = file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            problems.append(f"{jar.name}: {error.strerror}")
+            continue
+        if found != jar.digest:
+            problems.append(f"{jar.name}: SHA-256 is {found}, expected {jar.digest}")
+    return problems
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold a lock between processes; it ends with the process, whatever happens to it."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _install(directory: Path, problems: list[str]) -> None:
+    """Fetch into a folder beside, verify, and swap it in by renames."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
+        fetched = Path(work, "jars")
+        told = _fetch(Path(work), fetched)
+        if still := damaged_jars(fetched):
+            raise OptionError(
+                f"Kafka {KAFKA_VERSION} is needed for the embedded broker. "
+                f"{directory} was tried first: {_first(problems)}. Then Maven: {_first(still)}. "
+                f"Connect to the network once (HTTPS_PROXY, SSL_CERT_FILE and TALLYSTICK_MAVEN_URL "
+                f"for a mirror are honoured), or copy that folder from a machine that has it. "
+                f"Ivy said:\n{told}"
+            )
+        if directory.exists():
+            os.rename(directory, Path(work, "damaged"))
+        os.rename(fetched, directory)
+
+
+def _first(problems: list[str]) -> str:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0] + more
+
+
+def _fetch(work: Path, target: Path) -> str:
+    """Let Ivy try; return the end of its report. Whether it succeeded shows in the files."""
+    target.mkdir()
+    settings, modules = work / "ivysettings.xml", work / "ivy.xml"
+    mirror = os.environ.get("TALLYSTICK_MAVEN_URL")
+    root = f" root={quoteattr(mirror)}" if mirror else ""
+    settings.write_text(SETTINGS.format(cache=quoteattr(str(work / "cache")), root=root))
+    modules.write_text(_module_list())
+    command = [str(java_home() / "bin" / "java"), "-Xmx256m", *_network_options(work)]
+    command += ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+    command += ["-settings", str(settings), "-ivy", str(modules)]
+    command += ["-retrieve", f"{target}/[artifact]-[revision].[ext]"]
+    try:
+        ran = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=FETCH_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing for {FETCH_TIMEOUT_S:.0f} s; it was stopped."
+    return "\n".join(ran.stdout.decode(errors="replace").splitlines()[-TOLD_LINES:])
+
+
+def _module_list() -> str:
+    dependencies = "".join(
+        f'<dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" '
+        f'transitive="false"/>\n'
+        for jar in locked_jars()
+    )
+    return (
+        '<ivy-module version="2.0"><info organisation="tallystick" module="embedded-kafka"/>\n'
+        f"<dependencies>\n{dependencies}</dependencies></ivy-module>\n"
+    )
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")  # not imported: the jar is all we want of it
+    found = [
+        jar
+        for folder in (spec and spec.submodule_search_locations) or []
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar"))
+    ]
+    if not found:
+        raise OptionError(
+            "The Kafka jars are fetched through Ivy, which PySpark ships as jars/ivy-*.jar, and "
+            "there is none in this environment: install the full package, `pip install pyspark`."
+        )
+    return found[-1]
+
+
+def _network_options(work: Path) -> list[str]:
+    """What Python learns from the environment, and Java does not look at: proxy and CAs."""
+    options = []
+    if proxy := urllib.request.getproxies().get("https"):
+        at = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        options += [f"-Dhttps.proxyHost={at.hostname}", f"-Dhttps.proxyPort={at.port or 443}"]
+    certificates = os.environ.get("SSL_CERT_FILE")
+    if certificates and os.path.isfile(certificates):
+        options += java_truststore(Path(certificates), work / "truststore.jks")
+    return options

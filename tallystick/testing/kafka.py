@@ -1,0 +1,465 @@
+"""A real Kafka cluster for tests and for trying things out: nothing to install, gone afterwards.
+
+    with EmbeddedKafka(brokers=3) as kafka:
+        topic = kafka.create_topic("orders", partitions=6)
+        ...
+        kafka.kill(1)
+
+Invariants:
+    A cluster is ready when each running node itself names all running nodes (Metadata); an open
+    port or a line in a log proves nothing.
+    No node outlives this process, see `process`.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from tallystick.errors import BrokerUnavailableError, OptionError
+from tallystick.java import java_home
+from tallystick.kafka import admin
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.testing.free_ports import free_ports
+from tallystick.testing.jars import kafka_classpath
+from tallystick.testing.node import (
+    HOST,
+    LOGGING,
+    Node,
+    Programs,
+    cluster_id_of,
+    new_cluster_id,
+    server_properties,
+)
+from tallystick.testing.process import ProcessGroup
+from tallystick.testing.security import (
+    PROTOCOL,
+    SUPER_USER,
+    Security,
+    Stores,
+    broker_properties,
+    client_options,
+    confluent_options,
+    create_stores,
+)
+
+BROKERS_MAX = 3
+HEAP_MIN_MB = 128
+TRANSACTION_VERSIONS = (0, 1, 2)
+START_TRIES_MAX = 3
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+ASK_TIMEOUT_S = 2.0
+POLL_S = 0.05
+PORT_TAKEN = "Address already in use"
+
+
+class EmbeddedKafka:
+    """Apache Kafka 4.3 in KRaft mode on 127.0.0.1, one to three nodes, as a context manager.
+
+    Args:
+        brokers: How many nodes; each is broker and controller.
+        port: The first node's port, the others follow; None takes free ones.
+        directory: Where data and logs go and stay. What an earlier cluster of the same size left
+            there is taken up again. None is a temporary one, removed by `stop`.
+        transaction_version: The cluster's feature `transaction.version`: 0, 1, or 2 (KIP-890).
+        security: None is PLAINTEXT without any access control.
+        properties: Of `server.properties`, for every node; they override ours.
+        heap_mb: The heap of each node, in MiB.
+
+    Raises:
+        OptionError: A value that cannot work. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        port: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        transaction_version: int = 2,
+        security: Security | None = None,
+        properties: Mapping[str, str] | None = None,
+        heap_mb: int = 256,
+    ) -> None:
+        _check("brokers", brokers, 1 <= brokers <= BROKERS_MAX, f"1 to {BROKERS_MAX}")
+        _check("port", port, port is None or 0 < port < 2**16 - brokers, "1 to 65532, or None")
+        versions = TRANSACTION_VERSIONS
+        _check("transaction_version", transaction_version, transaction_version in versions, "0-2")
+        _check("heap_mb", heap_mb, heap_mb >= HEAP_MIN_MB, f"{HEAP_MIN_MB} or more")
+        self.brokers = brokers
+        self.transaction_version = transaction_version
+        self.security = security
+        self.heap_mb = heap_mb
+        self.nodes: tuple[Node, ...] = ()
+        self._port = port
+        self._directory = None if directory is None else Path(directory).resolve()
+        self._properties = dict(properties or {})
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._paused: set[int] = set()
+        self._stores: Stores | None = None
+        self._clean_up: Callable[[], Any] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = self.bootstrap_servers if self.nodes else "stopped"
+        return f"EmbeddedKafka(brokers={self.brokers}, {state}, security={self.security})"
+
+    # What a client needs to know
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port,...` of all nodes, running or not."""
+        return ",".join(node.address for node in self._started())
+
+    @property
+    def kafka_options(self) -> dict[str, str]:
+        """The `kafka.*` options that reach this cluster, as `admin` if there is security."""
+        return self.kafka_options_for(SUPER_USER)
+
+    def kafka_options_for(self, user: str) -> dict[str, str]:
+        """The `kafka.*` options, as users of Spark's connector know them, of one user.
+
+        Raises:
+            OptionError: There is no such user.
+        """
+        return {f"kafka.{name}": value for name, value in self._client_options(user).items()}
+
+    def confluent_options(self, user: str = SUPER_USER) -> dict[str, str]:
+        """The same under librdkafka's names, for confluent-kafka.
+
+        Raises:
+            OptionError: There is no such user.
+        """
+        options = {"bootstrap.servers": self.bootstrap_servers}
+        if self.security is not None and self._stores is not None:
+            options |= confluent_options(self.security, self._stores, user)
+        return options
+
+    def _client_options(self, user: str) -> dict[str, str]:
+        options = {"bootstrap.servers": self.bootstrap_servers}
+        if self.security is not None and self._stores is not None:
+            options |= client_options(self.security, self._stores, user)
+        return options
+
+    # The cluster
+
+    def start(self) -> None:
+        """Start all nodes, and return when they are ready.
+
+        Raises:
+            OptionError: No Java, no jars, or no package that `security` needs.
+            BrokerUnavailableError: A node died or was not ready in time; its log's end is told.
+        """
+        assert not self.nodes, "it is running already"
+        programs = Programs(java_home() / "bin" / "java", kafka_classpath())
+        directory = self._directory or Path(tempfile.mkdtemp(prefix="tallystick-kafka-"))
+        directory.mkdir(parents=True, exist_ok=True)
+        self._programs, self._group = programs, ProcessGroup()
+        # Also when the interpreter ends without `stop`.
+        temporary = directory if self._directory is None else None
+        self._clean_up = weakref.finalize(self, _clean_up, self._group, temporary, os.getpid())
+        try:
+            if self.security is not None:
+                self._stores = create_stores(directory, HOST)
+            self._start_nodes(directory)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all nodes; remove the directory if it was temporary. Again is fine."""
+        if self._clean_up is None:
+            return
+        if self._directory is not None:  # what nobody keeps need not be shut down with care
+            for node_id in self._processes:
+                self.resume(node_id)
+                self._processes[node_id].terminate()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for process in self._processes.values():
+                _wait(process, deadline)
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._clean_up()
+        self._clean_up, self._stores, self.nodes = None, None, ()
+        self._processes.clear()
+        self._paused.clear()
+
+    def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until every running node names all running nodes; paused ones do not count.
+
+        Raises:
+            BrokerUnavailableError: A node died, or the time is over; its log's end is told.
+        """
+        deadline = time.monotonic() + timeout_s
+        for node in self._answering():
+            wanted = {each.node_id for each in self._answering()}
+            self._wait_for(node, deadline, (), partial(_names_all, wanted))
+
+    def wait_until_in_sync(
+        self, topics: Iterable[str] | None = None, timeout_s: float = READY_TIMEOUT_S
+    ) -> None:
+        """Wait until, as each running node tells it, every running replica is in sync.
+
+        Right after `kill` or `resume` a cluster still tells the old state for a moment.
+
+        Args:
+            topics: Which; None is all, Kafka's own included.
+            timeout_s: How long at most.
+
+        Raises:
+            BrokerUnavailableError: A node died, or the time is over; its log's end is told.
+        """
+        deadline = time.monotonic() + timeout_s
+        names = None if topics is None else list(topics)
+        for node in self._answering():
+            alive = {each.node_id for each in self._answering()}
+            self._wait_for(node, deadline, names, partial(_is_in_sync, alive))
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        """Create a topic, and return its name when all nodes know it and all replicas are in sync.
+
+        Args:
+            name: Of the topic; one that exists is left as it is.
+            partitions: How many.
+            replication_factor: None is all nodes.
+            config: Topic settings, such as `retention.ms`.
+
+        Raises:
+            OptionError: Kafka refused it.
+            BrokerUnavailableError: There was no answer in time.
+        """
+        copies = -1 if replication_factor is None else replication_factor
+        with self._client(self.bootstrap_servers) as client:
+            admin.create_topic(client, name, partitions, copies, config or {})
+        self.wait_until_in_sync([name])
+        return name
+
+    # One node
+
+    def kill(self, node_id: int) -> None:
+        """End a node at once (SIGKILL)."""
+        process = self._process(node_id)
+        process.kill()
+        process.wait()
+        self._paused.discard(node_id)
+
+    def terminate(self, node_id: int) -> None:
+        """Shut a node down (SIGTERM): it hands over what it leads. Killed if it takes too long."""
+        self.resume(node_id)
+        process = self._process(node_id)
+        process.terminate()
+        if not _wait(process, time.monotonic() + STOP_TIMEOUT_S):
+            self.kill(node_id)
+
+    def pause(self, node_id: int) -> None:
+        """Freeze a node (SIGSTOP): its connections stay open, and nothing answers."""
+        self._process(node_id).send_signal(signal.SIGSTOP)
+        self._paused.add(node_id)
+
+    def resume(self, node_id: int) -> None:
+        """Let a paused node go on (SIGCONT)."""
+        self._process(node_id).send_signal(signal.SIGCONT)
+        self._paused.discard(node_id)
+
+    def restart(self, node_id: int) -> None:
+        """Start a node again, on the same port and data; `wait_until_ready` waits for it."""
+        if self._process(node_id).poll() is None:
+            self.terminate(node_id)
+        self._spawn(self._node(node_id))
+
+    def is_running(self, node_id: int) -> bool:
+        """Whether the node's process lives, paused or not."""
+        return self._process(node_id).poll() is None
+
+    def pid(self, node_id: int) -> int:
+        """The process of a node."""
+        return self._process(node_id).pid
+
+    # Inside
+
+    def _started(self) -> tuple[Node, ...]:
+        if not self.nodes:
+            raise OptionError("the embedded Kafka is not running: call start(), or use `with`.")
+        return self.nodes
+
+    def _node(self, node_id: int) -> Node:
+        for node in self._started():
+            if node.node_id == node_id:
+                return node
+        raise OptionError(f"there is no node {node_id}: they are numbered 1 to {self.brokers}.")
+
+    def _process(self, node_id: int) -> subprocess.Popen[bytes]:
+        return self._processes[self._node(node_id).node_id]
+
+    def _answering(self) -> list[Node]:
+        return [node for node in self._started() if node.node_id not in self._killed_or_paused()]
+
+    def _killed_or_paused(self) -> set[int]:
+        """Nodes that a test has put out of action; one that died by itself is not among them."""
+        by_signal = {-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM}
+        ended = {n for n, process in self._processes.items() if process.poll() in by_signal}
+        return ended | self._paused
+
+    def _start_nodes(self, directory: Path) -> None:
+        """With ports of our own choice, another process may have been quicker: try others."""
+        for tries in range(1, START_TRIES_MAX + 1):
+            self.nodes = self._lay_out(directory)
+            self._format()
+            for node in self.nodes:
+                self._spawn(node)
+            try:
+                return self.wait_until_ready()
+            except BrokerUnavailableError as error:
+                if self._port is not None or PORT_TAKEN not in str(error):
+                    raise
+                if tries == START_TRIES_MAX:
+                    raise
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+
+    def _lay_out(self, directory: Path) -> tuple[Node, ...]:
+        """Choose ports, and write every node's settings."""
+        free = free_ports(2 * self.brokers, HOST)
+        first = self._port
+        ports = free[: self.brokers] if first is None else range(first, first + self.brokers)
+        nodes = tuple(
+            Node(number, port, controller_port, directory / f"node-{number}")
+            for number, port, controller_port in zip(
+                range(1, self.brokers + 1), ports, free[self.brokers :], strict=True
+            )
+        )
+        secure: Mapping[str, str] = {}
+        if self.security is not None and self._stores is not None:
+            secure = broker_properties(self.security, self._stores)
+        for node in nodes:
+            node.directory.mkdir(exist_ok=True)
+            node.logging_path.write_text(LOGGING)
+            protocol = PROTOCOL if secure else "PLAINTEXT"
+            text = server_properties(node, nodes, protocol, {**secure, **self._properties})
+            node.properties_path.write_text(text)
+        return nodes
+
+    def _format(self) -> None:
+        """Prepare the data folders that are new."""
+        cluster_id = next(filter(None, map(cluster_id_of, self.nodes)), None) or new_cluster_id()
+        more = ["--feature", f"transaction.version={self.transaction_version}"]
+        more += [] if self.security is None else self.security.format_arguments()
+        formatting = {
+            node: self._group.spawn(
+                self._programs.format_command(node, cluster_id, more), node.log_path
+            )
+            for node in self.nodes
+            if not node.is_formatted
+        }
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        for node, process in formatting.items():
+            if not _wait(process, deadline) or process.returncode != 0:
+                raise BrokerUnavailableError(
+                    f"the data folder {node.data_path} could not be formatted. "
+                    f"The end of {node.log_path}:\n{node.log_tail()}"
+                )
+
+    def _spawn(self, node: Node) -> None:
+        command = self._programs.server_command(node, self.heap_mb)
+        self._processes[node.node_id] = self._group.spawn(command, node.log_path)
+
+    @contextmanager
+    def _client(self, bootstrap_servers: str) -> Iterator[Client]:
+        options = self._client_options(SUPER_USER)
+        config = KafkaConfig.from_options({**options, "bootstrap.servers": bootstrap_servers})
+        client = Client(config)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _wait_for(
+        self,
+        node: Node,
+        deadline: float,
+        topics: Iterable[str] | None,
+        holds: Callable[[Any], bool],
+    ) -> None:
+        """Ask one node for metadata until `holds` of it."""
+        why = "it has not told what was waited for"
+        while self._processes[node.node_id].poll() is None:
+            if time.monotonic() >= deadline:
+                raise self._failed(node, f"was not ready in time ({why})")
+            try:
+                # A new client each time: one that knows the other nodes might ask those.
+                with self._client(node.address) as client:
+                    ask_until = min(deadline, time.monotonic() + ASK_TIMEOUT_S)
+                    if holds(client.metadata(topics, deadline=ask_until)):
+                        return
+            except BrokerUnavailableError as error:
+                why = str(error)
+            time.sleep(POLL_S)
+        raise self._failed(node, f"ended with code {self._processes[node.node_id].returncode}")
+
+    def _failed(self, node: Node, what: str) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"node {node.node_id} of the embedded Kafka ({node.address}) {what}. "
+            f"The end of {node.log_path}:\n{node.log_tail()}"
+        )
+
+
+def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise OptionError(f"EmbeddedKafka({name}=...) is {value!r}; expected {expected}.")
+
+
+def _names_all(wanted: set[int], metadata: Any) -> bool:
+    return wanted <= {broker.node_id for broker in metadata.brokers}
+
+
+def _is_in_sync(alive: set[int], metadata: Any) -> bool:
+    """Whether every partition has a leader alive, and all its replicas that are alive in sync."""
+    return all(
+        topic.error_code == 0
+        and all(
+            part.leader_id in alive and alive.intersection(part.replica_nodes) <= {*part.isr_nodes}
+            for part in topic.partitions
+        )
+        for topic in metadata.topics
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether it ended before the deadline."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:
+    if os.getpid() != owner:  # a forked copy of the interpreter ends, and the cluster is not its
+        return
+    group.close()
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)

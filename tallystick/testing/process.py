@@ -1,0 +1,66 @@
+"""Child processes that cannot outlive their parent, not even when it is killed with SIGKILL.
+
+Invariant: every child is in the process group of one small watchdog, a shell that waits for the
+end of a pipe whose other end only this process holds. When this process goes, however it goes, the
+kernel closes the pipe, and the shell kills the group, itself included.
+
+Why not PR_SET_PDEATHSIG: it is Linux only, and it fires when the *thread* that started the child
+ends. Why a group: its number cannot be given to strangers as long as the watchdog lives, so the
+shell needs no process ids that may be stale by then.
+"""
+
+import contextlib
+import os
+import subprocess
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+WATCHDOG = "read -r _; kill -9 0"
+
+
+class ProcessGroup:
+    """A group of child processes that dies with this one."""
+
+    def __init__(self) -> None:
+        read_end, write_end = os.pipe()  # close-on-exec: no other child inherits the write end
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", WATCHDOG],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        os.close(read_end)
+        self._lifeline = os.fdopen(write_end, "wb", buffering=0)
+        _close_in_forked_children(self._lifeline)
+
+    def spawn(self, command: Sequence[str], log_path: Path) -> subprocess.Popen[bytes]:
+        """Start a command in the group, its output appended to a file."""
+        with open(log_path, "ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=self._watchdog.pid,
+            )
+
+    def close(self) -> None:
+        """Kill whatever still runs in the group, as the end of this process would."""
+        self._lifeline.close()
+        self._watchdog.wait()
+
+
+def _close_in_forked_children(lifeline: BinaryIO) -> None:
+    """A fork (multiprocessing) copies the write end; the copy would keep the children alive."""
+    reference = weakref.ref(lifeline)
+
+    def close() -> None:
+        copy = reference()
+        if copy is not None:
+            with contextlib.suppress(OSError):
+                copy.close()
+
+    os.register_at_fork(after_in_child=close)

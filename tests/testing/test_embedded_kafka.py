@@ -1,0 +1,273 @@
+"""The embedded Kafka against clients that know nothing of it, and against sudden death."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from tallystick.cache import cache_directory
+from tallystick.errors import BrokerUnavailableError, OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
+from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
+from tallystick.testing.pytest_plugin import NewTopic
+
+DEADLINE_S = 60.0
+PARENT = """
+import sys, time
+from tallystick.testing import EmbeddedKafka
+kafka = EmbeddedKafka(directory=sys.argv[1])
+kafka.start()
+print(kafka.pid(1), flush=True)
+time.sleep(600)
+"""
+
+
+def produce(options: dict[str, str], topic: str, *values: bytes) -> None:
+    refused: list[Any] = []
+    producer = Producer({**options, "message.timeout.ms": 30_000})
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: error and refused.append(error))
+    assert producer.flush(DEADLINE_S) == 0
+    if refused:
+        raise KafkaException(refused[0])
+
+
+def consume(options: dict[str, str], topic: str, count: int) -> list[bytes]:
+    consumer = Consumer({**options, "group.id": "any", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages = consumer.consume(count, timeout=DEADLINE_S)
+    consumer.close()
+    return [message.value() for message in messages if message.error() is None]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    """A broker that these tests may kill."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own with the jars in it, and no way to fetch others."""
+    jars.kafka_classpath()
+    copy = tmp_path / "cache"
+    shutil.copytree(cache_directory(), copy, ignore=shutil.ignore_patterns("numba", ".fetch-*"))
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(copy))
+    monkeypatch.setenv("TALLYSTICK_MAVEN_URL", "http://127.0.0.1:9/")
+    return copy
+
+
+@pytest.mark.broker
+def test_records_survive_a_killed_broker(kafka):
+    topic = kafka.create_topic("survives")
+    produce(kafka.confluent_options(), topic, b"before")
+
+    kafka.kill(1)
+    assert not kafka.is_running(1)
+    kafka.restart(1)
+    kafka.wait_until_ready()
+    produce(kafka.confluent_options(), topic, b"after")
+
+    assert consume(kafka.confluent_options(), topic, 2) == [b"before", b"after"]
+
+
+@pytest.mark.broker
+def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka):
+    topic = kafka.create_topic("paused")
+    options = kafka.confluent_options()
+
+    kafka.pause(1)
+    impatient = Producer({**options, "message.timeout.ms": 500})
+    impatient.produce(topic, b"lost")
+    impatient.flush(DEADLINE_S)
+    kafka.resume(1)
+    kafka.wait_until_ready()
+    produce(options, topic, b"later")
+
+    assert consume(options, topic, 1) == [b"later"]
+
+
+@pytest.mark.broker
+def test_the_fixtures_give_a_broker_and_topics_of_ones_own(
+    tallystick_kafka: EmbeddedKafka, tallystick_topic: NewTopic
+):
+    one, other = tallystick_topic("orders", partitions=3), tallystick_topic("orders")
+    options = tallystick_kafka.confluent_options()
+    known = Consumer({**options, "group.id": "any"}).list_topics(timeout=DEADLINE_S).topics
+
+    assert one != other
+    assert tallystick_topic(partitions=None) not in known
+    assert (len(known[one].partitions), len(known[other].partitions)) == (3, 1)
+
+
+@pytest.mark.broker
+def test_three_brokers_know_each_other_and_replicate():
+    with EmbeddedKafka(brokers=3) as kafka:
+        topic = kafka.create_topic("replicated", partitions=2)
+        options = kafka.confluent_options()
+        told = Consumer({**options, "group.id": "any"}).list_topics(topic, timeout=DEADLINE_S)
+        produce(options, topic, b"once")
+
+        kafka.kill(told.topics[topic].partitions[0].leader)
+
+        assert set(told.brokers) == {1, 2, 3}
+        assert all(len(part.isrs) == 3 for part in told.topics[topic].partitions.values())
+        produce(options, topic, *[b"more"] * 20)
+
+
+@pytest.mark.broker
+def test_only_who_was_granted_may_write():
+    users = {"admin": "admin-secret", "alice": "alice-secret", "bob": "bob-secret"}
+    with EmbeddedKafka(security=Security(users)) as kafka:
+        topic = kafka.create_topic("guarded")
+        grants = [Grant("alice", "TOPIC", topic, "WRITE"), Grant("alice", "TOPIC", topic, "READ")]
+        create_acls(kafka.confluent_options(), grants)
+
+        wait_until(lambda: _may_write(kafka, "alice", topic))
+        assert not _may_write(kafka, "bob", topic)
+        assert "alice-secret" not in repr(kafka)
+        spark_options = kafka.kafka_options_for("alice")
+        assert spark_options["kafka.security.protocol"] == "SASL_SSL"
+        assert spark_options["kafka.ssl.truststore.type"] == "PEM"
+        with pytest.raises(OptionError, match="no user 'carol'"):
+            kafka.kafka_options_for("carol")
+
+
+def _may_write(kafka: EmbeddedKafka, user: str, topic: str) -> bool:
+    try:
+        produce(kafka.confluent_options(user), topic, b"x")
+    except KafkaException:
+        return False
+    return True
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("version", [0, 1])
+def test_an_older_transaction_protocol_can_be_chosen(version):
+    with EmbeddedKafka(transaction_version=version) as kafka:
+        assert _transaction_version(kafka) == version
+
+
+@pytest.mark.broker
+def test_the_current_transaction_protocol_is_the_default(kafka):
+    assert _transaction_version(kafka) == 2
+
+
+def _transaction_version(kafka: EmbeddedKafka) -> int | None:
+    options = {name.removeprefix("kafka."): value for name, value in kafka.kafka_options.items()}
+    broker = KafkaBroker(KafkaConfig.from_options(options))
+    try:
+        return broker.cluster_facts().transaction_version
+    finally:
+        broker.close()
+
+
+@pytest.mark.broker
+def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp_path, cache):
+    """Offline: the address to fetch from, which nobody serves, is never asked."""
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "data")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    broker_pid = int(parent.stdout.readline())
+    assert is_alive(broker_pid)
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    wait_until(lambda: not is_alive(broker_pid))
+    cluster_before = (tmp_path / "data/node-1/data/meta.properties").read_text()
+    with EmbeddedKafka(directory=tmp_path / "data"):
+        pass
+    assert (tmp_path / "data/node-1/data/meta.properties").read_text() == cluster_before
+
+
+@pytest.mark.broker
+def test_the_command_runs_until_it_is_told_to_stop(tmp_path):
+    command = [sys.executable, "-m", "tallystick.cli", "broker", "start", "--port", "20999"]
+    ran = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert ran.stdout is not None
+    servers = ran.stdout.readline().strip()
+    ran.send_signal(signal.SIGINT)
+    _, told = ran.communicate(timeout=DEADLINE_S)
+
+    assert servers == "127.0.0.1:20999"
+    assert ran.returncode == 0, told
+    assert "Stopped." in told
+
+
+@pytest.mark.broker
+def test_a_node_that_dies_at_start_tells_why():
+    kafka = EmbeddedKafka(properties={"log.retention.ms": "for ever"})
+
+    with pytest.raises(BrokerUnavailableError, match=r"(?s)formatted.*log\.retention\.ms"):
+        kafka.start()
+
+
+def test_a_damaged_jar_is_never_run(cache):
+    """It would be fetched again, but here nobody answers: refuse, and say how to go on."""
+    victim = next(cache.glob("kafka-4.3.0-*/kafka-clients-*.jar"))
+    with open(victim, "r+b") as file:
+        file.seek(1000)
+        file.write(b"tampered")
+
+    with pytest.raises(OptionError, match=r"(?s)kafka-clients.*SHA-256.*Connect to the network"):
+        jars.kafka_classpath()
+
+
+def test_a_damaged_jar_is_replaced_by_a_good_one(cache, monkeypatch, tmp_path):
+    folder = next(cache.glob("kafka-4.3.0-*/"))
+    good = tmp_path / "served"
+    shutil.copytree(folder, good)
+    (folder / "kafka-clients-4.3.0.jar").write_bytes(b"")
+    monkeypatch.setattr(jars, "_fetch", lambda work, target: str(shutil.copytree(good, target)))
+
+    classpath = jars.kafka_classpath()
+
+    assert jars.damaged_jars(folder) == []
+    assert all(os.path.isfile(jar) for jar in classpath.split(os.pathsep))
+    assert [path.name for path in cache.glob(".fetch-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("brokers", 4), ("brokers", 0), ("port", 70_000), ("transaction_version", 3), ("heap_mb", 1)],
+)
+def test_a_value_that_cannot_work_is_refused_before_anything_starts(option, value):
+    with pytest.raises(OptionError, match=rf"{option}=.*{value}"):
+        EmbeddedKafka(**{option: value})
+
+
+def test_security_refuses_what_the_brokers_could_not_log_in_with():
+    with pytest.raises(OptionError, match="'admin' is missing"):
+        Security({"alice": "secret"})
+    with pytest.raises(OptionError, match="'admin' has other characters") as caught:
+        Security({"admin": 'se"cret'})
+    assert "cret" not in str(caught.value)
