@@ -4,6 +4,7 @@ import json
 import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.json_format import Json
-from tallystick.json_kernels import join_records
+from tallystick.json_kernels import CONTROL_CHARACTER, GOOD, NOT_UTF8, join_records
 from tallystick.source import json_reader
 from tallystick.source.json_reader import ParsedJson, check_schema, parse_json
+from tallystick.spans import spans_of
 
 SCHEMA = pa.schema(
     [
@@ -154,11 +156,20 @@ def test_well_formed_records_and_tombstones_pass_in_every_mode(mode):
     assert parsed.malformed is None
 
 
-def test_records_that_complete_each_other_are_both_malformed():
-    """Joined by line breaks they would be well-formed, and as many documents as records."""
-    values = [b'{"a":1', b',"b":2}', b"", b'{"a":1}{"a":2}', b'{"a":[1', b']}{"a":3}']
-
-    assert marks(parse(values, INT), 6) == [True] * 6
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b'{"a":1', b',"b":2}', b"", b'{"a":1}{"a":2}'],
+        [b'{"a":[1', b']}{"a":3}'],
+        [b'{"z":', b'{"a":1}}', b"{}{}"],
+        [b'{"z":[', b"{}]}", b"{}{}"],
+        [b'{"z":"', b'{"}', b"{}{}"],
+        [b"{}{}", b" "],
+    ],
+)
+def test_records_that_make_up_for_each_other_are_all_malformed(values):
+    """Joined by line breaks they are as many documents as records, all of them well-formed."""
+    assert marks(parse(values, INT), len(values)) == [True] * len(values)
 
 
 def test_an_error_says_where_why_and_what_to_do_and_shows_only_the_beginning():
@@ -337,19 +348,43 @@ def test_every_record_is_judged_and_read_as_if_it_stood_alone(values):
     parsed.columns.validate(full=True)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=5))
-def test_only_valid_utf8_is_passed_on(texts):
-    high = [
-        bytes(byte | 0x80 if byte < 0x20 or byte in b'"\\' else byte for byte in text)
-        for text in texts
-    ]
-    values = [b'{"b":"' + text + b'"}' for text in high]
+def joined(values: list[bytes]) -> tuple[list[int], bytes]:
+    """The kernel's verdicts, and the text that the parser would get."""
+    spans = spans_of(pa.array(values, pa.binary()), "value")
+    out = np.zeros(sum(map(len, values)) + 3 * len(values), np.uint8)
+    verdicts = np.zeros(len(values), np.uint8)
+    lines = np.zeros(len(values) + 1, np.int64)
+    written = join_records(spans.data, spans.starts, spans.lengths, out, lines, verdicts)
+    return verdicts.tolist(), out[:written].tobytes()
 
-    parsed = parse(values, SCHEMA)
 
-    for mark, text in zip(marks(parsed, len(values)), high, strict=True):
-        assert mark == (text.decode("utf-8", "ignore").encode() != text)
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_only_valid_utf8_reaches_the_parser():
+    """Every lead byte with the bytes on both sides of each limit after it."""
+    seconds, rest = [0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0], [0x7F, 0x80, 0xBF, 0xC0]
+    tails = [tail for length in range(4) for tail in product(*([seconds, rest, rest][:length]))]
+    texts = [bytes([lead, *tail]) for lead in range(0x80, 0x100) for tail in tails]
+
+    verdicts, _ = joined([b"{" + text + b"}" for text in texts])
+
+    assert verdicts == [GOOD if is_utf8(text) else NOT_UTF8 for text in texts]
+
+
+def test_line_breaks_in_a_record_become_tabs_and_control_characters_condemn_it():
+    """The parser ends at a NUL, and the text has one line per record, whatever stands in them."""
+    controls = [b"{%c}" % byte for byte in range(0x20) if byte not in b"\t\n\r"]
+
+    verdicts, text = joined([b"\n{\r\n1 \t\n2}\r", *controls])
+
+    assert verdicts == [GOOD] + [CONTROL_CHARACTER] * len(controls)
+    assert text == b"{\t\t1 \t\t2}\n" + b"{}\n" * len(controls)
 
 
 @settings(max_examples=50, deadline=None)
