@@ -65,6 +65,38 @@ def start_broker(
         _fail(str(error))
 
 
+@app.command("demo")
+def demo(
+    kills: Annotated[
+        int, typer.Option(help="How often to kill the pipeline; three at its crash points.", min=0)
+    ] = 6,
+    records: Annotated[
+        int | None, typer.Option(help="How many flights; without it, all 336,776.", min=100)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Flights per second while it runs; without it, all at once.", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Repeats a schedule of kills.")] = 1,
+) -> None:
+    """Kill a pipeline of real flights again and again, then audit what came out.
+
+    The last line is one JSON object; the exit code is 0 only if nothing is lost, duplicated, wrong
+    or out of order.
+    """
+    from rich.console import Console
+
+    from tallystick.demo.run import DemoError, DemoOptions, run_demo
+
+    try:
+        exact = run_demo(DemoOptions(kills, records, rate, seed), Console())
+    except (DemoError, TallystickError) as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+    sys.exit(0 if exact else 1)
+
+
 def _interrupt(*_: object) -> NoReturn:
     """SIGTERM ends the command as Ctrl-C does."""
     raise KeyboardInterrupt
