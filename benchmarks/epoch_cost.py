@@ -141,9 +141,9 @@ def measure(
     Returns:
         per kind the epochs as the listener saw them, and as `query.recentProgress` has them.
     """
-    topics = Topics(broker.bootstrap)
-    topics.create(INPUT_TOPIC)
-    topics.create(OUTPUT_TOPIC)
+    with Topics(broker.bootstrap) as topics:
+        topics.create(INPUT_TOPIC)
+        topics.create(OUTPUT_TOPIC)
     spark = tallystick_stateless.session()
     # The job's function is pickled by reference to its module, which the workers do not have.
     spark.sparkContext.addPyFile(tallystick_stateless.__file__)

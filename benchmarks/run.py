@@ -19,8 +19,10 @@ from harness.broker import start_broker
 from harness.dataset import Dataset, DatasetError
 from harness.measure import Bench, Result, RunError
 from harness.systems import SYSTEMS
-from harness.topics import Topics
+from harness.topics import Topics, TopicsError
 from harness.workspace import SetupError, Workspace, build_tools
+
+from tallystick.errors import TallystickError
 
 HERE = Path(__file__).resolve().parent
 INPUT_TOPIC = "events"
@@ -38,7 +40,7 @@ def main() -> int:
     try:
         build(workspace, arguments.only)
         found = run_all(workspace, arguments)
-    except (SetupError, RunError, DatasetError) as error:
+    except (SetupError, RunError, DatasetError, TopicsError, TallystickError) as error:
         print(f"benchmark stopped: {error}", file=sys.stderr)
         return 1
     print(f"\n{results.table(found)}\n\n{results.ratios(found)}")
@@ -71,13 +73,17 @@ def run_all(workspace: Workspace, arguments: argparse.Namespace) -> list[Result]
     """Start a broker, load it, and run every system in every round."""
     found = []
     config = {**results.environment(HERE), "records": arguments.records}
-    with start_broker(workspace.directory / "broker") as broker:
+    with (
+        start_broker(workspace.directory / "broker") as broker,
+        Topics(broker.bootstrap) as topics,
+    ):
         print(f"loading {arguments.records:,} records ...", flush=True)
-        Topics(broker.bootstrap).create(INPUT_TOPIC)
+        topics.create(INPUT_TOPIC)
         Dataset(workspace, broker.bootstrap).load(INPUT_TOPIC, arguments.records)
         bench = Bench(
             workspace,
             broker,
+            topics,
             input_topic=INPUT_TOPIC,
             records=arguments.records,
             timeout_s=arguments.timeout,

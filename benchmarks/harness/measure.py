@@ -64,6 +64,7 @@ class Bench:
     Args:
         workspace: where the jobs were built, and may write.
         broker: holds the input; outputs are made and removed there.
+        topics: of that broker.
         input_topic: loaded with `records` records.
         records: how many.
         timeout_s: a run that takes longer has failed.
@@ -73,6 +74,7 @@ class Bench:
         self,
         workspace: Workspace,
         broker: Broker,
+        topics: Topics,
         *,
         input_topic: str,
         records: int,
@@ -83,7 +85,7 @@ class Bench:
         self._input_topic = input_topic
         self._records = records
         self._timeout_s = timeout_s
-        self._topics = Topics(broker.bootstrap)
+        self._topics = topics
         self._dataset = Dataset(workspace, broker.bootstrap)
 
     def run(self, system: System, name: str) -> Result:
@@ -158,33 +160,30 @@ class _Watch:
         self.peak_memory_mib = 0.0
 
     def sample(self) -> None:
-        """Take one sample; none when the broker does not say where the topic ends."""
+        """Take one sample of everything, and now and then of the memory."""
         ends = self._topics.ends(self._topic)
         now_s = time.time()
-        if ends is not None:
-            self.samples.append(
-                Sample(
-                    at_s=now_s,
-                    written=ends.written,
-                    committed=ends.committed,
-                    job_cpu_s=self._session.cpu_s(),
-                    broker_cpu_s=sum(map(cpu_s, self._broker.pids)),
-                    harness_cpu_s=time.process_time(),
-                    machine_cpu_s=machine_cpu_s(),
-                )
+        self.samples.append(
+            Sample(
+                at_s=now_s,
+                written=ends.written,
+                committed=ends.committed,
+                job_cpu_s=self._session.cpu_s(),
+                broker_cpu_s=sum(map(cpu_s, self._broker.pids)),
+                harness_cpu_s=time.process_time(),
+                machine_cpu_s=machine_cpu_s(),
             )
+        )
         if now_s >= self._memory_due_s:
             self.peak_memory_mib = max(self.peak_memory_mib, self._session.pss_mib())
             self._memory_due_s = now_s + MEMORY_EVERY_S
 
     def committed(self) -> int:
         """The committed end as last seen."""
-        return self.samples[-1].committed if self.samples else 0
+        return self.samples[-1].committed
 
     def still_s(self) -> float:
         """For how long everything written has been committed and nothing came; 0: not so."""
-        if not self.samples:
-            return 0.0
         last = self.samples[-1]
         if last.written != last.committed:
             return 0.0

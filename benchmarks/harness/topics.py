@@ -1,13 +1,23 @@
 """The benchmark's topics: made, watched and removed through librdkafka, which is cheap to poll."""
 
+import time
 from dataclasses import dataclass
+from typing import Self
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 PARTITION_COUNT = 8
 """The loader and the verifier of `peers` know no other number."""
-REQUEST_TIMEOUT_S = 10
+REQUEST_TIMEOUT_S = 10.0
+KNOWN_TIMEOUT_S = 30.0
+POLL_S = 0.1
+END = -1
+"""Asked for as a timestamp, it is the end of the log, as in Kafka's ListOffsets."""
+
+
+class TopicsError(Exception):
+    """The broker did not do, or did not tell, what the benchmark asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,42 +32,76 @@ class Ends:
 
 
 class Topics:
-    """Makes, watches and removes topics of `PARTITION_COUNT` partitions.
+    """Makes, watches and removes topics of `PARTITION_COUNT` partitions; a context manager.
 
     Args:
         bootstrap: `host:port` of the broker.
     """
 
     def __init__(self, bootstrap: str) -> None:
-        # Quiet: it outlives the broker at the end, and would say so.
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        # Quiet: what goes wrong is raised.
+        config = {"bootstrap.servers": bootstrap, "log_level": 0}
+        consumer = {**config, "group.id": "benchmark", "enable.auto.commit": False}
+        self._admin = AdminClient(config)
+        self._committed = Consumer({**consumer, "isolation.level": "read_committed"})
+        self._written = Consumer({**consumer, "isolation.level": "read_uncommitted"})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._committed.close()
+        self._written.close()
 
     def create(self, topic: str) -> None:
-        """Create a topic; it must not exist."""
+        """Create a topic that does not exist yet, and wait until its ends can be asked for.
+
+        Raises:
+            TopicsError: the broker refused, or does not know the topic in time.
+        """
         new = NewTopic(topic, num_partitions=PARTITION_COUNT, replication_factor=1)
-        self._admin.create_topics([new])[topic].result(REQUEST_TIMEOUT_S)
+        try:
+            self._admin.create_topics([new])[topic].result(REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise TopicsError(f"topic {topic} could not be created: {error}") from error
+        self._wait_until_known(topic)
 
     def delete(self, topic: str) -> None:
         """Remove a topic."""
         self._admin.delete_topics([topic])[topic].result(REQUEST_TIMEOUT_S)
 
-    def ends(self, topic: str) -> Ends | None:
-        """The topic's ends now; None when the broker gave no answer this time."""
-        wanted = {
-            TopicPartition(topic, each): OffsetSpec.latest() for each in range(PARTITION_COUNT)
-        }
-        asked = [
-            self._admin.list_offsets(
-                wanted, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S
-            )
-            # The committed end first: asked second, it may be ahead of the written one.
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        ]
-        try:
-            committed, written = (
-                sum(future.result(REQUEST_TIMEOUT_S).offset for future in futures.values())
-                for futures in asked
-            )
-        except KafkaException:
-            return None
-        return Ends(written, committed)
+    def ends(self, topic: str) -> Ends:
+        """The topic's ends now.
+
+        Raises:
+            TopicsError: the broker gave no answer.
+        """
+        # The committed end first: asked second, it could be ahead of the written one.
+        committed = _end(self._committed, topic)
+        return Ends(_end(self._written, topic), committed)
+
+    def _wait_until_known(self, topic: str) -> None:
+        deadline_s = time.monotonic() + KNOWN_TIMEOUT_S
+        while True:
+            try:
+                # A client that asked for the topic too early takes it for missing until told anew.
+                for consumer in (self._committed, self._written):
+                    consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+                self.ends(topic)
+                return
+            except (TopicsError, KafkaException) as error:
+                if time.monotonic() > deadline_s:
+                    raise TopicsError(f"new topic {topic} stays unknown: {error}") from error
+                time.sleep(POLL_S)
+
+
+def _end(consumer: Consumer, topic: str) -> int:
+    partitions = [TopicPartition(topic, each, END) for each in range(PARTITION_COUNT)]
+    try:
+        found = consumer.offsets_for_times(partitions, timeout=REQUEST_TIMEOUT_S)
+    except KafkaException as error:
+        raise TopicsError(f"the ends of topic {topic} are not to be had: {error}") from error
+    errors = [each.error for each in found if each.error is not None]
+    if errors:
+        raise TopicsError(f"the ends of topic {topic} are not to be had: {errors[0]}")
+    return sum(each.offset for each in found)
