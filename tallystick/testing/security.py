@@ -164,7 +164,8 @@ def create_acls(options: Mapping[str, Any], grants: Iterable[Grant]) -> None:
     """
     admin_module = _require("confluent_kafka.admin", "confluent-kafka")
     bindings = [_binding(admin_module, grant) for grant in grants]
-    for future in admin_module.AdminClient(dict(options)).create_acls(bindings).values():
+    client = admin_module.AdminClient(dict(options))  # its answers are lost once it is collected
+    for future in client.create_acls(bindings).values():
         future.result()
 
 
