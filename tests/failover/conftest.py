@@ -1,0 +1,50 @@
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:  # plain `pytest` does not put it there, `python -m pytest` does
+    sys.path.insert(0, ROOT)
+
+from tallystick.kafka.config import KafkaConfig  # noqa: E402
+from tallystick.testing import EmbeddedKafka  # noqa: E402
+from tests.failover.job import Job  # noqa: E402
+from tests.failover.known_rows import Shape  # noqa: E402
+
+PARTITIONS = 3
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[EmbeddedKafka]:
+    """Three brokers; who was killed leads again soon after it is back."""
+    properties = {"leader.imbalance.check.interval.seconds": "1"}
+    with EmbeddedKafka(brokers=3, properties=properties) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def topic(cluster: EmbeddedKafka) -> str:
+    """One log for many pipelines: each finds its own rows by its name."""
+    return cluster.create_topic("rows", PARTITIONS)
+
+
+@pytest.fixture
+def make_job(cluster: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes pipelines; their connections end with the test."""
+    jobs: list[Job] = []
+
+    def make(name: str, **how: object) -> Job:
+        shape = Shape(name, topic, tuple(range(PARTITIONS)))
+        if "midway" in how:
+            shape = shape.spanning_groups()
+        config = KafkaConfig(cluster.bootstrap_servers, client_id=name)
+        job = Job(shape, config, tmp_path / name, **how)  # type: ignore[arg-type]
+        jobs.append(job)
+        return job
+
+    yield make
+    for job in jobs:
+        job.close()
