@@ -15,6 +15,7 @@ Invariants:
     * A transaction is committed only after its manifest is durable and its output was counted.
     * What Kafka committed is asked only after all earlier producers are fenced off.
     * What Kafka has not committed did not happen: no recovery ever finishes an old transaction.
+    * Before a person is asked to decide, this run proves again that it is not just replaced.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
       always "Kafka forgot", never "first run", once any epoch has left a manifest.
@@ -34,6 +35,7 @@ from tallystick.errors import (
     EpochAbortedError,
     ForeignRowsError,
     RetriableError,
+    TallystickError,
 )
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.topic_partition import TopicPartition
@@ -263,6 +265,7 @@ class Coordinator:
         self._committed: Committed | None = None
         self._manifest: Manifest | None = None  # of the epoch in flight
         self._error: Exception | None = None
+        self._refused_before = False
 
     def step(self, event: Event) -> Action:
         """Take one fact and return what must be done about it."""
@@ -317,7 +320,19 @@ class Coordinator:
                 self._become(Phase.CONFIRMING)
                 return ConfirmOutput(manifest.producer, manifest.produced)
             case verdict.Refused(error):
-                return self._stop(error)
+                return self._refuse(error)
+
+    def _refuse(self, error: TallystickError) -> Action:
+        """Stop for a person to decide; but prove first that this run still owns the pipeline.
+
+        A successor that took over between the fence and the question leaves a token or a manifest
+        that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
+        """
+        if self.phase is Phase.RESTORING and not self._refused_before:
+            self._refused_before = True
+            self._become(Phase.FENCING)
+            return FenceProducer(self._owner)
+        return self._stop(error)
 
     def _prepare(self, produced: tuple[ProducedRange, ...]) -> Action:
         self._become(Phase.PREPARED)

@@ -89,11 +89,13 @@ def judge(request: Request, committed: Committed, identity: Identity) -> Verdict
         return Open() if accepted else Refused(_other_lineage(token, identity))
     if token.checkpoint_id not in (request.checkpoint_id - 1, request.checkpoint_id):
         return Refused(_off_beat(request, token, identity))
+    if token.checkpoint_id == request.checkpoint_id and not token.manifest_path:
+        return Refused(_off_beat(request, token, identity))  # before the lineage began
     if token.manifest_path and committed.manifest is None:
         return Refused(_manifest_gone(token, identity))
     if token.checkpoint_id == request.checkpoint_id - 1:
         return Run()
-    assert committed.manifest is not None, "an opening token is of the epoch before the first"
+    assert committed.manifest is not None, "a token without a manifest is refused above"
     if committed.manifest.sources != request.sources:
         return Refused(_other_offsets(request, token, committed.manifest))
     return Done(committed.manifest)

@@ -1,1 +1,1 @@
-"""The same ports, breaking on purpose."""
+"""The ports broken on purpose, and the oracle that knows what must come of it."""

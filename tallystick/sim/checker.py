@@ -1,0 +1,183 @@
+"""The oracle: what was right to happen, told independently of the code that is tested.
+
+It is told every transaction that Kafka commits, and how every driver ends, and expects:
+    * An epoch becomes visible whole: all rows of its input range, each once, in order, and nothing
+      else; and whenever a driver has ended, the source's group shows how far that was.
+    * Epochs follow each other; none is committed twice.
+    * Only the newest owner of the transactional id commits.
+    * A row that must not count is in no transaction whose output was counted after the row was
+      written; and where one came in later, some driver raised ForeignRowsError for that epoch.
+    * A driver ends with an error only for a cause that the world gave it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from tallystick.errors import (
+    DataLossError,
+    FencedError,
+    ForeignRowsError,
+    RetriableError,
+    StorageError,
+)
+from tallystick.sim.kafka_cluster import Committed
+from tallystick.sim.rows import Row
+from tallystick.sim.scheduler import Crash
+from tallystick.sim.spark import Checkpoint, ConcurrentRunError
+from tallystick.topic_partition import TopicPartition
+
+ExpectedRows = Callable[[Checkpoint, int], Mapping[TopicPartition, Sequence[Row]]]
+
+
+class Violation(AssertionError):  # noqa: N818 - it is what a checker finds, not an error of ours
+    """A promise was broken. The seed repeats it."""
+
+
+class Checker:
+    """Collects violations; reads the world, never changes it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        expected_rows: ExpectedRows,
+        *,
+        token_group: str,
+        tells: bool,
+    ) -> None:
+        self.violations: list[str] = []
+        self.checkpoint = checkpoint
+        self.committed_epoch = -1  # of the checkpoint in use
+        self.foreign_epochs: set[int] = set()
+        self.reported_epochs: set[int] = set()
+        self.owner = ""  # the process that took over last
+        self.committer = ""  # the process whose commit is being processed
+        self.takeover_count = 0
+        self.expected_error: type[Exception] | None = None
+        self.expected_seen = False
+        self._expected_rows = expected_rows
+        self._token_group = token_group
+        self._tells = tells
+
+    def note(self, violation: str) -> None:
+        """A promise was broken."""
+        self.violations.append(violation)
+
+    # Commits
+    def on_commit(self, done: Committed) -> None:
+        """Kafka made a transaction visible."""
+        if self.committer != self.owner:
+            self.note(f"{self.committer} committed, though {self.owner} had taken over")
+        rows = [row for _, batch in done.batches for row in batch.rows]
+        tokens = [what for (group, _), what in done.offsets.items() if group == self._token_group]
+        if not rows and tokens and not json.loads(tokens[0][1])["manifest"]:
+            return  # the first token of a lineage
+        following = self.committed_epoch + 1
+        epoch = tokens[0][0] - 1 if tokens else max((row.epoch for row in rows), default=following)
+        self._check_epoch(epoch, done)
+
+    def _check_epoch(self, epoch: int, done: Committed) -> None:
+        if epoch != self.committed_epoch + 1:
+            self.note(f"epoch {epoch} committed after epoch {self.committed_epoch}")
+        self.committed_epoch = max(epoch, self.committed_epoch)
+        if epoch not in self.checkpoint.offsets:
+            self.note(f"epoch {epoch} committed, of which Spark has no offsets")
+            return
+        found: dict[TopicPartition, list[Row]] = {}
+        for partition, batch in done.batches:
+            own = [row for row in batch.rows if not row.foreign]
+            found.setdefault(partition, []).extend(own)
+            if len(own) < len(batch.rows):
+                self._check_foreign(epoch, batch.step, done.counted_at)
+        expected = self._expected_rows(self.checkpoint, epoch)
+        for partition in sorted({*expected, *found}):
+            if by_source(found.get(partition, ())) != by_source(expected.get(partition, ())):
+                self.note(
+                    f"epoch {epoch}, {partition}: committed {found.get(partition, [])}, "
+                    f"expected {list(expected.get(partition, ()))}"
+                )
+
+    def _check_foreign(self, epoch: int, step: int, counted_at: int | None) -> None:
+        self.foreign_epochs.add(epoch)
+        if self._tells and (counted_at is None or step <= counted_at):
+            self.note(f"epoch {epoch}: foreign rows were there to be counted, and were committed")
+
+    # Ends of drivers
+    def check_positions(self, shown: Mapping[TopicPartition, int]) -> None:
+        """No driver runs: the group of the source on the same cluster shows what is committed."""
+        ends = self.checkpoint.start_of(self.committed_epoch + 1)
+        wrong = {p: offset for p, offset in shown.items() if offset != ends[p]}
+        if wrong or (not shown and self.committed_epoch >= 0):
+            self.note(f"epoch {self.committed_epoch} ends at {ends}, the group shows {shown}")
+
+    def on_end(self, name: str, error: BaseException | None) -> str:
+        """A driver's process ended; the word for how."""
+        match error:
+            case None:
+                return "finished"
+            case Crash():
+                return "died"
+            case ForeignRowsError():
+                epochs = {int(number) for number in re.findall(r"epoch (\d+) is", str(error))}
+                if not epochs <= self.foreign_epochs:
+                    self.note(f"{name}: {error}, but there are no foreign rows")
+                self.reported_epochs |= epochs
+                return "ForeignRowsError"
+            case DataLossError():
+                if self.expected_error is None or not isinstance(error, self.expected_error):
+                    self.note(f"{name}: {type(error).__name__} without a cause: {error}")
+                self.expected_seen = True
+                return "DataLossError" if self.expected_error else "DataLossError without a cause"
+            case FencedError():
+                if self.takeover_count < 2:
+                    self.note(f"{name}: {error}, but nobody has taken over")
+                return "fenced"
+            case RetriableError():
+                return "no disk" if isinstance(error, StorageError) else "gave up"
+            case ConcurrentRunError():
+                return "second query on the checkpoint"
+            case _:
+                self.note(f"{name}: {type(error).__name__}: {error}")
+                return "broken"
+
+    def asks_to_take_over(self, name: str) -> None:
+        """A process that was the owner asks to be it again, whoever is now."""
+        if name != self.owner:
+            self.note(f"{name} was replaced by {self.owner}, and takes over from it")
+
+    def took_over(self, name: str) -> None:
+        """A process took the transactional id over from whoever had it."""
+        self.owner = name
+        self.takeover_count += 1
+
+    # The end
+    def at_the_end(self, visible: Mapping[TopicPartition, Sequence[Row]], input_: set[Row]) -> None:
+        """All input is consumed: the visible output is the input, exactly."""
+        rows = [row for found in visible.values() for row in found if not row.foreign]
+        read = [(row.source, row.offset) for row in rows]
+        wanted = {(row.source, row.offset) for row in input_}
+        if lost := sorted(wanted - set(read)):
+            self.note(f"lost: {lost}")
+        if len(read) != len(set(read)):
+            self.note(f"duplicated: {sorted(one for one in set(read) if read.count(one) > 1)}")
+        if foreign := sorted(set(read) - wanted):
+            self.note(f"never read: {foreign}")
+        for partition, found in visible.items():
+            for source, offsets in by_source(found).items():
+                if offsets != sorted(offsets):
+                    self.note(f"{partition}: rows of {source} are out of order: {offsets}")
+        self.at_any_end()
+
+    def at_any_end(self) -> None:
+        """What holds also when a person has to decide first."""
+        if silent := sorted(self.foreign_epochs - self.reported_epochs):
+            self.note(f"foreign rows in epochs {silent} were committed and never reported")
+
+
+def by_source(rows: Sequence[Row]) -> dict[TopicPartition, list[int]]:
+    """The input offsets of rows, in order, per input partition: their order in between is free."""
+    found: dict[TopicPartition, list[int]] = {}
+    for row in rows:
+        if not row.foreign:
+            found.setdefault(row.source, []).append(row.offset)
+    return found

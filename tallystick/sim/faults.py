@@ -1,0 +1,122 @@
+"""What can go wrong in the simulated world, how likely, and whether it does now.
+
+A kind of fault is worth having only if some deliberately broken core fails because of it;
+`tests/sim/mutations.py` keeps that table, and a test checks it.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable
+from enum import Enum
+
+
+class Fault(Enum):
+    """A kind of fault; the value is what a report calls it."""
+
+    # The driver's process, at any call that it makes.
+    CRASH_BEFORE = "driver dies before a call takes effect"
+    CRASH_AFTER = "driver dies after a call took effect"
+    CRASH_LATE = "driver dies, its last request arrives later"
+    TAKEOVER = "a second driver starts while the first lives"
+    # Kafka, as a driver sees it.
+    REFUSED = "Kafka gives no answer and did nothing"
+    LOST_REPLY = "Kafka acted, the reply is lost"
+    LATE_EFFECT = "Kafka acts after the driver has given up waiting"
+    OUTAGE = "Kafka is away for longer than any deadline"
+    TRANSACTION_TIMEOUT = "the transaction times out while it is open"
+    COUNT_HIDDEN = "Kafka may not be asked what it holds"
+    # The checkpoint storage.
+    DISK_FULL = "a write is refused"
+    LOST_PUT = "a write is durable, and reported as failed"
+    LATE_PUT = "a write becomes durable after it was given up"
+    # Spark's tasks.
+    TASK_KILLED = "a task dies, Spark starts its next attempt"
+    EXECUTOR_LOST = "an executor is lost, Spark runs the stage again"
+    RACING_ATTEMPT = "a second attempt of a task writes too"
+    STRAY_ELSEWHERE = "an attempt writes where the others have no rows"
+    # What is done to the checkpoint, or to Kafka, while no driver runs.
+    TOKEN_EXPIRED = "Kafka forgot the pipeline's token"
+    TOKEN_OVERWRITTEN = "a tool committed offsets in the token group"
+    CHECKPOINT_SET_BACK = "an old copy of the checkpoint was put back"
+    OFFSET_LOG_LOST = "the newest entries of Spark's logs are lost"
+    MANIFEST_DELETED = "the manifest that Kafka names is deleted"
+    MANIFEST_CORRUPTED = "the manifest that Kafka names is damaged"
+    OTHER_CHECKPOINT = "the pipeline is started on another checkpoint"
+
+
+SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
+"""Faults that no program can make good: the job must stop and say so."""
+
+RATIOS = {
+    Fault.CRASH_BEFORE: 0.02,
+    Fault.CRASH_AFTER: 0.02,
+    Fault.CRASH_LATE: 0.02,
+    Fault.TAKEOVER: 0.01,
+    Fault.REFUSED: 0.03,
+    Fault.LOST_REPLY: 0.03,
+    Fault.LATE_EFFECT: 0.03,
+    Fault.OUTAGE: 0.01,
+    Fault.TRANSACTION_TIMEOUT: 0.015,
+    Fault.COUNT_HIDDEN: 1.0,
+    Fault.DISK_FULL: 0.1,
+    Fault.LOST_PUT: 0.1,
+    Fault.LATE_PUT: 0.1,
+    Fault.TASK_KILLED: 0.04,
+    Fault.EXECUTOR_LOST: 0.04,
+    Fault.RACING_ATTEMPT: 0.1,
+    Fault.STRAY_ELSEWHERE: 0.1,
+}
+"""How often a kind strikes where it may, at intensity 1."""
+
+INTENSITIES = (0.5, 1.0, 1.0, 2.0, 4.0)
+SABOTAGE_SHARE = 0.3
+"""How many of the seeds end with an act of sabotage."""
+
+
+class FaultPlan:
+    """Which kinds of faults one world knows, and how often; everything follows from the dice.
+
+    Args:
+        dice: the world's only source of chance.
+        kinds: exactly these kinds; None draws some.
+    """
+
+    def __init__(self, dice: random.Random, kinds: Collection[Fault] | None = None) -> None:
+        self._dice = dice
+        self.intensity = dice.choice(INTENSITIES) if kinds is None else 2.0
+        self.kinds = draw_kinds(dice) if kinds is None else frozenset(kinds)
+        self.struck: Counter[Fault] = Counter()
+        self.active = True
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether this kind of fault happens here and now; counted if so."""
+        return self.pick((fault,)) is not None
+
+    def pick(self, faults: Iterable[Fault]) -> Fault | None:
+        """At most one of several kinds of faults that could happen here and now."""
+        if not self.active:
+            return None
+        chances = [(fault, RATIOS[fault]) for fault in faults if fault in self.kinds]
+        if not chances:
+            return None
+        left = self._dice.random()
+        for fault, ratio in chances:
+            left -= min(1.0, ratio * self.intensity)
+            if left < 0:
+                self.struck[fault] += 1
+                return fault
+        return None
+
+    def pick_sabotage(self) -> Fault | None:
+        """The one act of sabotage of this world, if it has any."""
+        found = [fault for fault in SABOTAGE if fault in self.kinds]
+        return self._dice.choice(found) if found else None
+
+
+def draw_kinds(dice: random.Random) -> frozenset[Fault]:
+    """A mixture: often a few kinds, so that each is seen alone; sometimes nearly all of them."""
+    share = dice.choice((0.15, 0.3, 0.6, 1.0))
+    kinds = {fault for fault in RATIOS if dice.random() < share}
+    if dice.random() < SABOTAGE_SHARE:
+        kinds.add(dice.choice(SABOTAGE))
+    return frozenset(kinds)

@@ -1,0 +1,47 @@
+"""The checkpoint location of the simulated world: whole files, and writes that go wrong."""
+
+from tallystick.errors import BrokenInvariantError, StorageError
+from tallystick.sim.broker import Wire
+from tallystick.sim.scheduler import Process
+from tallystick.sim.wire import Call
+
+
+class SimulatedStorage:
+    """One driver's view of the files of a checkpoint, which it shares with others."""
+
+    def __init__(
+        self, wire: Wire, process: Process, location: str, files: dict[str, bytes]
+    ) -> None:
+        self._wire = wire
+        self._process = process
+        self._location = location
+        self._files = files
+
+    @property
+    def location(self) -> str:
+        """See `ports.Storage.location`."""
+        return self._location
+
+    def put(self, path: str, data: bytes) -> None:
+        """See `ports.Storage.put`."""
+
+        def effect() -> None:
+            if path in self._files:
+                raise BrokenInvariantError(f"{path} is written a second time")
+            self._files[path] = data
+
+        self._wire.send(self._process, Call("put", effect, StorageError))
+
+    def get(self, path: str) -> bytes | None:
+        """See `ports.Storage.get`."""
+        return self._wire.send(
+            self._process, Call("get", lambda: self._files.get(path), StorageError)
+        )
+
+    def names(self, folder: str) -> list[str]:
+        """See `ports.Storage.names`."""
+
+        def effect() -> list[str]:
+            return sorted(path for path in self._files if path.startswith(f"{folder}/"))
+
+        return self._wire.send(self._process, Call("names", effect, StorageError))

@@ -1,0 +1,356 @@
+"""One simulated world: Kafka, storage and Spark, the drivers in it, and what befalls them.
+
+Everything follows from the seed. A world lives in three parts: a stormy one, in which drivers are
+started, killed, paused and replaced while faults strike; a quiet one, in which what is left over
+arrives and a last driver goes on; and, for some seeds, an act of sabotage and what it must lead to.
+"""
+
+import contextlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.errors import ForeignRowsError, RetriableError, StorageError, TallystickError
+from tallystick.job import Driver, Target
+from tallystick.sim.broker import SimulatedBroker
+from tallystick.sim.checker import Checker
+from tallystick.sim.engine import Attempt, SimulatedEngine
+from tallystick.sim.faults import Fault, FaultPlan
+from tallystick.sim.kafka_cluster import KafkaCluster
+from tallystick.sim.rows import Row, output_partition
+from tallystick.sim.scheduler import Crash, Process, Scheduler
+from tallystick.sim.spark import Checkpoint, Positions, Source
+from tallystick.sim.storage import SimulatedStorage
+from tallystick.sim.wire import Call
+from tallystick.topic_partition import TopicPartition
+
+Result = TypeVar("Result")
+
+PIPELINE = "sim"
+TOKEN_GROUP = "tallystick-sim-token"
+OUTPUT = tuple(TopicPartition("out", partition) for partition in range(3))
+OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in", 1)))
+OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
+TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
+
+STEPS_MAX = 20_000
+"""A world that takes longer has a driver that goes round in circles."""
+STARTS_MAX = 8
+EPOCH_ROWS_MAX = 5
+RELEASED_MAX = 6
+DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
+KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
+PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
+NO_EFFECT = {Fault.REFUSED, Fault.DISK_FULL}
+EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT}
+LATE = {Fault.CRASH_LATE, Fault.LATE_EFFECT, Fault.LATE_PUT}
+
+
+class Endless(BaseException):
+    """The world's steps are used up; not an Exception, so that a driver cannot survive it."""
+
+
+class World:
+    """The ports' other side, and the drivers.
+
+    Args:
+        seed: decides everything.
+        kinds: only these kinds of faults; None draws some.
+    """
+
+    def __init__(self, seed: int, kinds: Collection[Fault] | None = None) -> None:
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.plan = FaultPlan(self.dice, kinds)
+        self.strays: list[Attempt] = []
+        self.step = 0
+        self.ends: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.accepted: set[str] = set()
+        self._scheduler = Scheduler(self.dice)
+        self._in_flight: list[Callable[[], object]] = []
+        self._names = itertools.count(1)
+        self._nonces = itertools.count(1)
+        self._outage = False
+        self._last_error: BaseException | None = None
+        self._takeover_wanted = False
+        self._tells = Fault.COUNT_HIDDEN not in self.plan.kinds
+        if not self._tells:
+            self.plan.struck[Fault.COUNT_HIDDEN] += 1
+        version = self.dice.choice((2, 2, 1))
+        self.sink = self._cluster("sink", version)
+        self.elsewhere = self._cluster("elsewhere", version)
+        self.sources = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
+        partitions = [partition for source in self.sources for partition in source.partitions]
+        self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
+        self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
+        self.checker = Checker(
+            self.checkpoint,
+            self.rows_of,
+            token_group=TOKEN_GROUP,
+            tells=self._tells,
+        )
+        self.sink.on_commit = self.checker.on_commit
+
+    def _cluster(self, name: str, version: int) -> KafkaCluster:
+        return KafkaCluster(
+            name, self.dice, lambda: self.step, transaction_version=version, tells=self._tells
+        )
+
+    # What Spark offers
+    def plan_positions(self, starts: Positions) -> Positions | None:
+        """The end of the next micro-batch; None when there is nothing to read."""
+        if all(starts[partition] >= end for partition, end in self.available.items()):
+            return None
+        if self.plan.active and self.dice.random() < 0.05:
+            return dict(starts)  # an epoch without data
+        return {
+            partition: min(end, starts[partition] + self.dice.randint(0, EPOCH_ROWS_MAX))
+            for partition, end in self.available.items()
+        }
+
+    def rows_of(
+        self, checkpoint: Checkpoint, epoch: int
+    ) -> Mapping[TopicPartition, tuple[Row, ...]]:
+        """What each output partition gets from an epoch."""
+        starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
+        found: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
+        for source in ends:
+            for offset in range(starts[source], ends[source]):
+                partition = OUTPUT[output_partition(source, offset)]
+                found[partition].append(Row(checkpoint.lineage, epoch, source, offset))
+        return {partition: tuple(rows) for partition, rows in found.items()}
+
+    # Drivers
+    def start_driver(self) -> Process:
+        """Start the query in a new process."""
+        name = f"driver {next(self._names)}"
+        process = Process(name, self._run_query)
+        self._scheduler.add(process)
+        self.tell(f"{name} starts on {self.checkpoint.location}")
+        return process
+
+    def make_driver(self, process: Process, **options: Any) -> Driver:
+        """The driver that is tested, on ports that break."""
+        checkpoint = self.checkpoint
+        identity = Identity(
+            PIPELINE, checkpoint.lineage, checkpoint.location, frozenset(self.accepted)
+        )
+        return Driver(
+            identity,
+            TARGET,
+            SimulatedBroker(self, process, self.sink),
+            SimulatedStorage(self, process, checkpoint.location, checkpoint.files),
+            self,
+            source_broker=SimulatedBroker(self, process, self.elsewhere),
+            **options,
+        )
+
+    def _run_query(self, process: Process) -> None:
+        """Spark's loop over micro-batches."""
+        checkpoint = self.checkpoint
+        driver = self.make_driver(process)
+        epoch = checkpoint.first_epoch()
+        while True:
+            if epoch not in checkpoint.offsets:
+                ends = self.plan_positions(checkpoint.start_of(epoch))
+                if ends is None:
+                    return
+                self.pass_by(process)
+                checkpoint.log_offsets(epoch, ends)
+            self.offer(process, driver, epoch)
+            self.pass_by(process)
+            checkpoint.log_commit(epoch)
+            epoch += 1
+
+    def offer(self, process: Process, driver: Driver, epoch: int) -> None:
+        """Ask a driver for one epoch that is in Spark's offset log."""
+        ends = self.checkpoint.offsets[epoch]
+        request = Request(epoch, tuple(source.text(ends) for source in self.sources))
+        rows = self.rows_of(self.checkpoint, epoch)
+        driver.run_epoch(request, SimulatedEngine(self, process, self.sink, rows))
+
+    # Clock
+    def sleep(self, seconds: float) -> None:
+        """See `ports.Clock.sleep`: time is the world's own."""
+
+    def nonce(self) -> str:
+        """See `ports.Clock.nonce`."""
+        return f"{next(self._nonces):04d}"
+
+    # The wire
+    def send(self, process: Process, call: Call[Result]) -> Result:
+        """Make a call take effect: at once, later, or not at all. See `sim.broker.Wire`."""
+        self.advance(process)
+        fault = self._fault_of(call)
+        if fault is None:
+            result = self._arrive(process, call)
+            self.tell(f"{process.name} {call.name}")
+            return result
+        self.tell(f"{process.name} {call.name}: {fault.value}")
+        if fault is Fault.OUTAGE:
+            self._outage = True
+        if fault in LATE:
+            self._in_flight.append(lambda: self._arrive(process, call))
+        if fault in EFFECT:
+            self._arrive(process, call)
+        if fault in DRIVER_FAULTS:
+            raise Crash
+        raise call.unavailable(f"{call.name}: {fault.value}")
+
+    def _fault_of(self, call: Call[Any]) -> Fault | None:
+        is_kafka = call.unavailable is not StorageError
+        if self._outage and is_kafka:
+            return Fault.REFUSED
+        kinds = KAFKA_FAULTS if is_kafka else PUT_FAULTS if call.name == "put" else ()
+        return self.plan.pick((*DRIVER_FAULTS, *kinds))
+
+    def _arrive(self, process: Process, call: Call[Result]) -> Result:
+        self.checker.committer = process.name
+        return call.effect()
+
+    def asks_to_take_over(self, process: Process) -> None:
+        """See `sim.broker.Wire`."""
+        self.checker.asks_to_take_over(process.name)
+
+    def took_over(self, process: Process) -> None:
+        """See `sim.broker.Wire`."""
+        self.checker.took_over(process.name)
+
+    def advance(self, process: Process) -> None:
+        """Let time pass around a process; other processes may run, and it may be paused."""
+        self.step += 1
+        if self.step > STEPS_MAX:
+            raise Endless
+        while self._in_flight and self.dice.random() < 0.2:
+            self._deliver(self.dice.randrange(len(self._in_flight)))
+        if self.strays and self.dice.random() < 0.4:
+            self._step_stray(self.dice.choice(self.strays))
+        if self.plan.strikes(Fault.TRANSACTION_TIMEOUT) and self.sink.time_out():
+            self.tell("the transaction times out")
+        if self.plan.strikes(Fault.TAKEOVER):
+            self._takeover_wanted = True
+            process.asleep_until = self.step + self.dice.choice((0, 5, 20, 60))
+            self.tell(f"{process.name} is paused until step {process.asleep_until}")
+            process.give_back()
+        elif len(self._scheduler.living) > 1 and self.dice.random() < 0.4:
+            process.give_back()
+
+    def pass_by(self, process: Process) -> None:
+        """A moment outside of any call, in which the process may die."""
+        self.advance(process)
+        if self.plan.strikes(Fault.CRASH_BEFORE):
+            self.tell(f"{process.name} dies between two calls")
+            raise Crash
+
+    def _deliver(self, index: int) -> None:
+        with contextlib.suppress(TallystickError):  # nobody waits for the answer
+            self._in_flight.pop(index)()
+            self.tell("a late request arrives")
+
+    def _step_stray(self, stray: Attempt) -> None:
+        try:
+            ended = stray.step()
+            self.tell(f"a stray attempt writes to {stray.partition}")
+        except RetriableError:
+            ended = True
+        if ended:
+            self.strays.remove(stray)
+
+    # The parts of a life
+    def run_storm(self) -> None:
+        """Start drivers, again and again, while faults strike."""
+        left = self.dice.randint(2, STARTS_MAX)
+        while left or self._scheduler.living:
+            if left and (self._takeover_wanted or not self._scheduler.living):
+                self.release_input()
+                self.start_driver()
+                left -= 1
+            self._takeover_wanted = False
+            self._run_some()
+
+    def run_quietly(self) -> None:
+        """Restart the query until it finishes; nothing fails any more."""
+        self.plan.active = False
+        for _ in range(STARTS_MAX):
+            self.start_driver()
+            while self._scheduler.living:
+                end = self._run_some()
+            if end == "finished":
+                return
+        self.checker.note(f"the query does not finish: {dict(self.ends)}")
+
+    def expect(self, error: type[Exception]) -> None:
+        """Start the query once; it has to refuse."""
+        self.checker.expected_error = error
+        self.start_driver()
+        while self._scheduler.living:
+            self._run_some()
+        if not self.checker.expected_seen:
+            self.checker.note(f"{error.__name__} was due, and the query went on")
+        self.checker.expected_error = None
+
+    def accept_last(self) -> bool:
+        """State the decision that the last refusal asks for, if it offers one."""
+        word = accept_word(self._last_error)
+        self.accepted.add(word)
+        return bool(word)
+
+    def check_positions(self) -> None:
+        """Every source's group shows how far its source was read."""
+        for source, cluster in ((OWN, self.sink), (OTHER, self.elsewhere)):
+            for partition in source.partitions if source in self.sources else ():
+                shown = cluster.offsets.get((source.group, partition), (None, ""))[0]
+                if shown != self.available[partition]:
+                    self.checker.note(
+                        f"{source.group} shows {shown} for {partition}, "
+                        f"which was read up to {self.available[partition]}"
+                    )
+
+    def drain(self) -> None:
+        """Let everything arrive that is under way."""
+        while self.strays:
+            self._step_stray(self.strays[0])
+        while self._in_flight:
+            self._deliver(0)
+
+    def release_input(self) -> None:
+        """More input than before: the next run has something to do."""
+        for partition in self.available:
+            self.available[partition] += self.dice.randint(1, RELEASED_MAX)
+
+    def close(self) -> None:
+        """End all threads."""
+        self._scheduler.kill_all()
+
+    def _run_some(self) -> str:
+        """Let one process run; the word for its end, if it ended."""
+        process = self._scheduler.run_one(self.step)
+        if process is None:
+            return ""
+        self._outage = False
+        error = self._last_error = process.ended_by
+        if isinstance(error, Endless):
+            raise error
+        end = self.checker.on_end(process.name, error)
+        self.ends[end] += 1
+        self.tell(f"{process.name} ends: {end}" + (f": {error}" if error else ""))
+        if self.checker.expected_error is None:
+            shown = self.sink.offsets.items()
+            own = {partition: at for (group, partition), (at, _) in shown if group == OWN.group}
+            self.checker.check_positions(own)
+        if isinstance(error, ForeignRowsError):
+            self.accepted.add(accept_word(error))
+        return end
+
+    def tell(self, what: str) -> None:
+        """Add a line to the story of this world."""
+        self.trace.append(f"{self.step:5d} {what}")
+
+
+def accept_word(error: object) -> str:
+    """What the message tells a person to state, so that the job goes on."""
+    return str(error).rpartition("accept='")[2].partition("'")[0]
