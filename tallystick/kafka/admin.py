@@ -5,7 +5,8 @@ from typing import Any
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
-from tallystick.kafka.client import AnyBroker, Attempts, Client, Node
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import AnyBroker, Client, Node
 from tallystick.kafka.reactions import said
 
 TOPIC = 2

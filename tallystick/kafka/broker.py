@@ -10,12 +10,14 @@ Invariants:
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tallystick.errors import FencedError
-from tallystick.kafka import cluster, protocol, written
+from tallystick.kafka import cluster, offsets, protocol, written
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.partitions import by_topic
 from tallystick.kafka.reactions import said
 from tallystick.sink.cluster_facts import ClusterFacts
 from tallystick.sink.transaction import ProducedRange, Producer
@@ -23,6 +25,8 @@ from tallystick.topic_partition import TopicPartition
 
 EPOCH_BY_END_TXN = 2
 """The transaction.version from which EndTxn gives out the next producer epoch (KIP-890)."""
+ABORTED = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
+"""Coordinator states of a transaction that was, or is being, given up."""
 ABSENT = -1
 """The offset that Kafka answers where a group has committed none."""
 
@@ -49,7 +53,17 @@ class KafkaBroker:
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
         """See `ports.Broker.fence`."""
         self._transaction_version = cluster.transaction_version(self.client) or 0
-        return self._init_producer(transactional_id, current)
+        if current is None:
+            return self._init_producer(transactional_id, None)
+        expected = self._expected_owner(current)
+        try:
+            return self._init_producer(transactional_id, expected)
+        except FencedError:
+            # Finding our own transaction open, Kafka aborted it, and then called us fenced by that.
+            actual = self._expected_owner(current)
+            if actual == expected:
+                raise
+            return self._init_producer(transactional_id, actual)
 
     def committed_offset(
         self, group: str, topic_partition: TopicPartition
@@ -162,8 +176,8 @@ class KafkaBroker:
     def list_offsets(
         self, partitions: Iterable[TopicPartition], at: int
     ) -> dict[TopicPartition, int]:
-        """One offset of each partition; see `cluster.list_offsets`."""
-        return cluster.list_offsets(self.client, partitions, at)
+        """One offset of each partition; see `offsets.list_offsets`."""
+        return offsets.list_offsets(self.client, partitions, at)
 
     def committed_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
@@ -183,6 +197,36 @@ class KafkaBroker:
         if self.transaction_version < EPOCH_BY_END_TXN:
             return {"max_version": before}
         return {"min_version": since}
+
+    def _expected_owner(self, current: Producer) -> Producer:
+        """Whom InitProducerId must name so that it succeeds if, and only if, nobody took over.
+
+        Kafka keeps that promise for `current` itself, with two exceptions:
+        * Before transaction.version 2 it takes its own abort (by time-out, or by a first
+          InitProducerId that found the transaction open) for a new owner. That abort leaves one
+          epoch more and nothing open. A take-over leaves more than that, because it aborts, too,
+          before it takes an epoch for itself; unless there was nothing to abort, and the new owner
+          has aborted since: then it has made nothing visible, and we may go on as well as it.
+        * It aborts an open transaction *before* it looks at the epoch: asked by a driver that was
+          replaced, it would first abort the successor's. So that is not asked.
+
+        Raises:
+            FencedError: another run has a transaction open.
+        """
+        state = written.transaction_state(self.client, current.transactional_id)
+        if state is None:
+            return current
+        same_id = state.producer_id == current.producer_id
+        epoch = int(state.producer_epoch)
+        if state.transaction_state == "Ongoing" and epoch != current.producer_epoch:
+            raise FencedError(
+                f"transactional id {current.transactional_id!r}: another run has taken over and "
+                f"is writing (producer {state.producer_id}, epoch {epoch}; ours was "
+                f"{current.producer_id}, epoch {current.producer_epoch}). This run stops."
+            )
+        if same_id and epoch == current.producer_epoch + 1 and state.transaction_state in ABORTED:
+            return replace(current, producer_epoch=epoch)
+        return current
 
     def _init_producer(self, transactional_id: str, current: Producer | None) -> Producer:
         def make() -> Any:
@@ -239,7 +283,7 @@ class KafkaBroker:
         self, group: str, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, tuple[int, str]]:
         group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = written.by_topic(partitions)
+        topics = by_topic(partitions)
 
         def make() -> Any:
             asked = [

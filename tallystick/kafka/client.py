@@ -8,7 +8,6 @@ Invariants:
     * Not thread-safe, and not to be shared across a fork: one client per process that works.
 """
 
-import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,17 +16,13 @@ from typing import Any, Literal
 
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.kafka import protocol
+from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.network import Network, Posted
-from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal, unavailable
+from tallystick.kafka.partitions import shortened
+from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal
 from tallystick.topic_partition import TopicPartition
 
-BACKOFF_MIN_S = 0.02
-BACKOFF_MAX_S = 1.0
-BACKOFF_DOUBLINGS = 6
-"""0.02 s doubled six times passes the maximum."""
-TRY_MIN_S = 0.1
-"""A try with less time than this left is not worth it."""
 LOOKUP_TIMEOUT_S = 3.0
 """How long one broker may take for a look-up that any other could answer as well."""
 NOBODY = -1
@@ -67,40 +62,6 @@ class Node:
 Target = Coordinator | AnyBroker | Node
 Answer = tuple[int, str]
 """One error code of a response, and what it is about in words."""
-
-
-class Attempts:
-    """How long and how often: the pauses of one retry loop, and its end."""
-
-    def __init__(self, deadline: float, doing: str, subject: str) -> None:
-        self.deadline = deadline
-        self._doing = doing
-        self._subject = subject
-        self._started = time.monotonic()
-        self._failures = 0
-        self._reason = ""
-
-    def progress(self) -> None:
-        """Something was achieved: the next obstacle is the first of its kind."""
-        self._failures = 0
-
-    def pause(self, reason: str) -> None:
-        """Wait before the next try.
-
-        Raises:
-            BrokerUnavailableError: the deadline has come.
-        """
-        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
-        self._failures += 1
-        # The last try is given some time too: one that is cut short only hides what is in the way.
-        left = self.deadline - time.monotonic() - TRY_MIN_S
-        if left <= 0:
-            if reason.startswith(TimeoutError.__name__):
-                reason = self._reason or reason
-            spent = time.monotonic() - self._started
-            raise unavailable(self._doing, self._subject, reason, spent)
-        self._reason = reason
-        time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
 
 
 class Client:
@@ -392,10 +353,3 @@ class Client:
                 raise refusal(error_name, doing, subject, fenced=fenced)
             names.append(error_name)
         return names
-
-
-def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
-    """Partitions in words, of many only the first."""
-    names = [str(partition) for partition in sorted(partitions)]
-    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
-    return ", ".join(names[:count_max]) + more

@@ -5,18 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tallystick.errors import OptionError
-from tallystick.kafka import admin, protocol, written
-from tallystick.kafka.client import AnyBroker, Attempts, Client
+from tallystick.kafka import admin, protocol
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.reactions import STALE
 from tallystick.sink.cluster_facts import ClusterFacts
-from tallystick.topic_partition import TopicPartition
 
 METADATA_LAG_MAX_S = 2.0
 """How long a topic that was just created may be unknown to some broker."""
-EARLIEST = -2
-LATEST = -1
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
 FACT_APIS = (
     protocol.ProduceRequest,
     protocol.InitProducerIdRequest,
@@ -73,56 +69,6 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
                     f"by itself."
                 )
         attempts.pause(", ".join(sorted(set(obstacles.values()))))
-
-
-def list_offsets(
-    client: Client,
-    partitions: Iterable[TopicPartition],
-    at: int,
-    *,
-    isolation: int = READ_COMMITTED,
-) -> dict[TopicPartition, int]:
-    """One offset of each partition.
-
-    Args:
-        client: of the cluster.
-        partitions: which.
-        at: EARLIEST; LATEST: the end, which for read_committed is the last stable offset; else a
-            timestamp in ms: the first record at or after it, or the latest when there is none.
-        isolation: READ_COMMITTED or READ_UNCOMMITTED.
-
-    Raises:
-        AuthorizationError: a topic may not be described.
-        BrokerUnavailableError: the deadline passed; partitions that do not exist end so too.
-    """
-    topic_class = protocol.ListOffsetsRequest.ListOffsetsTopic
-    part_class = topic_class.ListOffsetsPartition
-
-    def make(asked: list[TopicPartition]) -> Any:
-        return protocol.ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=isolation,
-            topics=[
-                topic_class(
-                    name=topic,
-                    partitions=[
-                        part_class(partition_index=index, current_leader_epoch=-1, timestamp=at)
-                        for index in indexes
-                    ],
-                )
-                for topic, indexes in written.by_topic(asked).items()
-            ],
-            min_version=2,
-            max_version=9,
-        )
-
-    answers = client.ask_leaders(partitions, make, written.partitions_of)
-    found = {partition: int(answer.offset) for partition, answer in answers.items()}
-    beyond = [partition for partition, offset in found.items() if offset < 0]
-    if beyond:
-        assert at >= 0, found
-        found |= list_offsets(client, beyond, LATEST, isolation=isolation)
-    return found
 
 
 def cluster_facts(client: Client) -> ClusterFacts:

@@ -12,23 +12,21 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tallystick.errors import BrokerUnavailableError, DataLossError
-from tallystick.kafka import cluster, protocol
-from tallystick.kafka.client import Attempts, Client
+from tallystick.kafka import protocol
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import Client
+from tallystick.kafka.offsets import earliest_offset
 from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal
 from tallystick.kafka.records import decode
 from tallystick.source.split import SplitRange
-from tallystick.topic_partition import TopicPartition
+
+__all__ = ["Isolation", "earliest_offset", "fetch"]
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 FETCH_BYTES_MAX = 8 << 20
 """How much one answer may hold; a larger record comes all the same (KIP-74)."""
 FETCH_WAIT_MS = 500
 """How long a broker may hold back an empty answer."""
-
-
-def earliest_offset(client: Client, topic_partition: TopicPartition) -> int:
-    """The first offset that retention has left."""
-    return cluster.list_offsets(client, [topic_partition], cluster.EARLIEST)[topic_partition]
 
 
 def fetch(

@@ -16,11 +16,13 @@ from typing import Any
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
-from tallystick.kafka.client import Attempts, Client, Coordinator, shortened
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.network import Posted
+from tallystick.kafka.partitions import by_topic, shortened
 from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal, said
 from tallystick.kafka.records import EncodedBatch, stamp
-from tallystick.kafka.written import batch_at_sequence, by_topic, producer_states
+from tallystick.kafka.written import batch_at_sequence, producer_states
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.topic_partition import TopicPartition
 

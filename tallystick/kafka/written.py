@@ -11,6 +11,8 @@ from typing import Any
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.offsets import earliest_offset
+from tallystick.kafka.partitions import by_topic, partitions_of
 from tallystick.kafka.records import BatchHeader, batch_headers
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.topic_partition import TopicPartition
@@ -24,8 +26,8 @@ PEEK_WAIT_MS = 100
 OUT_OF_RANGE = frozenset({"OffsetOutOfRange"})
 
 
-def open_transaction(client: Client, transactional_id: str) -> set[TopicPartition]:
-    """The partitions that the open transaction has written to; none when none is open."""
+def transaction_state(client: Client, transactional_id: str) -> Any:
+    """What the coordinator keeps of a transactional id; None when it knows of none."""
     response = client.call(
         lambda: protocol.DescribeTransactionsRequest(transactional_ids=[transactional_id]),
         Coordinator("transaction", transactional_id),
@@ -35,10 +37,16 @@ def open_transaction(client: Client, transactional_id: str) -> set[TopicPartitio
         ],
         accept=frozenset({"TransactionalIdNotFound"}),
     )
+    (state,) = response.transaction_states
+    return None if state.error_code else state
+
+
+def open_transaction(client: Client, transactional_id: str) -> set[TopicPartition]:
+    """The partitions that the open transaction has written to; none when none is open."""
+    state = transaction_state(client, transactional_id)
     return {
         TopicPartition(topic.topic, partition)
-        for state in response.transaction_states
-        for topic in state.topics or []
+        for topic in (state.topics or [] if state else [])
         for partition in topic.partitions
     }
 
@@ -93,7 +101,7 @@ def foreign_rows(
     while positions:
         for partition, answer in _peek(client, positions).items():
             if protocol.error_name(answer.error_code) in OUT_OF_RANGE:
-                if answer.log_start_offset > positions[partition]:
+                if earliest_offset(client, partition) > positions[partition]:
                     del positions[partition]
                 continue
             for header in _behind(answer.records, positions[partition]):
@@ -155,21 +163,6 @@ def _describe_producers(partitions: list[TopicPartition]) -> Any:
             for topic, indexes in by_topic(partitions).items()
         ]
     )
-
-
-def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
-    """The parts of a response that has them by topic name, as most of Kafka's do."""
-    for topic in response.topics:
-        for part in topic.partitions:
-            yield TopicPartition(topic.name, part.partition_index), part
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, as Kafka's requests want them."""
-    found: dict[str, list[int]] = {}
-    for partition in partitions:
-        found.setdefault(partition.topic, []).append(partition.partition)
-    return found
 
 
 def _peek(client: Client, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:

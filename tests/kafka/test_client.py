@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_broker import CLOSE, CODES, SILENCE, FakeBroker, answer
+from fake_broker import CLOSE, CODES, SILENCE, FakeBroker, answer, part
 
 from tallystick.errors import (
     AuthorizationError,
@@ -404,7 +404,59 @@ def test_aborting_what_is_not_open_is_fine(broker: FakeBroker) -> None:
     assert [request.committed for request in broker.asked("EndTxn")] == [False]
 
 
+def describe(state: str, epoch: int) -> Callable[[Any], Any]:
+    """What the coordinator keeps of our transactional id."""
+
+    def handler(request: Any) -> Any:
+        found = part(request, "TransactionState")(
+            error_code=0,
+            transactional_id=request.transactional_ids[0],
+            transaction_state=state,
+            transaction_timeout_ms=60_000,
+            transaction_start_time_ms=-1,
+            producer_id=7,
+            producer_epoch=epoch,
+            topics=[],
+        )
+        return answer(request, transaction_states=[found])
+
+    return handler
+
+
+def test_a_successors_open_transaction_is_left_alone(broker: FakeBroker) -> None:
+    """Kafka would abort it before it notices that the asker is not its owner."""
+    broker.handlers["DescribeTransactions"] = describe("Ongoing", 5)
+
+    with pytest.raises(FencedError, match="another run has taken over and is writing"):
+        KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
+
+    assert not broker.asked("InitProducerId")
+
+
+def test_after_kafkas_own_abort_the_epoch_that_it_left_is_ours(broker: FakeBroker) -> None:
+    broker.handlers["DescribeTransactions"] = describe("CompleteAbort", 4)
+    broker.handlers["InitProducerId"] = accept
+
+    KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
+
+    (request,) = broker.asked("InitProducerId")
+    assert (request.producer_id, request.producer_epoch) == (7, 4)
+
+
+def test_an_abort_that_our_own_fencing_caused_is_not_a_take_over(broker: FakeBroker) -> None:
+    broker.handlers["DescribeTransactions"] = one_by_one(
+        describe("Ongoing", 3), describe("PrepareAbort", 4)
+    )
+    broker.handlers["InitProducerId"] = one_by_one(refuse("ProducerFenced"), accept)
+
+    KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
+
+    asked = [request.producer_epoch for request in broker.asked("InitProducerId")]
+    assert asked == [3, 4]
+
+
 def test_fencing_as_the_current_owner_after_a_take_over_stops(broker: FakeBroker) -> None:
+    broker.handlers["DescribeTransactions"] = describe("Empty", 5)
     broker.handlers["InitProducerId"] = refuse("ProducerFenced")
 
     with pytest.raises(FencedError, match="taken over"):

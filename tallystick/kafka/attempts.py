@@ -1,0 +1,49 @@
+"""The pauses of a retry loop, and its end."""
+
+import random
+import time
+
+from tallystick.kafka.reactions import unavailable
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 1.0
+BACKOFF_DOUBLINGS = 6
+"""0.02 s doubled six times passes the maximum."""
+TRY_MIN_S = 0.1
+"""A try with less time than this left is not worth it."""
+
+
+class Attempts:
+    """How long and how often: the pauses of one retry loop, and its end.
+
+    Args:
+        deadline: `time.monotonic` when to give up.
+        doing: the API that is asked, for the error.
+        subject: what it is asked about, for the error.
+    """
+
+    def __init__(self, deadline: float, doing: str, subject: str) -> None:
+        self.deadline = deadline
+        self._doing = doing
+        self._subject = subject
+        self._started = time.monotonic()
+        self._failures = 0
+        self._reason = ""
+
+    def pause(self, reason: str) -> None:
+        """Wait before the next try.
+
+        Raises:
+            BrokerUnavailableError: the deadline has come.
+        """
+        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
+        self._failures += 1
+        # The last try is given some time too: one that is cut short only hides what is in the way.
+        left = self.deadline - time.monotonic() - TRY_MIN_S
+        if left <= 0:
+            if reason.startswith(TimeoutError.__name__):
+                reason = self._reason or reason
+            spent = time.monotonic() - self._started
+            raise unavailable(self._doing, self._subject, reason, spent)
+        self._reason = reason
+        time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
