@@ -1,6 +1,9 @@
 """Where downloaded and generated things are kept between runs: one folder per user."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,3 +17,14 @@ def cache_directory() -> Path:
     directory = Path(own) if own else Path(shared) / "tallystick"
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
+
+
+@contextmanager
+def one_process_at_a_time(path: Path) -> Iterator[None]:
+    """Wait for other processes that make the same thing of the cache; who comes later finds it.
+
+    The lock (a file beside) ends with its process, whatever happens to that.
+    """
+    with open(path.with_name(f"{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

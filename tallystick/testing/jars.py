@@ -9,21 +9,18 @@ conventions hold, and nothing but Java is needed. The whole list is in the lock,
 which takes a quarter of the time of a resolution.
 """
 
-import fcntl
 import importlib.util
 import os
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 from urllib.parse import urlsplit
 from xml.sax.saxutils import quoteattr
 
-from tallystick.cache import cache_directory
+from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import OptionError
 from tallystick.java import java_home
 from tallystick.testing.truststore import java_truststore
@@ -74,7 +71,7 @@ def kafka_classpath() -> str:
     identity = sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
     directory = cache_directory() / f"kafka-{KAFKA_VERSION}-{identity}"
     if damaged_jars(directory):
-        with _only_one(directory.with_name(f"{directory.name}.lock")):
+        with one_process_at_a_time(directory):
             if problems := damaged_jars(directory):  # nobody else has fetched them meanwhile
                 _install(directory, problems)
     return os.pathsep.join(str(directory / jar.name) for jar in locked_jars())
@@ -93,14 +90,6 @@ def damaged_jars(directory: Path) -> list[str]:
         if found != jar.digest:
             problems.append(f"{jar.name}: SHA-256 is {found}, expected {jar.digest}")
     return problems
-
-
-@contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; it ends with the process, whatever happens to it."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _install(directory: Path, problems: list[str]) -> None:

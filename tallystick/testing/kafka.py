@@ -20,10 +20,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.java import java_home
 from tallystick.kafka import admin
@@ -106,6 +109,7 @@ class EmbeddedKafka:
         self._properties = dict(properties or {})
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._paused: set[int] = set()
+        self._programs: Programs | None = None
         self._stores: Stores | None = None
         self._clean_up: Callable[[], Any] | None = None
 
@@ -167,10 +171,10 @@ class EmbeddedKafka:
             BrokerUnavailableError: A node died or was not ready in time; its log's end is told.
         """
         assert not self.nodes, "it is running already"
-        programs = Programs(java_home() / "bin" / "java", kafka_classpath())
+        self._programs = self._programs or _programs()
         directory = self._directory or Path(tempfile.mkdtemp(prefix="tallystick-kafka-"))
         directory.mkdir(parents=True, exist_ok=True)
-        self._programs, self._group = programs, ProcessGroup()
+        self._group = ProcessGroup()
         # Also when the interpreter ends without `stop`.
         temporary = directory if self._directory is None else None
         self._clean_up = weakref.finalize(self, _clean_up, self._group, temporary, os.getpid())
@@ -368,6 +372,7 @@ class EmbeddedKafka:
         cluster_id = next(filter(None, map(cluster_id_of, self.nodes)), None) or new_cluster_id()
         more = ["--feature", f"transaction.version={self.transaction_version}"]
         more += [] if self.security is None else self.security.format_arguments()
+        assert self._programs is not None
         formatting = {
             node: self._group.spawn(
                 self._programs.format_command(node, cluster_id, more), node.log_path
@@ -384,6 +389,7 @@ class EmbeddedKafka:
                 )
 
     def _spawn(self, node: Node) -> None:
+        assert self._programs is not None
         command = self._programs.server_command(node, self.heap_mb)
         self._processes[node.node_id] = self._group.spawn(command, node.log_path)
 
@@ -463,3 +469,34 @@ def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:
     group.close()
     if temporary is not None:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _programs() -> Programs:
+    """Java, Kafka's jars, and the archive of its classes: each found, or made once per user."""
+    programs = Programs(java_home() / "bin" / "java", kafka_classpath())
+    identity = sha256(f"{programs.java}\n{programs.classpath}".encode()).hexdigest()[:12]
+    archive = cache_directory() / f"kafka-classes-{identity}.jsa"
+    if not archive.exists():
+        with one_process_at_a_time(archive):
+            if not archive.exists():
+                _record_classes(programs, archive)
+    usable = archive.exists() and archive.stat().st_size > 0
+    return replace(programs, archive=archive) if usable else programs
+
+
+def _record_classes(programs: Programs, archive: Path) -> None:
+    """Let one broker live and end, for the JVM to write down which classes it has loaded.
+
+    A JVM that cannot do that leaves an empty file, so that it is asked only once.
+    """
+    with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as work:
+        recorded = Path(work, archive.name)
+        kafka = EmbeddedKafka(directory=Path(work, "kafka"))
+        kafka._programs = replace(programs, record_to=recorded)
+        with kafka:
+            kafka.create_topic("any")
+            kafka.terminate(1)
+            if kafka._process(1).returncode == -signal.SIGKILL:
+                return  # it was too slow this time; the next cluster tries again
+        recorded.touch()
+        os.replace(recorded, archive)
