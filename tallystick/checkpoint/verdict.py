@@ -137,7 +137,8 @@ def _off_beat(request: Request, token: Token, identity: Identity) -> DataLossErr
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} asks for epoch "
         f"{request.checkpoint_id}, but Kafka committed epoch {token.checkpoint_id} last "
-        f"(expected {request.checkpoint_id - 1}). Either {what}. Put the newest copy of the "
+        f"(expected {request.checkpoint_id - 1}). If another run of this checkpoint was active "
+        f"until now, start again: that is all. If not, {what}. Put the newest copy of the "
         f"checkpoint back; or start from a new checkpoint, stating where to read from."
     )
 

@@ -110,8 +110,8 @@ class Checker:
         if wrong or (not shown and self.committed_epoch >= 0):
             self.note(f"epoch {self.committed_epoch} ends at {ends}, the group shows {shown}")
 
-    def on_end(self, name: str, error: BaseException | None) -> str:
-        """A driver's process ended; the word for how."""
+    def on_end(self, name: str, offered: int, error: BaseException | None) -> str:
+        """A driver's process ended, after it was offered an epoch; the word for how."""
         match error:
             case None:
                 return "finished"
@@ -124,10 +124,7 @@ class Checker:
                 self.reported_epochs |= epochs
                 return "ForeignRowsError"
             case DataLossError():
-                if self.expected_error is None or not isinstance(error, self.expected_error):
-                    self.note(f"{name}: {type(error).__name__} without a cause: {error}")
-                self.expected_seen = True
-                return "DataLossError" if self.expected_error else "DataLossError without a cause"
+                return self._refusal(name, offered, error)
             case FencedError():
                 if self.takeover_count < 2:
                     self.note(f"{name}: {error}, but nobody has taken over")
@@ -139,6 +136,15 @@ class Checker:
             case _:
                 self.note(f"{name}: {type(error).__name__}: {error}")
                 return "broken"
+
+    def _refusal(self, name: str, offered: int, error: DataLossError) -> str:
+        if self.expected_error is not None and isinstance(error, self.expected_error):
+            self.expected_seen = True
+            return "refused"
+        if self.owner == name and offered < self.checkpoint.first_epoch():
+            return "asked for an epoch that another query had finished meanwhile"
+        self.note(f"{name}: {type(error).__name__} without a cause: {error}")
+        return "refused without a cause"
 
     def asks_to_take_over(self, name: str) -> None:
         """A process that was the owner asks to be it again, whoever is now."""

@@ -22,6 +22,7 @@ class Process:
     def __init__(self, name: str, body: Callable[["Process"], None]) -> None:
         self.name = name
         self.asleep_until = 0  # a step of the world: paused (SIGSTOP) before it
+        self.offered = -1  # the epoch that Spark offered last
         self.ended_by: BaseException | None = None
         self.alive = True
         self._killed = False

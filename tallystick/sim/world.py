@@ -168,6 +168,7 @@ class World:
 
     def offer(self, process: Process, driver: Driver, epoch: int) -> None:
         """Ask a driver for one epoch that is in Spark's offset log."""
+        process.offered = epoch
         ends = self.checkpoint.offsets[epoch]
         request = Request(epoch, tuple(source.text(ends) for source in self.sources))
         rows = self.rows_of(self.checkpoint, epoch)
@@ -335,7 +336,7 @@ class World:
         error = self._last_error = process.ended_by
         if isinstance(error, Endless):
             raise error
-        end = self.checker.on_end(process.name, error)
+        end = self.checker.on_end(process.name, process.offered, error)
         self.ends[end] += 1
         self.tell(f"{process.name} ends: {end}" + (f": {error}" if error else ""))
         if self.checker.expected_error is None:
