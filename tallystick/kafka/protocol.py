@@ -3,8 +3,8 @@
 kafka-python generates its message classes from Kafka's own JSON schemas, but does not call them
 public API: the version is pinned, and a move to another library, or to the schemas, is a change to
 this module only. Taken from it are message classes, error codes and SASL mechanisms. Its network
-layer is not used (docs/decisions: its deadlines, back-off and buffering are not ours to command),
-nor its framing (it copies a fetched megabyte three times).
+layer is not used: its deadlines, back-off and buffering are not ours to command. Nor is its
+framing, which copies a fetched megabyte three times.
 
 Invariant: nothing of kafka-python's exceptions or log lines leaves this module. Its loggers are
 silenced because they print requests, and so credentials and records.

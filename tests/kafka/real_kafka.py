@@ -1,0 +1,81 @@
+"""What the tests on a real Kafka share: who writes, who reads back."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka
+
+from tallystick.kafka import offsets
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.writer import PartitionWriter
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.source.split import SplitRange
+from tallystick.topic_partition import TopicPartition
+
+GROUP = "tallystick-test-token"
+numbers = itertools.count()
+Write = Callable[..., tuple[ProducedRange, ...]]
+
+
+def continue_at(writer: PartitionWriter, partition: TopicPartition, sequence: int) -> None:
+    """Make a writer what no writer of ours is: one that goes on where another one stopped."""
+    from tallystick.kafka.writer import _Log
+
+    if writer._adds_partitions:
+        writer._add_partitions([partition])
+    writer._logs[partition] = _Log(next_sequence=sequence)
+
+
+def commit(broker: KafkaBroker, producer: Producer) -> Producer:
+    """Commit, and wait until readers see it: Kafka answers before it has written its markers."""
+    following = broker.commit_transaction(producer)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        state = transaction_state(broker.client, producer.transactional_id)
+        if not state.transaction_state.startswith("Prepare"):
+            break
+        time.sleep(0.01)
+    return following
+
+
+def read_back(config: KafkaConfig, topic: str, isolation: str = "read_committed") -> list[str]:
+    """What an independent client finds, each partition to its end."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": config.bootstrap_servers,
+            "group.id": "audit",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "check.crcs": True,
+        }
+    )
+    parts = list(consumer.list_topics(topic).topics[topic].partitions)
+    consumer.assign([confluent_kafka.TopicPartition(topic, part, 0) for part in parts])
+    texts, ended = [], 0
+    while ended < len(parts):
+        message = consumer.poll(20)
+        assert message is not None, f"only {texts} within 20 s"
+        if message.error() is None:
+            texts.append(message.value().decode())
+        else:
+            ended += message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+    consumer.close()
+    return sorted(texts)
+
+
+def read(client: Client, topic: str, stop: int, isolation: Any = "read_committed") -> list[str]:
+    batches = fetch(client, SplitRange(topic, 0, 0, stop), isolation=isolation)
+    return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def end_of(client: Client, partition: TopicPartition) -> int:
+    found = offsets.list_offsets(
+        client, [partition], offsets.LATEST, isolation=offsets.READ_UNCOMMITTED
+    )
+    return found[partition]

@@ -1,0 +1,167 @@
+"""What a real cluster tells, and what it tells of logs that are not as they should be."""
+
+import time
+from typing import Any
+
+import pytest
+from real_kafka import GROUP, Write, commit, numbers
+
+from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
+from tallystick.kafka import admin, protocol
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.partitions import partitions_of
+from tallystick.source.split import SplitRange
+from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.topic_partition import TopicPartition
+
+pytestmark = pytest.mark.broker
+
+
+def test_rows_that_cannot_be_judged_yet_are_an_unavailable_broker(
+    config: KafkaConfig, transactional_id: str, write: Write
+) -> None:
+    quick = KafkaConfig(config.bootstrap_servers, request_timeout_ms=500)
+    broker = KafkaBroker(quick)
+    producer = broker.fence(transactional_id, None)
+    produced = write(producer, {0: ["a"]})
+
+    with pytest.raises(BrokerUnavailableError, match="the marker of the committed transaction"):
+        broker.foreign_rows(producer, produced)
+
+    broker.abort_transaction(producer)
+    broker.close()
+
+
+def test_rows_that_are_deleted_already_count_as_none(
+    broker: KafkaBroker, client: Client, topic: str, transactional_id: str, write: Write
+) -> None:
+    producer = broker.fence(transactional_id, None)
+    produced = write(producer, {0: ["a"]})
+    write(commit(broker, producer), {0: ["b"]})
+    delete_before(client, TopicPartition(topic, 0), 2)
+
+    assert broker.foreign_rows(producer, produced) == {}
+
+
+def delete_before(client: Client, partition: TopicPartition, offset: int) -> None:
+    """DeleteRecords; at -1 up to the end."""
+    topic_class = protocol.DeleteRecordsRequest.DeleteRecordsTopic
+    part_class = topic_class.DeleteRecordsPartition
+
+    def make(asked: list[TopicPartition]) -> Any:
+        parts = [part_class(partition_index=each.partition, offset=offset) for each in asked]
+        topics = [topic_class(name=partition.topic, partitions=parts)]
+        return protocol.DeleteRecordsRequest(topics=topics, timeout_ms=5_000)
+
+    client.ask_leaders([partition], make, partitions_of)
+
+
+def test_expired_records_are_a_loss_with_figures(
+    broker: KafkaBroker, client: Client, topic: str, transactional_id: str, write: Write
+) -> None:
+    producer = broker.fence(transactional_id, None)
+    write(producer, {0: [f"row-{index}" for index in range(30)]})
+    commit(broker, producer)
+    delete_before(client, TopicPartition(topic, 0), 12)
+
+    assert broker.list_offsets([TopicPartition(topic, 0)], -2) == {TopicPartition(topic, 0): 12}
+    with pytest.raises(DataLossError, match="the earliest left is 12: 7 offsets"):
+        list(fetch(client, SplitRange(topic, 0, 5, 30)))
+
+
+def test_a_missing_topic_is_refused_by_name(broker: KafkaBroker, topic: str) -> None:
+    assert broker.partition_counts([topic]) == {topic: 3}
+    with pytest.raises(OptionError, match="'nowhere'"):
+        broker.partition_counts([topic, "nowhere"])
+
+
+def test_a_topic_that_vanishes_is_a_loss_for_who_reads_it(
+    config: KafkaConfig, client: Client
+) -> None:
+    name = f"vanishing-{next(numbers)}"
+    admin.create_topic(client, name)
+    admin.delete_topic(client, name)
+    quick = Client(KafkaConfig(config.bootstrap_servers, "t", delivery_timeout_ms=1_500,
+                               request_timeout_ms=1_000))  # fmt: skip
+
+    with pytest.raises(DataLossError, match=name):
+        list(fetch(quick, SplitRange(name, 0, 0, 5)))
+    quick.close()
+
+
+def test_a_group_without_members_takes_offsets(broker: KafkaBroker, topic: str) -> None:
+    group = f"shown-{next(numbers)}"
+    offsets = {TopicPartition(topic, 0): (7, ""), TopicPartition(topic, 2): (9, "note")}
+
+    broker.commit_offsets(group, offsets)
+
+    asked = [TopicPartition(topic, index) for index in range(3)]
+    found = broker.committed_offsets(group, asked)
+    assert found == {TopicPartition(topic, 0): 7, TopicPartition(topic, 2): 9}
+    assert broker.committed_offset(group, TopicPartition(topic, 2)) == (9, "note")
+
+
+def test_a_pending_token_is_waited_for(
+    config: KafkaConfig, topic: str, transactional_id: str, broker: KafkaBroker
+) -> None:
+    """The plain answer would be the old one, silently."""
+    token, group = TopicPartition(topic, 0), f"{GROUP}-{transactional_id}"
+    producer = broker.fence(transactional_id, None)
+    broker.stage_offsets(producer, group, {token: (1, "pending")})
+    impatient = KafkaBroker(
+        KafkaConfig(config.bootstrap_servers, request_timeout_ms=500, delivery_timeout_ms=800)
+    )
+
+    with pytest.raises(BrokerUnavailableError, match="UnstableOffsetCommit"):
+        impatient.committed_offset(group, token)
+    impatient.close()
+
+    commit(broker, producer)
+    assert broker.committed_offset(group, token) == (1, "pending")
+
+
+def test_offsets_by_time(
+    broker: KafkaBroker, topic: str, transactional_id: str, write: Write
+) -> None:
+    partition = TopicPartition(topic, 0)
+    producer = broker.fence(transactional_id, None)
+    write(producer, {0: ["early"]})
+    time.sleep(0.01)
+    between = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    write(commit(broker, producer), {0: ["late"]})
+
+    assert broker.list_offsets([partition], 0) == {partition: 0}
+    assert broker.list_offsets([partition], -1) == {partition: 2}
+    assert broker.list_offsets([partition], between + 3_600_000) == {partition: 2}
+
+
+def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: str) -> None:
+    facts = broker.cluster_facts()
+
+    assert facts.transaction_version == kafka.transaction_version
+    assert facts.api_versions["EndTxn"] >= 5
+    assert facts.transaction_timeout_max_ms == 900_000
+    assert facts.partition_verification is True
+    assert facts.offsets_retention_minutes == 10_080
+    assert facts.message_bytes_max is not None
+    assert facts.message_bytes_max > 1_000_000
+    assert broker.cluster_id()
+    assert topic in broker.topics()
+    assert not any(name.startswith("__") for name in broker.topics())
+
+
+def test_topics_that_kafka_refuses_are_refused_with_its_words(client: Client) -> None:
+    with pytest.raises(OptionError, match="InvalidReplicationFactor"):
+        admin.create_topic(client, "too-safe", 1, 17)
+    with pytest.raises(OptionError, match=r"InvalidConfiguration.*no-such-setting"):
+        admin.create_topic(client, "odd", 1, -1, {"no-such-setting": "1"})
+
+
+def test_creating_and_deleting_again_is_fine(client: Client, topic: str) -> None:
+    admin.create_topic(client, topic, 3)
+    admin.delete_topic(client, topic)
+    admin.delete_topic(client, topic)
