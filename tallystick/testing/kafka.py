@@ -18,8 +18,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -30,20 +29,19 @@ from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.java import java_home
 from tallystick.kafka import admin
-from tallystick.kafka.client import Client
-from tallystick.kafka.config import KafkaConfig
 from tallystick.testing.free_ports import free_ports
 from tallystick.testing.jars import kafka_classpath
 from tallystick.testing.node import (
     HOST,
-    LOGGING,
     Node,
     Programs,
     cluster_id_of,
+    lay_out,
     new_cluster_id,
     server_properties,
 )
 from tallystick.testing.process import ProcessGroup
+from tallystick.testing.readiness import Holds, connected, is_in_sync, names_all, wait_for
 from tallystick.testing.security import (
     PROTOCOL,
     SUPER_USER,
@@ -61,8 +59,6 @@ TRANSACTION_VERSIONS = (0, 1, 2)
 START_TRIES_MAX = 3
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
-ASK_TIMEOUT_S = 2.0
-POLL_S = 0.05
 PORT_TAKEN = "Address already in use"
 
 
@@ -108,7 +104,7 @@ class EmbeddedKafka:
         self._directory = None if directory is None else Path(directory).resolve()
         self._properties = dict(properties or {})
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._paused: set[int] = set()
+        self._put_out: set[int] = set()  # killed, terminated or paused, by a call
         self._programs: Programs | None = None
         self._stores: Stores | None = None
         self._clean_up: Callable[[], Any] | None = None
@@ -203,7 +199,7 @@ class EmbeddedKafka:
         self._clean_up()
         self._clean_up, self._stores, self.nodes = None, None, ()
         self._processes.clear()
-        self._paused.clear()
+        self._put_out.clear()
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every running node names all running nodes; paused ones do not count.
@@ -214,7 +210,7 @@ class EmbeddedKafka:
         deadline = time.monotonic() + timeout_s
         for node in self._answering():
             wanted = {each.node_id for each in self._answering()}
-            self._wait_for(node, deadline, (), partial(_names_all, wanted))
+            self._wait_for(node, deadline, (), partial(names_all, wanted))
 
     def wait_until_in_sync(
         self, topics: Iterable[str] | None = None, timeout_s: float = READY_TIMEOUT_S
@@ -234,7 +230,7 @@ class EmbeddedKafka:
         names = None if topics is None else list(topics)
         for node in self._answering():
             alive = {each.node_id for each in self._answering()}
-            self._wait_for(node, deadline, names, partial(_is_in_sync, alive))
+            self._wait_for(node, deadline, names, partial(is_in_sync, alive))
 
     def create_topic(
         self,
@@ -256,7 +252,7 @@ class EmbeddedKafka:
             BrokerUnavailableError: There was no answer in time.
         """
         copies = -1 if replication_factor is None else replication_factor
-        with self._client(self.bootstrap_servers) as client:
+        with connected(self._client_options(SUPER_USER)) as client:
             admin.create_topic(client, name, partitions, copies, config or {})
         self.wait_until_in_sync([name])
         return name
@@ -266,33 +262,38 @@ class EmbeddedKafka:
     def kill(self, node_id: int) -> None:
         """End a node at once (SIGKILL)."""
         process = self._process(node_id)
+        self._put_out.add(node_id)
         process.kill()
         process.wait()
-        self._paused.discard(node_id)
 
     def terminate(self, node_id: int) -> None:
         """Shut a node down (SIGTERM): it hands over what it leads. Killed if it takes too long."""
-        self.resume(node_id)
         process = self._process(node_id)
+        self._put_out.add(node_id)
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         if not _wait(process, time.monotonic() + STOP_TIMEOUT_S):
             self.kill(node_id)
 
     def pause(self, node_id: int) -> None:
         """Freeze a node (SIGSTOP): its connections stay open, and nothing answers."""
-        self._process(node_id).send_signal(signal.SIGSTOP)
-        self._paused.add(node_id)
+        process = self._process(node_id)
+        self._put_out.add(node_id)
+        process.send_signal(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
         """Let a paused node go on (SIGCONT)."""
-        self._process(node_id).send_signal(signal.SIGCONT)
-        self._paused.discard(node_id)
+        process = self._process(node_id)
+        process.send_signal(signal.SIGCONT)
+        if process.poll() is None:
+            self._put_out.discard(node_id)
 
     def restart(self, node_id: int) -> None:
         """Start a node again, on the same port and data; `wait_until_ready` waits for it."""
         if self._process(node_id).poll() is None:
             self.terminate(node_id)
         self._spawn(self._node(node_id))
+        self._put_out.discard(node_id)
 
     def is_running(self, node_id: int) -> bool:
         """Whether the node's process lives, paused or not."""
@@ -319,18 +320,17 @@ class EmbeddedKafka:
         return self._processes[self._node(node_id).node_id]
 
     def _answering(self) -> list[Node]:
-        return [node for node in self._started() if node.node_id not in self._killed_or_paused()]
-
-    def _killed_or_paused(self) -> set[int]:
-        """Nodes that a test has put out of action; one that died by itself is not among them."""
-        by_signal = {-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM}
-        ended = {n for n, process in self._processes.items() if process.poll() in by_signal}
-        return ended | self._paused
+        """The nodes that should answer; one that died by itself is among them, and will show."""
+        return [node for node in self._started() if node.node_id not in self._put_out]
 
     def _start_nodes(self, directory: Path) -> None:
         """With ports of our own choice, another process may have been quicker: try others."""
         for tries in range(1, START_TRIES_MAX + 1):
-            self.nodes = self._lay_out(directory)
+            ports = free_ports(2 * self.brokers, HOST)
+            if self._port is not None:
+                ports = [*range(self._port, self._port + self.brokers), *ports[self.brokers :]]
+            self.nodes = lay_out(directory, ports[: self.brokers], ports[self.brokers :])
+            self._write_settings()
             self._format()
             for node in self.nodes:
                 self._spawn(node)
@@ -345,27 +345,14 @@ class EmbeddedKafka:
                 process.kill()
                 process.wait()
 
-    def _lay_out(self, directory: Path) -> tuple[Node, ...]:
-        """Choose ports, and write every node's settings."""
-        free = free_ports(2 * self.brokers, HOST)
-        first = self._port
-        ports = free[: self.brokers] if first is None else range(first, first + self.brokers)
-        nodes = tuple(
-            Node(number, port, controller_port, directory / f"node-{number}")
-            for number, port, controller_port in zip(
-                range(1, self.brokers + 1), ports, free[self.brokers :], strict=True
-            )
-        )
+    def _write_settings(self) -> None:
         secure: Mapping[str, str] = {}
         if self.security is not None and self._stores is not None:
             secure = broker_properties(self.security, self._stores)
-        for node in nodes:
-            node.directory.mkdir(exist_ok=True)
-            node.logging_path.write_text(LOGGING)
-            protocol = PROTOCOL if secure else "PLAINTEXT"
-            text = server_properties(node, nodes, protocol, {**secure, **self._properties})
-            node.properties_path.write_text(text)
-        return nodes
+        protocol = PROTOCOL if secure else "PLAINTEXT"
+        for node in self.nodes:
+            more = {**secure, **self._properties}
+            node.write_settings(server_properties(node, self.nodes, protocol, more))
 
     def _format(self) -> None:
         """Prepare the data folders that are new."""
@@ -393,65 +380,16 @@ class EmbeddedKafka:
         command = self._programs.server_command(node, self.heap_mb)
         self._processes[node.node_id] = self._group.spawn(command, node.log_path)
 
-    @contextmanager
-    def _client(self, bootstrap_servers: str) -> Iterator[Client]:
-        options = self._client_options(SUPER_USER)
-        config = KafkaConfig.from_options({**options, "bootstrap.servers": bootstrap_servers})
-        client = Client(config)
-        try:
-            yield client
-        finally:
-            client.close()
-
     def _wait_for(
-        self,
-        node: Node,
-        deadline: float,
-        topics: Iterable[str] | None,
-        holds: Callable[[Any], bool],
+        self, node: Node, deadline: float, topics: Iterable[str] | None, holds: Holds
     ) -> None:
-        """Ask one node for metadata until `holds` of it."""
-        why = "it has not told what was waited for"
-        while self._processes[node.node_id].poll() is None:
-            if time.monotonic() >= deadline:
-                raise self._failed(node, f"was not ready in time ({why})")
-            try:
-                # A new client each time: one that knows the other nodes might ask those.
-                with self._client(node.address) as client:
-                    ask_until = min(deadline, time.monotonic() + ASK_TIMEOUT_S)
-                    if holds(client.metadata(topics, deadline=ask_until)):
-                        return
-            except BrokerUnavailableError as error:
-                why = str(error)
-            time.sleep(POLL_S)
-        raise self._failed(node, f"ended with code {self._processes[node.node_id].returncode}")
-
-    def _failed(self, node: Node, what: str) -> BrokerUnavailableError:
-        return BrokerUnavailableError(
-            f"node {node.node_id} of the embedded Kafka ({node.address}) {what}. "
-            f"The end of {node.log_path}:\n{node.log_tail()}"
-        )
+        process = self._processes[node.node_id]
+        wait_for(node, process, self._client_options(SUPER_USER), deadline, topics, holds)
 
 
 def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
     if not is_valid:
         raise OptionError(f"EmbeddedKafka({name}=...) is {value!r}; expected {expected}.")
-
-
-def _names_all(wanted: set[int], metadata: Any) -> bool:
-    return wanted <= {broker.node_id for broker in metadata.brokers}
-
-
-def _is_in_sync(alive: set[int], metadata: Any) -> bool:
-    """Whether every partition has a leader alive, and all its replicas that are alive in sync."""
-    return all(
-        topic.error_code == 0
-        and all(
-            part.leader_id in alive and alive.intersection(part.replica_nodes) <= {*part.isr_nodes}
-            for part in topic.partitions
-        )
-        for topic in metadata.topics
-    )
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:

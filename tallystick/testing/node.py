@@ -77,12 +77,27 @@ class Node:
         """Whether its data folder belongs to a cluster already."""
         return (self.data_path / "meta.properties").exists()
 
+    def write_settings(self, server_properties: str) -> None:
+        """Write what the JVM reads at its start."""
+        self.directory.mkdir(exist_ok=True)
+        self.logging_path.write_text(LOGGING)
+        self.properties_path.touch(mode=0o600)  # it may hold passwords
+        self.properties_path.write_text(server_properties)
+
     def log_tail(self) -> str:
         """The end of its log, for errors."""
         if not self.log_path.exists():
             return "(it has written no log)"
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def lay_out(
+    directory: Path, ports: Sequence[int], controller_ports: Sequence[int]
+) -> tuple[Node, ...]:
+    """The nodes of a cluster, numbered from 1, each with a folder of its own."""
+    numbered = enumerate(zip(ports, controller_ports, strict=True), start=1)
+    return tuple(Node(number, *both, directory / f"node-{number}") for number, both in numbered)
 
 
 def server_properties(

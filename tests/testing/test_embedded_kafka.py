@@ -188,8 +188,9 @@ def _transaction_version(kafka: EmbeddedKafka) -> int | None:
 
 
 @pytest.mark.broker
-def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp_path, cache):
-    """Offline: the address to fetch from, which nobody serves, is never asked."""
+def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp_path, monkeypatch):
+    """Offline: nobody serves the address to fetch from, so to ask it would be an error."""
+    monkeypatch.setenv("TALLYSTICK_MAVEN_URL", "http://127.0.0.1:9/")
     command = [sys.executable, "-c", PARENT, str(tmp_path / "data")]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
