@@ -93,11 +93,12 @@ def foreign_rows(
     nothing for a consumer to read either: such a partition counts as without foreign rows.
 
     Raises:
-        BrokerUnavailableError: a marker did not appear within request.timeout.ms.
+        BrokerUnavailableError: a marker did not appear within delivery.timeout.ms. One is late when
+            its partition's leader hangs: the coordinator writes it only to the next leader.
     """
     positions = {written.topic_partition: written.last_offset + 1 for written in produced}
     counts: dict[TopicPartition, int] = {}
-    deadline = client.deadline(client.config.request_timeout_ms)
+    deadline = client.deadline()
     while positions:
         for partition, answer in _peek(client, positions).items():
             if protocol.error_name(answer.error_code) in OUT_OF_RANGE:
@@ -116,7 +117,7 @@ def foreign_rows(
         if positions and time.monotonic() >= deadline:
             raise BrokerUnavailableError(
                 f"the marker of the committed transaction of {producer.transactional_id!r} is not "
-                f"in {len(positions)} partitions after {client.config.request_timeout_ms} ms, "
+                f"in {len(positions)} partitions after {client.config.delivery_timeout_ms} ms, "
                 f"{min(positions)} among them: whether rows of another task stand before it cannot "
                 f"be told yet."
             )

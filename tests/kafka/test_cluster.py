@@ -23,7 +23,7 @@ pytestmark = pytest.mark.broker
 def test_rows_that_cannot_be_judged_yet_are_an_unavailable_broker(
     config: KafkaConfig, transactional_id: str, write: Write
 ) -> None:
-    quick = KafkaConfig(config.bootstrap_servers, request_timeout_ms=500)
+    quick = KafkaConfig(config.bootstrap_servers, request_timeout_ms=500, delivery_timeout_ms=2_000)
     broker = KafkaBroker(quick)
     producer = broker.fence(transactional_id, None)
     produced = write(producer, {0: ["a"]})
