@@ -24,13 +24,14 @@ from harness import results
 from harness.broker import start_broker
 from harness.measure import Broker
 from harness.topics import PARTITION_COUNT, Topics
-from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
+    StreamingQueryListener,
 )
+from pyspark.sql.streaming.query import StreamingQuery
 
 HERE = Path(__file__).resolve().parent
 INPUT_TOPIC, OUTPUT_TOPIC = "events", "epoch-cost"
