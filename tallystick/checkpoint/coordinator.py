@@ -28,15 +28,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
-from tallystick.checkpoint import verdict
+from tallystick.checkpoint import strays, verdict
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.verdict import Committed, Identity, Request
-from tallystick.errors import (
-    EpochAbortedError,
-    ForeignRowsError,
-    RetriableError,
-    TallystickError,
-)
+from tallystick.errors import RetriableError, TallystickError
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.topic_partition import TopicPartition
 
@@ -61,21 +56,23 @@ class Phase(Enum):
     STOPPED = auto()  # a person, or a newer run, has to act
 
 
-_BROKEN = {Phase.FENCING, Phase.STOPPING, Phase.STOPPED}
+_GIVEN_UP = {Phase.FENCING, Phase.STOPPED}
+_ABORTED = {Phase.FENCING, Phase.STOPPING}
 NEXT_PHASES = {
     Phase.IDLE: {Phase.FENCING},
-    Phase.FENCING: {Phase.RESTORING, *_BROKEN},
-    Phase.RESTORING: {Phase.OPENING, Phase.RUNNING, Phase.CONFIRMING, *_BROKEN},
-    Phase.OPENING: {Phase.RESTORING, *_BROKEN},
-    Phase.RUNNING: {Phase.PREPARED, *_BROKEN},
-    Phase.PREPARED: {Phase.COMPLETED, *_BROKEN},
-    Phase.COMPLETED: {Phase.COMMITTING, *_BROKEN},
-    Phase.COMMITTING: {Phase.CONFIRMING, Phase.FENCING, Phase.STOPPED},
+    Phase.FENCING: {Phase.RESTORING, *_GIVEN_UP},
+    Phase.RESTORING: {Phase.OPENING, Phase.RUNNING, Phase.CONFIRMING, *_GIVEN_UP},
+    Phase.OPENING: {Phase.RESTORING, *_GIVEN_UP},
+    Phase.RUNNING: {Phase.PREPARED, *_ABORTED},
+    Phase.PREPARED: {Phase.COMPLETED, *_ABORTED},
+    Phase.COMPLETED: {Phase.COMMITTING, *_ABORTED},
+    Phase.COMMITTING: {Phase.CONFIRMING, *_GIVEN_UP},
     Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
     Phase.READY: {Phase.RUNNING, Phase.CONFIRMING, Phase.STOPPED},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),
 }
+"""Exactly the ways that exist; `tests/checkpoint/test_coordinator.py` takes each of them."""
 ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
 """Where a transaction may be open and certainly was not told to commit."""
 FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
@@ -359,7 +356,9 @@ class Coordinator:
         assert self._committed.token is not None
         reported = {p.topic_partition: p.last_sequence for p in self._manifest.produced}
         if last_sequences is not None and dict(last_sequences) != reported:
-            return self._broken(_miscount(self._asked, reported, last_sequences))
+            return self._broken(
+                strays.miscount(self._asked.checkpoint_id, reported, last_sequences)
+            )
         self._become(Phase.COMMITTING)
         return CommitTransaction(self._producer, self._committed.token, self._asked.sources)
 
@@ -373,8 +372,9 @@ class Coordinator:
         return ConfirmOutput(written_by, self._manifest.produced)
 
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        if foreign_rows and _foreign(self._asked) not in self._identity.accepted:
-            return self._stop(_foreign_rows(self._asked, foreign_rows))
+        word = strays.accepting_word(self._asked.checkpoint_id)
+        if foreign_rows and word not in self._identity.accepted:
+            return self._stop(strays.foreign_rows_error(self._asked.checkpoint_id, foreign_rows))
         self._become(Phase.READY)
         return EndEpoch(self._asked)
 
@@ -420,34 +420,3 @@ class Coordinator:
     def _become(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
         self.phase = phase
-
-
-def _miscount(
-    request: Request, reported: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]
-) -> EpochAbortedError:
-    """Rows of an attempt that did not report are in the transaction, or reported ones are not."""
-    strays = [
-        f"{partition}: last sequence reported {reported.get(partition)}, Kafka has "
-        f"{found.get(partition)}"
-        for partition in sorted({*reported, *found})
-        if reported.get(partition) != found.get(partition)
-    ]
-    return EpochAbortedError(
-        f"epoch {request.checkpoint_id}: the open transaction does not hold what the tasks "
-        f"reported, so another attempt wrote into it too; it is aborted and the epoch runs again "
-        f"({'; '.join(strays)})"
-    )
-
-
-def _foreign(request: Request) -> str:
-    return f"foreign-rows-in-epoch-{request.checkpoint_id}"
-
-
-def _foreign_rows(request: Request, foreign_rows: Mapping[TopicPartition, int]) -> ForeignRowsError:
-    where = ", ".join(f"{partition}: {rows}" for partition, rows in sorted(foreign_rows.items()))
-    return ForeignRowsError(
-        f"epoch {request.checkpoint_id} is committed, with rows that no reporting task wrote "
-        f"({where}): a stray task attempt wrote between the last check and the commit. They stand "
-        f"behind the offsets that the manifest names, and are visible. Remove or compensate them "
-        f"where the output is used; then start with accept={_foreign(request)!r}."
-    )

@@ -354,4 +354,4 @@ class World:
 
 def accept_word(error: object) -> str:
     """What the message tells a person to state, so that the job goes on."""
-    return str(error).rpartition("accept='")[2].partition("'")[0]
+    return str(error).partition("accept='")[2].partition("'")[0]

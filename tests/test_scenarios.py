@@ -1,0 +1,179 @@
+"""The protocol told as stories: a script above the line, its transcript below.
+
+    A: epoch 0                                 driver A is offered epoch 0 (a new name, a new run)
+    A: epoch 1 | put: crash after              at A's next call of `put` in that epoch ...
+    B: epoch 1 | fence: C epoch 1 first        ... or all of another driver's epoch happens first
+    token expires / checkpoint set back to 0 / another checkpoint / late requests arrive / accept
+
+If one fails, run with REWRITE=1, read the diff, and commit it only if you understand and want it.
+"""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tallystick.checkpoint.coordinator import Action, Event
+from tallystick.errors import TallystickError
+from tallystick.job import Driver, decode_token
+from tallystick.sim.faults import Fault
+from tallystick.sim.rows import Row
+from tallystick.sim.sabotage import TOKEN, sabotage
+from tallystick.sim.scheduler import Crash
+from tallystick.sim.spark import Positions
+from tallystick.sim.wire import Call
+from tallystick.sim.world import OUTPUT, OWN, World, accept_word
+
+SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
+ROWS_PER_EPOCH = 3
+
+
+class Story(World):
+    """A world in which only what the script says goes wrong, and that takes notes."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0, kinds=())
+        self.sources = (OWN,)
+        self.available = dict.fromkeys(OWN.partitions, 100)
+        self.checkpoint.base = dict.fromkeys(OWN.partitions, 0)
+        self.sink.transaction_version = 2
+        self.lines: list[str] = []
+        self.drivers: dict[str, tuple[Any, Driver]] = {}
+        self.due: dict[tuple[str, str], str] = {}
+
+    # The script
+    def play(self, command: str) -> None:
+        """Do what one line says."""
+        self.lines.append(f"> {command}")
+        match command.split():
+            case [name, "epoch", number, *rest]:
+                if rest:
+                    call, fault = command.partition("| ")[2].split(": ")
+                    self.due[name.rstrip(":"), call] = fault
+                self.run(name.rstrip(":"), int(number))
+            case ["late", *_]:
+                self.drain()
+            case ["accept"]:
+                self.accept_last()
+            case ["token", "expires"]:
+                sabotage(self, Fault.TOKEN_EXPIRED)
+            case ["manifest", "deleted"]:
+                sabotage(self, Fault.MANIFEST_DELETED)
+            case ["another", "checkpoint"]:
+                sabotage(self, Fault.OTHER_CHECKPOINT)
+            case ["checkpoint", "set", "back", "to", number]:
+                self.checkpoint.forget_from(int(number))
+            case _:
+                raise ValueError(command)
+        visible = [row for partition in OUTPUT for row in self.sink.visible(partition)]
+        foreign = sum(row.foreign for row in visible)
+        counted = f"{len(visible) - foreign}" + (f" and {foreign} foreign" if foreign else "")
+        token = self.sink.offsets.get(TOKEN)
+        epoch = decode_token(*token).checkpoint_id if token else None
+        self.lines.append(f"  visible rows: {counted}; Kafka's token: {epoch}")
+
+    def run(self, name: str, epoch: int) -> None:
+        """Offer an epoch to a driver, which is started if it is new."""
+        process, driver = self._driver(name)
+        if epoch not in self.checkpoint.offsets:
+            ends = self.plan_positions(self.checkpoint.start_of(epoch))
+            self.checkpoint.log_offsets(epoch, ends)
+        try:
+            self.offer(process, driver, epoch)
+            self.checkpoint.commits.add(epoch)
+            self.lines.append(f"  {name} is done with epoch {epoch}")
+        except Crash:
+            self.lines.append(f"  {name} dies")
+        except TallystickError as error:
+            self._last_error = error
+            self.lines.append(f"  {name} raises {type(error).__name__}: {str(error)[:150]}")
+
+    def _driver(self, name: str) -> tuple[Any, Driver]:
+        if name not in self.drivers:
+            process: Any = SimpleNamespace(name=name, offered=-1)
+            driver = self.make_driver(process)
+            self._take_notes(name, driver)
+            self.drivers[name] = (process, driver)
+        return self.drivers[name]
+
+    def _take_notes(self, name: str, driver: Driver) -> None:
+        coordinator: Any = driver.coordinator
+        original = coordinator.step
+
+        def step(event: Event) -> Action:
+            action = original(event)
+            what, order = type(event).__name__, type(action).__name__
+            self.lines.append(f"  {name} {what:20} {coordinator.phase.name:10} -> {order}")
+            return action
+
+        coordinator.step = step
+
+    # The ports' other side
+    def plan_positions(self, starts: Positions) -> Positions:
+        return {partition: offset + ROWS_PER_EPOCH for partition, offset in starts.items()}
+
+    def advance(self, process: Any) -> None:
+        self.step += 1
+
+    def pass_by(self, process: Any) -> None:
+        self.step += 1
+
+    def send(self, process: Any, call: Call[Any]) -> Any:
+        fault = self.due.pop((process.name, call.name), "")
+        match fault.split():
+            case ["crash", "before"]:
+                raise Crash
+            case ["crash", "after"]:
+                self._arrive(process, call)
+                raise Crash
+            case ["crash", "and", "late"]:
+                self._in_flight.append(lambda: self._arrive(process, call))
+                raise Crash
+            case ["lost", "reply"]:
+                self._arrive(process, call)
+                raise call.unavailable(f"{call.name}: no answer")
+            case ["refused"]:
+                raise call.unavailable(f"{call.name}: refused")
+            case ["time", "out", "first"]:
+                self.sink.time_out()
+            case ["stray", "first"]:
+                self._write_stray()
+            case [other, "epoch", number, "first"]:
+                self.run(other, int(number))
+        return self._arrive(process, call)
+
+    def _write_stray(self) -> None:
+        """An attempt that nobody waits for writes one row more where the task has written."""
+        partition = OUTPUT[0]
+        last = (self.sink.last_sequences(self.sink.current, [partition]) or {})[partition]
+        row = Row("", 0, OWN.partitions[0], 0, foreign=True)
+        self.sink.write(self.sink.current, partition, last + 1, (row,))
+
+
+def transcript(script: str) -> str:
+    """Play a script; tell what happened."""
+    story = Story()
+    try:
+        for command in script.splitlines():
+            story.play(command)
+    finally:
+        story.close()
+    return "\n".join(story.lines) + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    """The transcript is what it was."""
+    script, _, expected = path.read_text().partition("----\n")
+    actual = transcript(script.strip())
+    if "REWRITE" in os.environ:
+        path.write_text(f"{script.strip()}\n----\n{actual}")
+    else:
+        assert actual == expected
+
+
+def test_accepting_needs_the_word_of_the_message() -> None:
+    assert accept_word("start once with accept='yes-really'.") == "yes-really"
+    assert accept_word("restore the file") == ""

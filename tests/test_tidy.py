@@ -1,0 +1,199 @@
+"""The architecture, as a test: who may import whom, and what the pure core may not touch.
+
+A part is a folder or a top-level module of the package. A new one needs an entry in `MAY_IMPORT`:
+that is the moment to think about where it belongs.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tallystick"
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 450
+
+WORDS = {"errors", "topic_partition"}
+COLUMNS = {"spans", "json_format", "json_kernels", "kernel_cache"}  # pure; kernels need their cache
+DECISIONS = {"source", "state", "sink"}
+VALUES = WORDS | DECISIONS
+CORE = VALUES | {"checkpoint", "ports"}
+
+# Part: what it may import besides itself. Top-down: from words to what a user calls.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "topic_partition": set(),
+    "json_format": WORDS,
+    "spans": WORDS,
+    "json_kernels": {"kernel_cache"},
+    "source": WORDS | COLUMNS,
+    "state": WORDS | COLUMNS,
+    "sink": WORDS | COLUMNS,
+    "checkpoint": VALUES,
+    "ports": VALUES,
+    "job": CORE,
+    "sim": CORE | {"job"},
+    # The doors: ports and values, nothing of each other.
+    "cache": set(),
+    "kernel_cache": {"cache"},
+    "java": WORDS | {"cache"},
+    "storage": WORDS,
+    "kafka": VALUES | COLUMNS | {"ports"},
+    # The executor's shell, and the engine that runs it.
+    "exchange": VALUES,
+    "task": VALUES | {"exchange", "kafka"},
+    "steps": WORDS | {"task"},
+    "options": WORDS,
+    "spark": CORE | {"exchange", "java", "job", "kafka", "options", "steps", "storage", "task"},
+    # What a user writes.
+    "endpoints": WORDS | {"json_format", "kafka", "options", "spark"},
+    "pipeline": WORDS | {"endpoints", "job", "spark", "steps", "task"},
+    "__init__": WORDS | {"endpoints", "json_format", "pipeline", "spark"},
+    # What is shipped beside it.
+    "testing": WORDS | {"cache", "java", "kafka"},
+    "demo": {"__init__", "checkpoint", "testing"},
+    "cli": WORDS | {"demo", "testing"},
+}
+
+PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "json_format"}
+PURE_MAY_IMPORT = {
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "json",
+    "math",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "re",
+    "struct",
+    "typing",
+    "zlib",
+    "tallystick",
+}
+ONLY_HERE = {
+    "kafka": {"kafka/protocol.py"},  # its message classes are no public interface: one place
+    "pickle": set(),  # nothing read back from Kafka or storage may ever run code
+    "cloudpickle": set(),
+    "marshal": set(),
+}
+MAY_PRINT = ("cli.py", "demo/", "__main__.py")
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of everything a module imports; `from a import b` yields `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute: they say where a thing lives"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parts_imported(tree: ast.AST) -> set[str]:
+    """The parts of this package that a module imports; a public name counts as `__init__`."""
+    parts = (name.split(".") for name in imported(tree))
+    return {
+        rest[0] if rest and rest[0] in MAY_IMPORT else "__init__"
+        for top, *rest in parts
+        if top == "tallystick"
+    }
+
+
+def public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """Public classes and functions, and what is public inside of them."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node.body)
+
+
+@pytest.fixture(params=MODULES, ids=place)
+def module(request) -> tuple[Path, ast.Module, str]:
+    text = request.param.read_text()
+    return request.param, ast.parse(text), text
+
+
+def test_imports_point_one_way(module):
+    path, tree, _ = module
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
+
+    strange = parts_imported(tree) - MAY_IMPORT[part] - {part}
+
+    assert not strange, f"{part} must not import {sorted(strange)}"
+
+
+def test_the_core_touches_nothing_outside(module):
+    """No Kafka, Spark, files, clock, threads, chance: so a simulation is the whole truth of it."""
+    path, tree, _ = module
+    if part_of(path) in PURE:
+        strange = {name.split(".")[0] for name in imported(tree)} - PURE_MAY_IMPORT
+
+        assert not strange, f"{part_of(path)} is pure and must not import {sorted(strange)}"
+
+
+def test_dangerous_imports_stay_where_they_belong(module):
+    path, tree, _ = module
+    for name in imported(tree):
+        places = ONLY_HERE.get(name.split(".")[0])
+
+        assert places is None or place(path) in places, f"{place(path)} must not import {name}"
+
+
+def test_functions_and_modules_fit_the_reader(module):
+    path, tree, text = module
+    lines = len(text.splitlines())
+    assert lines <= MODULE_LINES_MAX, f"{place(path)}: {lines} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+
+            assert length <= FUNCTION_LINES_MAX, f"{place(path)}, {node.name}: {length} lines"
+
+
+def test_public_things_say_what_they_are(module):
+    path, tree, _ = module
+    assert ast.get_docstring(tree), f"{place(path)} says nothing"
+    for node in public(tree.body):
+        assert ast.get_docstring(node), f"{place(path)}: {node.name} says nothing"
+
+
+def test_only_programs_print(module):
+    path, tree, _ = module
+    if not any(allowed in place(path) for allowed in MAY_PRINT):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+
+        assert "print" not in names, f"{place(path)} prints"
+
+
+def test_the_table_names_nothing_that_is_gone():
+    """An entry for a part that does not exist would let its successor in unseen."""
+    planned = {"state"}
+
+    assert set(MAY_IMPORT) - planned == {part_of(path) for path in MODULES} - planned
+
+
+def test_the_order_has_no_cycles():
+    """`__init__` apart, which the demo uses as a user would."""
+    done: set[str] = set()
+    while left := [part for part in MAY_IMPORT if part not in done]:
+        free = [part for part in left if MAY_IMPORT[part] <= done | {part}]
+        assert free, f"these import each other: {left}"
+        done.update(free)
