@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
+import pyarrow as pa
 from crc32c import crc32c
 
 from tallystick.errors import CorruptRecordError
@@ -176,5 +176,5 @@ def _header(view: memoryview, start: int, end: int) -> BatchHeader:
 
 def _control_type(records: memoryview) -> ControlType | None:
     """The kind of transaction marker; None for the other control records that Kafka knows."""
-    number = kernels.control_type(np.frombuffer(records, np.uint8).ctypes.data, len(records))
+    number = kernels.control_type(pa.py_buffer(records).address, len(records))
     return ControlType(number) if number in (ControlType.ABORT, ControlType.COMMIT) else None

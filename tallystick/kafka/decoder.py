@@ -194,7 +194,7 @@ def _batch_table(visible: Sequence[tuple[BatchHeader, Buffer]]) -> NDArray[np.in
     """What `scan_records` needs to know of each batch."""
     rows = [
         (
-            np.frombuffer(records, np.uint8).ctypes.data,
+            pa.py_buffer(records).address,
             len(records),
             header.record_count,
             header.base_offset,

@@ -8,6 +8,7 @@ Invariants
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,15 +109,11 @@ def stamp(data: bytes, producer: Producer, sequence: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of one Arrow batch as kernels take them. Holds what the addresses point into."""
+    """The columns of one Arrow batch, as the kernel takes them."""
 
-    keys: Spans
-    values: Spans
-    header_starts: NDArray[np.int64]
-    header_counts: NDArray[np.int64]
-    header_keys: Spans
-    header_values: Spans
+    arguments: tuple[Any, ...]
     timestamps: NDArray[np.int64]
+    spans: tuple[Spans, ...]  # what the addresses among the arguments point into
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, now_ms: int) -> "_Columns":
@@ -126,31 +123,26 @@ class _Columns:
         nothing = pa.nulls(batch.num_rows)
         headers = batch.column("headers") if "headers" in names else nothing
         starts, counts, header_keys, header_values = _header_spans(headers)
-        return cls(
-            spans_of(batch.column("key") if "key" in names else nothing, "key"),
-            spans_of(batch.column("value"), "value"),
-            starts,
-            counts,
-            header_keys,
-            header_values,
-            _timestamps(batch.column("timestamp") if "timestamp" in names else nothing, now_ms),
+        keys = spans_of(batch.column("key") if "key" in names else nothing, "key")
+        values = spans_of(batch.column("value"), "value")
+        times = _timestamps(batch.column("timestamp") if "timestamp" in names else nothing, now_ms)
+        arguments = (
+            _kernel_spans(keys),
+            _kernel_spans(values),
+            (starts, counts),
+            _kernel_spans(header_keys),
+            _kernel_spans(header_values),
+            times,
         )
+        return cls(arguments, times, (keys, values, header_keys, header_values))
 
     def encode(
         self, row: int, row_stop: int, scratch: NDArray[np.uint8]
     ) -> tuple[int, int, int, int, int]:
         """Write records into `scratch` behind the room for the header, see the kernel."""
+        target = scratch.ctypes.data + HEADER.size
         result: tuple[int, int, int, int, int] = kernels.encode_records(
-            _kernel_spans(self.keys),
-            _kernel_spans(self.values),
-            (self.header_starts, self.header_counts),
-            _kernel_spans(self.header_keys),
-            _kernel_spans(self.header_values),
-            self.timestamps,
-            row,
-            row_stop,
-            scratch.ctypes.data + HEADER.size,
-            len(scratch) - HEADER.size,
+            *self.arguments, row, row_stop, target, len(scratch) - HEADER.size
         )
         return result
 
