@@ -1,0 +1,214 @@
+"""A driver process to be killed, paused and fenced: `python crash_job.py '{"spark.…": …}'`.
+
+It starts Spark at once, so that a test may have one ready, then takes commands on stdin, one JSON
+text a line: `{"run": {…}}` runs a pipeline, `{"go_on": true}` ends a stop at `block_at`. On stdout
+it says, as JSON too, what becomes a fact.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.checkpoint import coordinator as c
+from tallystick.spark.epochs import SinkCluster
+from tallystick.spark.query import EpochRunner
+from tallystick.task import Report, WritePlan
+
+LOCAL = "local[2]"
+RETURNED = "EpochReturned"
+"""Not an event of the coordinator: the epoch is over, and Spark has not logged it yet."""
+
+
+def say(**fact: Any) -> None:
+    """Tell the test."""
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
+
+class Commands:
+    """What the test says."""
+
+    def __init__(self) -> None:
+        self.runs: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.go_on = threading.Semaphore(0)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if "run" in command:
+                self.runs.put(command["run"])
+            else:
+                self.go_on.release()
+        os.kill(os.getpid(), signal.SIGKILL)  # the test is gone
+
+
+@dataclass
+class Fate:
+    """What is to happen at the n-th occurrence of a fact."""
+
+    commands: Commands
+    kill_at: str = ""
+    block_at: str = ""
+    occurrence: int = 1
+
+    def __call__(self, event: c.Event) -> None:
+        """Called by the driver with each event."""
+        self.meet(type(event).__name__)
+
+    def meet(self, fact: str) -> None:
+        """Tell it, and let come what must."""
+        say(fact=fact)
+        if fact not in (self.kill_at, self.block_at):
+            return
+        self.occurrence -= 1
+        if self.occurrence == 0 and fact == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.occurrence == 0:
+            say(blocked=fact)
+            self.commands.go_on.acquire()
+
+
+@dataclass(frozen=True)
+class DyingWritePlan(WritePlan):
+    """The first attempt to write dies once it has written everything, before it can report."""
+
+    marker: str = ""
+
+    def write(self, frames: Any, attempt_number: int) -> Report:
+        """Write, and lose the report if it is the first one ever."""
+        report = WritePlan.write(self, frames, attempt_number)
+        if report.produced and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            raise RuntimeError("this attempt died after it wrote")
+        return report
+
+
+def writing_dies_once(marker: str) -> None:
+    """Make the driver hand out `DyingWritePlan`."""
+    make = SinkCluster.write_plan
+
+    def write_plan(self: SinkCluster, producer: Any) -> WritePlan:
+        plan = make(self, producer)
+        return DyingWritePlan(plan.config, plan.producer, plan.transaction_version, marker)
+
+    SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
+
+
+def hooked_runner(fate: Fate) -> None:
+    """Make the return of an epoch a fact."""
+    call = EpochRunner.__call__
+    if hasattr(call, "before"):
+        call = call.before
+
+    def called(self: EpochRunner, rows: Any, batch_id: int) -> None:
+        call(self, rows, batch_id)
+        fate.meet(RETURNED)
+
+    called.before = call  # type: ignore[attr-defined]
+    EpochRunner.__call__ = called  # type: ignore[method-assign]
+
+
+def step(spec: dict[str, Any]) -> Any:
+    """The function of the pipeline: keys and values as they are, with what a test asked for."""
+    reading_dies = spec.get("reading_dies", False)
+    wait_for = spec.get("map_waits_for", "")
+
+    def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if reading_dies and TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("this attempt died while it read")
+        while wait_for and not os.path.exists(wait_for):
+            time.sleep(0.02)
+        return rows.select(["key", "value"])
+
+    return pass_on
+
+
+def session(master: str, config: dict[str, str]) -> SparkSession:
+    """A session as small and quick to start as it gets."""
+    spark = ts.spark_session(
+        "crash-job",
+        master=master,
+        config={
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            **config,
+        },
+    )
+    spark.sparkContext.setLogLevel(config.get("log.level", "ERROR"))
+    return spark
+
+
+def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
+    """Run one pipeline over all that is there."""
+    fate = Fate(
+        commands, spec.get("kill_at", ""), spec.get("block_at", ""), spec.get("occurrence", 1)
+    )
+    hooked_runner(fate)
+    if marker := spec.get("writing_dies_once"):
+        writing_dies_once(marker)
+    options = dict(spec["kafka"])
+    servers = options.pop("kafka.bootstrap.servers")
+    query = (
+        ts.Pipeline(spec["name"])
+        .read(
+            ts.KafkaSource(
+                servers,
+                topics=[spec["topic_in"]],
+                starting_offsets=spec.get("starting_offsets", "earliest"),
+                max_offsets_per_trigger=spec.get("epoch_records"),
+                options=options,
+            )
+        )
+        .map_batches(step(spec))
+        .write(
+            ts.KafkaSink(
+                servers,
+                topic=spec["topic_out"],
+                transaction_timeout_ms=spec.get("transaction_timeout_ms", 300_000),
+                options=options,
+            )
+        )
+        .start(
+            spark,
+            checkpoint=spec["checkpoint"],
+            trigger={"availableNow": True},
+            accept=spec.get("accept", ()),
+            listener=fate,
+        )
+    )
+    query.awaitTermination()
+
+
+def main() -> None:
+    """Serve runs until the test ends."""
+    config = json.loads(sys.argv[1])
+    commands = Commands()
+    spark = session(LOCAL, config)
+    say(fact="Ready")
+    while True:
+        spec, error = commands.runs.get(), None
+        if spark.sparkContext.master != spec.get("master", LOCAL):
+            spark.stop()
+            spark = session(spec["master"], config)
+        try:
+            run(spark, spec, commands)
+        except Exception as met:
+            error = f"{type(met).__name__}: {met}"
+        say(fact="Ended", error=error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The test's side of `crash_job.py`: start it, tell it what to run, hear of it, end it."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+JOB = Path(__file__).with_name("crash_job.py")
+WAIT_S = 150.0
+"""No fact for so long means that the process hangs."""
+
+
+class DriverProcess:
+    """A driver in a process of its own, with Spark started and nothing running yet.
+
+    Args:
+        log: where its stderr goes, Spark's log included.
+        config: Spark settings.
+    """
+
+    def __init__(self, log: Path, config: dict[str, str] | None = None) -> None:
+        self._log = log
+        self._file = log.open("a")
+        self._process = subprocess.Popen(
+            [sys.executable, str(JOB), json.dumps(config or {})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._file,
+            text=True,
+            start_new_session=True,
+        )
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.facts: list[str] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, spec: dict[str, Any]) -> None:
+        """Start a pipeline; returns at once."""
+        self.facts.clear()
+        self._command(run=spec)
+
+    def go_on(self) -> None:
+        """End its stop at `block_at`."""
+        self._command(go_on=True)
+
+    def wait_until_blocked(self) -> None:
+        """Wait until it stands at `block_at`."""
+        self._wait_for("blocked")
+
+    def wait_until_killed(self) -> None:
+        """Wait for its SIGKILL; ending in another way is an error."""
+        with contextlib.suppress(EOFError):
+            ended = self._wait_for("error")
+            raise AssertionError(f"it was to be killed, and ended: {ended}\n{self.log_tail()}")
+        assert self._process.wait() == -signal.SIGKILL, self.log_tail()
+
+    def wait_for_end(self) -> str | None:
+        """Wait until the run is over; the text of its error."""
+        return self._wait_for("error")["error"]
+
+    def pause(self) -> None:
+        """SIGSTOP to the driver, its JVM included; what its workers have begun goes on."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it and what it started; again is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._thread.join()
+        self._file.close()
+
+    def log_tail(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def _command(self, **command: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+
+    def _wait_for(self, name: str) -> dict[str, Any]:
+        while (said := self._said.get(timeout=WAIT_S)) is not None:
+            if name in said:
+                return said
+        raise EOFError(f"the driver ended\n{self.log_tail()}")
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith("{"):
+                continue
+            said = json.loads(line)
+            if "fact" in said:
+                self.facts.append(said["fact"])
+            self._said.put(said)
+        self._said.put(None)

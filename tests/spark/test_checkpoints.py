@@ -1,0 +1,164 @@
+"""Checkpoints that are damaged, old, another's or full: the pipeline says so and writes nothing."""
+
+import errno
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Facts, Flow
+from pyspark.errors import StreamingQueryException
+from topics import read_committed
+
+import tallystick as ts
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+
+def newest(folder: Path) -> Path:
+    """The last file of a log folder, by name."""
+    names = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return max(names, key=lambda path: (len(path.name), path.name))
+
+
+def output_count(flow: Flow) -> int:
+    """How many records the output has."""
+    return len(read_committed(flow.confluent, flow.topic_out))
+
+
+def test_a_damaged_checkpoint_is_refused_and_goes_on_exactly_once_it_is_whole_again(
+    flow: Flow,
+) -> None:
+    flow.feed(100)
+    flow.run()
+    flow.feed(50)
+    manifest = newest(flow.checkpoint / "tallystick")
+    whole = manifest.read_bytes()
+
+    for damaged in (whole[:-20], whole.replace(b'"record_count": ', b'"record_count": 1'), b""):
+        manifest.write_bytes(damaged)
+        with pytest.raises(ts.ManifestError, match=f"{manifest.name}.* torn or was edited"):
+            flow.run()
+    manifest.unlink()
+    with pytest.raises(StreamingQueryException, match=r"ManifestError.*is missing from checkpoint"):
+        flow.run()
+    manifest.write_bytes(whole)
+    with pytest.raises(ts.DataLossError, match=f"belongs to pipeline '{flow.name}'"):
+        flow.run(flow.pipeline(name="another"))
+    assert output_count(flow) == 100
+
+    flow.run()
+    flow.assert_exact()
+
+
+def test_a_torn_entry_of_sparks_own_log_stops_the_query_and_nothing_is_written(
+    flow: Flow,
+) -> None:
+    flow.feed(100)
+    flow.run()
+    flow.feed(50)
+    entry = newest(flow.checkpoint / "offsets")
+    whole = entry.read_bytes()
+
+    entry.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StreamingQueryException):
+        flow.run()
+    assert output_count(flow) == 100
+
+    entry.write_bytes(whole)
+    (entry.parent / f".{entry.name}.crc").unlink(missing_ok=True)
+    flow.run()
+    flow.assert_exact()
+
+
+def test_a_checkpoint_older_than_what_kafka_committed_is_refused(
+    flow: Flow, tmp_path: Path
+) -> None:
+    flow.feed(50)
+    flow.run()
+    shutil.copytree(flow.checkpoint, tmp_path / "copy")
+    for _ in range(2):
+        flow.feed(50)
+        flow.run()
+    newer = tmp_path / "newer"
+    flow.checkpoint.rename(newer)
+    (tmp_path / "copy").rename(flow.checkpoint)
+
+    with pytest.raises(StreamingQueryException, match=r"DataLossError.*was set back"):
+        flow.run()
+    assert output_count(flow) == 150
+
+    shutil.rmtree(flow.checkpoint)
+    newer.rename(flow.checkpoint)
+    flow.feed(50)
+    flow.run()
+    flow.assert_exact()
+
+
+def test_a_new_checkpoint_under_an_old_name_takes_over_only_when_a_person_says_so(
+    flow: Flow, tmp_path: Path
+) -> None:
+    flow.feed(50)
+    flow.run()
+    new = tmp_path / "new"
+    latest = flow.pipeline(starting_offsets="latest")
+
+    with pytest.raises(StreamingQueryException, match="DataLossError") as refused:
+        flow.run(latest, checkpoint=new)
+    word = str(refused.value).split("accept='")[1].split("'")[0]
+    flow.feed(50)
+    flow.run(latest, checkpoint=new, accept=[word])
+    flow.feed(50)
+    with pytest.raises(StreamingQueryException, match="new-lineage-after-"):
+        flow.run()  # the old checkpoint has lost the name
+
+    flow.run(latest, checkpoint=new)  # and the new one needs no word any more
+    flow.assert_exact()
+
+
+class FullDisk:
+    """Refuses what the driver writes while the manifest is due, as a full disk would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
+        self.facts = Facts()
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, event: Any) -> None:
+        """Called by the driver."""
+        self.facts(event)
+        full = type(event).__name__ == "EpochRan"
+        if self._monkeypatch is None:
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0 if full else most, most))
+        elif full:
+            self._monkeypatch.setattr(os, "fsync", _no_space)
+        else:
+            self._monkeypatch.undo()
+
+
+def _no_space(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("limit", ["kernel", "fsync"])
+def test_a_disk_full_at_the_manifest_aborts_the_epoch_and_it_runs_once_there_is_room(
+    flow: Flow, limit: str
+) -> None:
+    flow.feed(50)
+    flow.run()
+    flow.feed(50)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        full = FullDisk(None if limit == "kernel" else monkeypatch)
+
+        with pytest.raises(StreamingQueryException, match=r"StorageError.*Make room") as failed:
+            flow.run(listener=full)
+
+    reason = errno.EFBIG if limit == "kernel" else errno.ENOSPC
+    assert os.strerror(reason) in str(failed.value)
+    assert full.facts.names[-1] == "TransactionAborted"
+    assert output_count(flow) == 50
+    assert len(list((flow.checkpoint / "tallystick").iterdir())) == 1, "no half-written manifest"
+    flow.run()
+    flow.assert_exact()

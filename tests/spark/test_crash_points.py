@@ -1,0 +1,36 @@
+"""Whatever the moment of a kill -9, the next run puts out exactly what is missing."""
+
+import pytest
+from conftest import Drivers, Flow
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+KILLS = [
+    ("ProducerFenced", 1),
+    ("CommittedRead", 1),
+    ("TransactionCommitted", 1),  # of the lineage's first token: nothing was written yet
+    ("EpochRan", 1),
+    ("ManifestWritten", 2),
+    ("OutputCounted", 2),
+    ("TransactionCommitted", 2),
+    ("OutputConfirmed", 1),  # of the epoch that the last one committed: recovery dies as well
+    ("OutputConfirmed", 3),
+    ("EpochReturned", 2),  # between our commit and Spark's own
+]
+"""The fact behind which the driver dies, and the how-manieth of its kind in that run."""
+
+
+def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_nothing(
+    flow: Flow, drivers: Drivers
+) -> None:
+    flow.feed(600)
+    for remaining, (fact, occurrence) in reversed(list(enumerate(reversed(KILLS)))):
+        driver = drivers.take(spares=min(1, remaining))
+        driver.run(flow.spec(kill_at=fact, occurrence=occurrence, epoch_records=40))
+        driver.wait_until_killed()
+        driver.stop()
+        flow.feed(20)
+
+    flow.run(flow.pipeline(max_offsets_per_trigger=200))
+
+    flow.assert_exact()

@@ -1,0 +1,138 @@
+"""Topics as an outsider sees them: librdkafka writes the input and reads the output.
+
+Nothing here shares code with the library, so it can bear witness.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+WAIT_S = 60.0
+"""Longer than anything a healthy broker takes on a busy machine; then the test fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as a consumer gets it."""
+
+    partition: int
+    offset: int
+    key: str | None
+    value: str | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    timestamp: int = -1
+
+
+def numbered(count: int, *, first: int = 0, keys: int = 7) -> list[tuple[str, str]]:
+    """Keys and values: the values number the records, the keys take turns."""
+    return [(f"k{i % keys}", str(i)) for i in range(first, first + count)]
+
+
+def flights(count: int) -> list[tuple[str, str]]:
+    """The same with JSON values."""
+    return [(key, json.dumps({"k": key, "n": int(n)})) for key, n in numbered(count)]
+
+
+def produce(
+    options: Mapping[str, str],
+    topic: str,
+    records: Iterable[tuple[str | None, str | None]],
+    *,
+    partition: int = -1,
+) -> None:
+    """Write records, partitioned as the Java client would do it."""
+    producer = Producer({**options, "partitioner": "murmur2_random", "linger.ms": 0})
+    for key, value in records:
+        producer.produce(topic, key=key, value=value, partition=partition)
+    assert producer.flush(WAIT_S) == 0
+
+
+def read_committed(options: Mapping[str, str], topic: str) -> list[Record]:
+    """All committed records of a topic, by partition and offset, up to the last stable offset."""
+    consumer = Consumer(
+        {
+            **options,
+            "group.id": "witness",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        return sorted(_until_ends(consumer, set(partitions)), key=lambda r: (r.partition, r.offset))
+    finally:
+        consumer.close()
+
+
+def _until_ends(consumer: Consumer, unread: set[int]) -> Iterable[Record]:
+    while unread:
+        messages = consumer.consume(1_000, timeout=WAIT_S)
+        assert messages, f"partitions {unread} could not be read to their ends"
+        for message in messages:
+            if message.error() is None:
+                unread.add(message.partition())  # what has ended may go on
+                yield _record(message)
+            else:
+                assert message.error().name() == "_PARTITION_EOF", message.error()
+                unread.discard(message.partition())
+
+
+def _record(message: object) -> Record:
+    def text(data: bytes | None) -> str | None:
+        return None if data is None else data.decode()
+
+    return Record(
+        message.partition(),
+        message.offset(),
+        text(message.key()),
+        text(message.value()),
+        tuple(message.headers() or ()),
+        message.timestamp()[1],
+    )
+
+
+def ends(options: Mapping[str, str], topic: str, isolation: IsolationLevel) -> dict[int, int]:
+    """The end of each partition as a consumer of this isolation level sees it."""
+    admin = AdminClient(dict(options))
+    partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
+    told = admin.list_offsets(asked, isolation_level=isolation, request_timeout=WAIT_S)
+    return {where.partition: future.result().offset for where, future in told.items()}
+
+
+def pending(options: Mapping[str, str], topic: str) -> dict[int, int]:
+    """How many offsets of each partition committed readers cannot pass yet; absent where none."""
+    stable = ends(options, topic, IsolationLevel.READ_COMMITTED)
+    last = ends(options, topic, IsolationLevel.READ_UNCOMMITTED)
+    return {p: last[p] - stable[p] for p in last if last[p] > stable[p]}
+
+
+def wait_until_nothing_is_pending(options: Mapping[str, str], topic: str) -> None:
+    """Wait for markers that are on their way, or for a transaction to time out."""
+    deadline = time.monotonic() + WAIT_S
+    while found := pending(options, topic):
+        assert time.monotonic() < deadline, f"{topic}: readers are stuck behind {found}"
+        time.sleep(0.1)
+
+
+def by_key(records: Iterable[tuple[str | None, str | None]]) -> dict[str | None, list[str | None]]:
+    """The values of each key, in order: equal means nothing lost, repeated or overtaken."""
+    ordered = sorted(records, key=lambda record: record[0] or "")  # stable
+    return {key: [v for _, v in group] for key, group in groupby(ordered, lambda r: r[0])}
+
+
+def assert_exact(
+    options: Mapping[str, str], topic: str, expected: Iterable[tuple[str | None, str | None]]
+) -> None:
+    """The topic holds these records once each, in this order per key, and no reader is stuck."""
+    found = read_committed(options, topic)
+    assert by_key((r.key, r.value) for r in found) == by_key(expected)
+    assert len({(r.key, r.partition) for r in found}) == len({r.key for r in found})
+    wait_until_nothing_is_pending(options, topic)
