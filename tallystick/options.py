@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tallystick.errors import OptionError
+from tallystick.json_format import FAILFAST, MODES
 from tallystick.topic_partition import TopicPartition
 
 EARLIEST = -2
@@ -69,7 +70,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     value_format: str = "raw"
     value_schema: str | None = None
-    value_mode: str = "failfast"
+    value_mode: str = FAILFAST
     metadata_prefix: str = ""
 
 
@@ -92,7 +93,6 @@ _NAMES = {
     )
 }
 _VALUE_FORMATS = ("raw", "json")
-_VALUE_MODES = ("failfast", "permissive", "dropmalformed")
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -130,7 +130,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         fail_on_data_loss=_flag(plain, "failOnDataLoss", default=True),
         value_format=value_format,
         value_schema=plain.get("value.schema"),
-        value_mode=_choice(plain, "value.mode", _VALUE_MODES, "failfast"),
+        value_mode=_choice(plain, "value.mode", MODES, FAILFAST),
         metadata_prefix=plain.get("metadata.prefix", ""),
     )
 

@@ -13,6 +13,7 @@ two attempts of a task apart, they share producer id and epoch):
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.columns import Layout
 from tallystick.source.split import SplitRange
 from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | None]
 
@@ -67,6 +70,9 @@ class ReadPlan:
         for split in splits:
             for records in self._fetch(split):
                 rows = self.layout.build(records, split.topic_partition)
+                if rows.num_rows < records.num_rows:
+                    dropped = records.num_rows - rows.num_rows
+                    logger.warning("%s: %d malformed values dropped, as asked", split, dropped)
                 yield from apply(self.functions, rows)
 
     def _fetch(self, split: SplitRange) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ from tallystick import kernel_cache  # noqa: I001  it must come before numba
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 

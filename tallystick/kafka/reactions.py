@@ -135,6 +135,11 @@ def refusal(
             f"{what}: a record batch is larger than the topic takes. Raise the topic's "
             f"max.message.bytes, or let the sink make smaller batches."
         )
+    if error_name == "InvalidTimestamp":
+        return RecordError(
+            f"{what}: a record's timestamp lies too far ahead (message.timestamp.after.max.ms, one "
+            f"hour by default) or behind. Correct the column 'timestamp', or raise the limit."
+        )
     return TallystickError(f"{what}.")
 
 

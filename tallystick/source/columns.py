@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
+from tallystick.json_format import FAILFAST, PERMISSIVE
 from tallystick.source.json_reader import check_schema, parse_json
 from tallystick.topic_partition import TopicPartition
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 CORRUPT_COLUMN = "_corrupt_record"
-PERMISSIVE = "permissive"
 
 KAFKA_FIELDS = (
     pa.field("key", pa.binary()),
@@ -70,7 +70,7 @@ class Layout:
     """
 
     value_schema: pa.Schema | None = None
-    mode: str = "failfast"
+    mode: str = FAILFAST
     prefix: str = ""
     headers: bool = False
 

@@ -27,10 +27,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
+from tallystick.json_format import PERMISSIVE
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options import EARLIEST, SourceOptions, parse_source_options
-from tallystick.source.columns import PERMISSIVE, Layout, ddl
+from tallystick.source.columns import Layout, ddl
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import Positions, cut_splits, limit_offsets, plan_splits
 from tallystick.source.split import SplitRange
