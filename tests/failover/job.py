@@ -82,6 +82,8 @@ class Job:
         on_event: told every event of the protocol.
         midway: called in the middle of writing.
         on_start: called with each new broker port, before its first use.
+        engine: what runs the epochs; None: a task in this thread.
+        accepted: the decisions of a person.
     """
 
     shape: Shape
@@ -90,6 +92,7 @@ class Job:
     on_event: Callable[[c.Event], None] = lambda _: None
     midway: Callable[[], None] = lambda: None
     on_start: Callable[[KafkaBroker], None] = lambda _: None
+    engine: Engine | None = None
     accepted: frozenset[str] = frozenset()
     logged: int = 0
     restarts: int = 0
@@ -118,7 +121,8 @@ class Job:
         assert self._driver is not None
         assert self._broker is not None
         request = request_of(self.shape, self.logged, self._broker.cluster_id())
-        self._driver.run_epoch(request, self._engine())
+        engine = self.engine or RowsEngine(self.shape, self._write_plan, self.midway)
+        self._driver.run_epoch(request, engine)
         self.logged += 1
 
     def restart(self) -> None:
@@ -148,9 +152,6 @@ class Job:
             accepted=self.accepted,
             listener=self.on_event,
         )
-
-    def _engine(self) -> Engine:
-        return RowsEngine(self.shape, self._write_plan, self.midway)
 
     def _write_plan(self, producer: Producer) -> WritePlan:
         self.producer = producer
