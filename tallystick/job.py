@@ -9,7 +9,7 @@ from typing import assert_never
 from tallystick.checkpoint import coordinator as c
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.verdict import Committed, Identity, Request
-from tallystick.errors import DataLossError, ManifestError
+from tallystick.errors import DataLossError, ManifestError, RetriableError
 from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import SourceOffsets, parse_source
@@ -29,6 +29,10 @@ class Target:
     token_group: str
     token_partition: TopicPartition
     cluster_id: str
+
+
+RETRY_PAUSE_S = 0.5
+"""Each call has its own deadline already; this only keeps a quick failure from spinning."""
 
 
 def _ignore(_: c.Event) -> None:
@@ -89,6 +93,8 @@ class Driver:
                 case c.Stop(error):
                     raise error
             event = self._attempt(action, engine)
+            if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
+                self._clock.sleep(RETRY_PAUSE_S)
 
     def _attempt(self, action: c.Action, engine: Engine) -> c.Event:
         try:

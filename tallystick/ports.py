@@ -50,6 +50,9 @@ class Broker(Protocol):
     ) -> Mapping[TopicPartition, int] | None:
         """What DescribeProducers says this producer epoch wrote last; absent where nothing.
 
+        Covers the given partitions and every other one that the open transaction touched: a stray
+        attempt may have written where nobody reported.
+
         None: this cluster does not tell (no READ on the topic), so the check cannot be made.
         """
         ...

@@ -45,8 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exchange": VALUES,
     "task": VALUES | {"exchange", "kafka"},
     "steps": WORDS | {"task"},
-    "options": WORDS,
-    "spark": CORE | {"exchange", "java", "job", "kafka", "options", "steps", "storage", "task"},
+    "options": WORDS | {"json_format"},
+    "spark": CORE
+    | {"exchange", "java", "job", "json_format", "kafka", "options", "steps", "storage", "task"},
     # What a user writes.
     "endpoints": WORDS | {"json_format", "kafka", "options", "spark"},
     "pipeline": WORDS | {"endpoints", "job", "spark", "steps", "task"},

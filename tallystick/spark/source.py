@@ -1,4 +1,4 @@
-"""`format("tallystick")`: Kafka as a Spark data source, with options and columns that Spark users know.
+"""`format("tallystick")`: Kafka as a Spark data source, with options and columns Spark users know.
 
 The reader decides on the driver side (here: a Python process that Spark keeps per query) and reads
 in tasks. Everything an epoch reads follows from the offsets that Spark logged, so a replay reads
