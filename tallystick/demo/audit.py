@@ -5,6 +5,7 @@ what the flights say. It knows nothing of the pipeline, its checkpoint or its of
 """
 
 import json
+import time
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,6 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 IDLE_S = 20.0
 """Longer than any wait of a healthy broker; then the audit fails instead of hanging."""
+POLL_S = 0.2
+"""`consume` waits that long for a full batch, also when the end has been read already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,12 @@ def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
 def _drain(consumer: Consumer, partition_count: int) -> pd.DataFrame:
     rows = []
     ended: set[int] = set()
+    heard_s = time.monotonic()
     while len(ended) < partition_count:
-        messages = consumer.consume(10_000, timeout=IDLE_S)
-        if not messages:
+        messages = consumer.consume(10_000, timeout=POLL_S)
+        if messages:
+            heard_s = time.monotonic()
+        elif time.monotonic() - heard_s > IDLE_S:
             raise TimeoutError(f"the output could not be read to its end within {IDLE_S} s")
         for message in messages:
             if message.error() is None:
