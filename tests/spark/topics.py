@@ -73,15 +73,13 @@ def read_committed(options: Mapping[str, str], topic: str) -> list[Record]:
 
 def _until_ends(consumer: Consumer, unread: set[int]) -> Iterable[Record]:
     while unread:
-        messages = consumer.consume(1_000, timeout=WAIT_S)
-        assert messages, f"partitions {unread} could not be read to their ends"
-        for message in messages:
-            if message.error() is None:
-                unread.add(message.partition())  # what has ended may go on
-                yield _record(message)
-            else:
-                assert message.error().name() == "_PARTITION_EOF", message.error()
-                unread.discard(message.partition())
+        message = consumer.poll(WAIT_S)
+        assert message is not None, f"partitions {unread} could not be read to their ends"
+        if message.error() is None:
+            yield _record(message)
+        else:
+            assert message.error().name() == "_PARTITION_EOF", message.error()
+            unread.discard(message.partition())
 
 
 def _record(message: object) -> Record:
