@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.checkpoint import coordinator as c
@@ -136,6 +137,17 @@ def step(spec: dict[str, Any]) -> Any:
     return pass_on
 
 
+def show(spark: SparkSession, spec: dict[str, Any], query: StreamingQuery) -> None:
+    """Print what a user may look at while he debugs; everything goes to the log of the test."""
+    print("shown:", query.lastProgress, query.status, query.exception())
+    query.explain(extended=True)
+    rows = (
+        spark.read.format("tallystick").options(**spec["kafka"], subscribe=spec["topic_in"]).load()
+    )
+    rows.explain(extended=True)
+    print(rows, rows.count(), rows._jdf.queryExecution().toString())
+
+
 def session(master: str, config: dict[str, str]) -> SparkSession:
     """A session as small and quick to start as it gets."""
     spark = ts.spark_session(
@@ -144,7 +156,7 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
         config={
             "spark.ui.enabled": "false",
             "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            **config,
+            **{name: value for name, value in config.items() if name.startswith("spark.")},
         },
     )
     spark.sparkContext.setLogLevel(config.get("log.level", "ERROR"))
@@ -189,7 +201,11 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
             listener=fate,
         )
     )
-    query.awaitTermination()
+    try:
+        query.awaitTermination()
+    finally:
+        if spec.get("show"):
+            show(spark, spec, query)
 
 
 def main() -> None:

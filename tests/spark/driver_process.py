@@ -20,8 +20,8 @@ class DriverProcess:
     """A driver in a process of its own, with Spark started and nothing running yet.
 
     Args:
-        log: where its stderr goes, Spark's log included.
-        config: Spark settings.
+        log: where goes what it prints, Spark's log included.
+        config: Spark settings, and `log.level`.
     """
 
     def __init__(self, log: Path, config: dict[str, str] | None = None) -> None:
@@ -104,7 +104,8 @@ class DriverProcess:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if not line.startswith("{"):
+            if not line.startswith('{"'):
+                self._file.write(line)
                 continue
             said = json.loads(line)
             if "fact" in said:
