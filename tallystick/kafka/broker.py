@@ -9,11 +9,12 @@ Invariants:
     * Offsets are read with require_stable only: the plain answer hides a pending transaction.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tallystick.errors import FencedError
+from tallystick.errors import AuthorizationError, FencedError
 from tallystick.kafka import cluster, offsets, protocol, written
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
@@ -22,6 +23,8 @@ from tallystick.kafka.reactions import said
 from tallystick.sink.cluster_facts import ClusterFacts
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
 
 EPOCH_BY_END_TXN = 2
 """The transaction.version from which EndTxn gives out the next producer epoch (KIP-890)."""
@@ -43,6 +46,7 @@ class KafkaBroker:
         self.client = Client(config)
         self._transaction_timeout_ms = transaction_timeout_ms
         self._transaction_version: int | None = None
+        self._told_unguarded = False
 
     def close(self) -> None:
         """Close the connections. What is open in Kafka stays open until it times out."""
@@ -128,7 +132,11 @@ class KafkaBroker:
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
         """See `ports.Broker.last_sequences`."""
-        return written.last_sequences(self.client, producer, partitions)
+        wanted = list(partitions)
+        found = written.last_sequences(self.client, producer, wanted)
+        if found is None:
+            self._tell_unguarded(wanted)
+        return found
 
     def commit_transaction(self, producer: Producer) -> Producer:
         """See `ports.Broker.commit_transaction`."""
@@ -146,8 +154,16 @@ class KafkaBroker:
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """See `ports.Broker.foreign_rows`; what is deleted already counts as not foreign."""
-        return written.foreign_rows(self.client, producer, produced)
+        """See `ports.Broker.foreign_rows`; what is deleted already counts as not foreign.
+
+        Without READ on the output nobody can look: then there is a warning, once, and no answer.
+        """
+        wanted = list(produced)
+        try:
+            return written.foreign_rows(self.client, producer, wanted)
+        except AuthorizationError:
+            self._tell_unguarded(each.topic_partition for each in wanted)
+            return {}
 
     # --- what else the driver asks ------------------------------------------------------------
 
@@ -189,6 +205,18 @@ class KafkaBroker:
     def cluster_facts(self) -> ClusterFacts:
         """What the pre-flight check wants to know."""
         return cluster.cluster_facts(self.client)
+
+    def _tell_unguarded(self, partitions: Iterable[TopicPartition]) -> None:
+        """Say, once, which guard is left out and what would bring it back."""
+        if self._told_unguarded:
+            return
+        self._told_unguarded = True
+        topics = ", ".join(sorted({partition.topic for partition in partitions}))
+        logger.warning(
+            "READ on %s is missing: whether a second attempt of a task wrote into a transaction "
+            "too cannot be checked, neither before nor after its commit. Grant it to have both.",
+            topics or "a topic of the transaction",
+        )
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Connection:
         self._in_flight: deque[protocol.SentRequest] = deque()
         self._answers: dict[int, Any] = {}
         self._correlation_id = 0
-        self._answered = False
+        self._answer_count = 0
         self._socket = _connect(address, deadline)
         try:
             if tls is not None:
@@ -116,7 +116,7 @@ class Connection:
 
     def _read_frame(self, deadline: float) -> memoryview:
         head = self._read(4, deadline)
-        if not self._answered and bytes(head[:2]) == TLS_ALERT:
+        if not self._answer_count and bytes(head[:2]) == TLS_ALERT:
             raise OptionError(
                 f"the broker at {self.name} speaks TLS, and security.protocol is "
                 f"{self._config.security_protocol}: set SSL or SASL_SSL, or use its other port."
@@ -125,7 +125,7 @@ class Connection:
         if not 4 <= size <= FRAME_BYTES_MAX:
             raise ConnectionError(f"{self.name} sent a frame of {size} bytes, which Kafka does not")
         payload = self._read(size, deadline)
-        self._answered = True
+        self._answer_count += 1
         return payload
 
     def _read(self, size: int, deadline: float) -> memoryview:
@@ -143,12 +143,19 @@ class Connection:
         return buffer
 
     def _closed_message(self) -> str:
-        if self._answered:
-            return f"{self.name} closed the connection"
-        return (
-            f"{self.name} closed the connection without a word; check that security.protocol "
-            f"({self._config.security_protocol}) is what this port speaks"
-        )
+        protocol_name = self._config.security_protocol
+        if self._answer_count == 0:
+            return (
+                f"{self.name} closed the connection without a word; check that security.protocol "
+                f"({protocol_name}) is what this port speaks"
+            )
+        if self._answer_count == 1 and not self._config.uses_sasl:
+            return (
+                f"{self.name} told its versions, and closed the connection at the next request; "
+                f"if this port asks for a login, security.protocol ({protocol_name}) must be one "
+                f"with SASL"
+            )
+        return f"{self.name} closed the connection"
 
     def _wrap(self, tls: ssl.SSLContext, host: str, deadline: float) -> ssl.SSLSocket:
         self._socket.settimeout(_left(deadline, self.name))
