@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,8 @@ if ROOT not in sys.path:  # plain `pytest` does not put it there, `python -m pyt
 
 from tallystick.kafka.config import KafkaConfig  # noqa: E402
 from tallystick.testing import EmbeddedKafka  # noqa: E402
-from tests.failover.job import Job  # noqa: E402
+from tests.failover.job import PARTITIONS, Job, MakeJob  # noqa: E402
 from tests.failover.known_rows import Shape  # noqa: E402
-
-PARTITIONS = 3
-MakeJob = Callable[..., Job]
 
 
 @pytest.fixture(scope="session")

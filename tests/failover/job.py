@@ -19,6 +19,8 @@ from tallystick.task import WritePlan, client_for
 from tallystick.topic_partition import TopicPartition
 from tests.failover.known_rows import RowsEngine, Shape
 
+PARTITIONS = 3
+"""Of the topic that pipelines share in tests without an outage."""
 TRANSACTION_TIMEOUT_MS = 60_000
 RESTARTS_MAX = 20
 
@@ -45,6 +47,7 @@ def make_driver(
     broker: KafkaBroker,
     checkpoint: Path,
     *,
+    token_topic: str = "",
     accepted: frozenset[str] = frozenset(),
     listener: Callable[[c.Event], None],
 ) -> Driver:
@@ -54,7 +57,7 @@ def make_driver(
         Target(
             transactional_id(shape.pipeline),
             token_group(shape.pipeline),
-            TopicPartition(shape.topic, 0),
+            TopicPartition(token_topic or shape.topic, 0),
             broker.cluster_id(),
         ),
         broker,
@@ -64,11 +67,15 @@ def make_driver(
     )
 
 
-def request_of(shape: Shape, epoch: int, cluster_id: str) -> Request:
+def request_of(shape: Shape, epoch: int, cluster_id: str, source_topic: str = "") -> Request:
     """What Spark asks for, and has logged, for an epoch: its source has moved on by one."""
-    position = {TopicPartition(shape.topic, 0): epoch + 1}
+    position = {TopicPartition(source_topic or shape.topic, 0): epoch + 1}
     offsets = SourceOffsets(cluster_id, readers_group(shape.pipeline), position)
     return Request(epoch, (json.dumps(offsets.to_json(), sort_keys=True),))
+
+
+MakeJob = Callable[..., "Job"]
+"""The fixture of that name."""
 
 
 @dataclass
@@ -83,6 +90,7 @@ class Job:
         midway: called in the middle of writing.
         on_start: called with each new broker port, before its first use.
         engine: what runs the epochs; None: a task in this thread.
+        token_topic: where the token is kept, and what the source reads; "": the shape's topic.
         accepted: the decisions of a person.
     """
 
@@ -93,6 +101,7 @@ class Job:
     midway: Callable[[], None] = lambda: None
     on_start: Callable[[KafkaBroker], None] = lambda _: None
     engine: Engine | None = None
+    token_topic: str = ""
     accepted: frozenset[str] = frozenset()
     logged: int = 0
     restarts: int = 0
@@ -120,7 +129,7 @@ class Job:
             self._start()
         assert self._driver is not None
         assert self._broker is not None
-        request = request_of(self.shape, self.logged, self._broker.cluster_id())
+        request = request_of(self.shape, self.logged, self._broker.cluster_id(), self.token_topic)
         engine = self.engine or RowsEngine(self.shape, self._write_plan, self.midway)
         self._driver.run_epoch(request, engine)
         self.logged += 1
@@ -149,6 +158,7 @@ class Job:
             self.shape,
             self._broker,
             self.checkpoint,
+            token_topic=self.token_topic,
             accepted=self.accepted,
             listener=self.on_event,
         )

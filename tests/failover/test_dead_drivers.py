@@ -9,9 +9,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
-from tests.failover.conftest import PARTITIONS, MakeJob
 from tests.failover.evidence import problems_of, read_committed, replay
-from tests.failover.job import Death, Job
+from tests.failover.job import PARTITIONS, Death, Job, MakeJob
 from tests.failover.known_rows import ZOMBIE
 from tests.failover.steps import Step, Trap
 from tests.failover.wire import write_as_zombie

@@ -11,9 +11,8 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.sink.transaction import Producer
 from tallystick.task import client_for
 from tallystick.testing import EmbeddedKafka
-from tests.failover.conftest import PARTITIONS, MakeJob
 from tests.failover.evidence import problems_of, read_committed, replay
-from tests.failover.job import Job, readers_group
+from tests.failover.job import PARTITIONS, Job, MakeJob, readers_group
 from tests.failover.wire import Loss, Wire
 
 pytestmark = pytest.mark.broker
