@@ -101,8 +101,10 @@ def read_plan(options: SourceOptions, layout: Layout) -> ReadPlan:
     )
 
 
-def read_split(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one Spark input partition."""
+def read_split(plan: ReadPlan, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The rows of one Spark input partition; None is Spark's stand-in for "there are none"."""
+    if partition is None:
+        return
     assert isinstance(partition, SplitPartition)
     yield from plan.read([partition.split])
 
