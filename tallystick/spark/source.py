@@ -101,9 +101,9 @@ def read_plan(options: SourceOptions, layout: Layout) -> ReadPlan:
     )
 
 
-def read_split(plan: ReadPlan, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of one Spark input partition; None is Spark's stand-in for "there are none"."""
-    if partition is None:
+def read_split(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one Spark input partition; Spark has one with None where we have none."""
+    if partition.value is None:
         return
     assert isinstance(partition, SplitPartition)
     yield from plan.read([partition.split])
