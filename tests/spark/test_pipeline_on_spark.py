@@ -64,7 +64,8 @@ def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_go
     }
     assert found_json(flow) == expected
     asked = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}")]
-    told = AdminClient(flow.confluent).list_consumer_group_offsets(asked, request_timeout=WAIT_S)
+    admin = AdminClient(flow.confluent)
+    told = admin.list_consumer_group_offsets(asked, request_timeout=WAIT_S)
     (group,) = [future.result() for future in told.values()]
     shown = {each.partition: each.offset for each in group.topic_partitions}
     last = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)

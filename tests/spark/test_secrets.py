@@ -44,7 +44,8 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         driver.run(flow.spec(show=True, reading_dies=True))
         error = driver.wait_for_end() or ""
     asked = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}-token")]
-    told = AdminClient(flow.confluent).list_consumer_group_offsets(asked, request_timeout=WAIT_S)
+    admin = AdminClient(flow.confluent)
+    told = admin.list_consumer_group_offsets(asked, request_timeout=WAIT_S)
     (token,) = [f.result().topic_partitions[0] for f in told.values()]
 
     assert PASSWORD in str(flow.kafka.kafka_options), "it is in use"

@@ -226,8 +226,8 @@ def test_records_deleted_unread_stop_the_query_unless_that_is_accepted(
     feed(kafka, topic, 30)
     assert reader.follow(**options) == values(0, 30)
     feed(kafka, topic, 30, first=30)
-    deleted = AdminClient(kafka.confluent_options()).delete_records([TopicPartition(topic, 0, 45)])
-    for future in deleted.values():
+    admin = AdminClient(kafka.confluent_options())
+    for future in admin.delete_records([TopicPartition(topic, 0, 45)]).values():
         future.result(WAIT_S)
 
     lost = rf"DataLossError.*{topic}-0\[30,60\).*earliest left is 45: 15 offsets"
