@@ -1,0 +1,137 @@
+"""Spark as a user with the least rights, over TLS, with the options of Spark's own connector."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.testing import EmbeddedKafka
+from tests.failover.evidence import read_committed
+from tests.security.people import PASSWORDS
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+ROWS = [str(number) for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = ts.spark_session("security", master="local[2]", config={"spark.ui.enabled": "false"})
+    session.sparkContext.setLogLevel("OFF")
+    ts.register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def options(guarded: EmbeddedKafka) -> dict[str, str]:
+    """What a user of Spark's connector would write, and the input in place."""
+    producer = Producer(guarded.confluent_options())
+    for number, row in enumerate(ROWS):
+        producer.produce("guarded-in", row, partition=number % 2)
+    producer.flush()
+    options = guarded.kafka_options_for("alice")
+    assert sorted(options) == [
+        "kafka.bootstrap.servers",
+        "kafka.sasl.jaas.config",
+        "kafka.sasl.mechanism",
+        "kafka.security.protocol",
+        "kafka.ssl.truststore.location",
+        "kafka.ssl.truststore.type",
+    ]
+    return options
+
+
+def without_servers(options: dict[str, str]) -> tuple[str, dict[str, str]]:
+    rest = dict(options)
+    return rest.pop("kafka.bootstrap.servers"), rest
+
+
+def written(guarded: EmbeddedKafka) -> list[str]:
+    found = read_committed(guarded.confluent_options(), "guarded-out", 2)
+    return sorted((row for rows in found.values() for row in rows), key=int)
+
+
+def assert_no_secret(*texts: str) -> None:
+    for text in texts:
+        assert [user for user, password in PASSWORDS.items() if password in text] == []
+
+
+def stored(folder: Path) -> list[str]:
+    return [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_pipeline_and_a_query_of_the_users_own_run_and_show_no_secret(
+    spark: SparkSession,
+    options: dict[str, str],
+    guarded: EmbeddedKafka,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    servers, security = without_servers(options)
+    source = ts.KafkaSource(
+        servers, topics=["guarded-in"], starting_offsets="earliest", options=security
+    )
+    sink = ts.KafkaSink(servers, topic="guarded-out", options=security)
+
+    def values(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["value"])
+
+    pipeline = ts.Pipeline("alice-pipeline").read(source).map_batches(values).write(sink)
+    query = pipeline.start(
+        spark, checkpoint=str(tmp_path / "pipeline"), trigger={"availableNow": True}
+    )
+    query.awaitTermination(120)
+    once = written(guarded)
+    rows = (
+        spark.readStream.format("tallystick")
+        .options(**options, subscribe="guarded-in", startingOffsets="earliest")
+        .load()
+    )
+    rows.explain(extended=True)
+    own = (
+        rows.select("value")
+        .writeStream.queryName("alice-query")
+        .option("checkpointLocation", str(tmp_path / "query"))
+        .trigger(availableNow=True)
+        .foreachBatch(sink)
+        .start()
+    )
+    own.awaitTermination(120)
+
+    assert once == ROWS
+    assert written(guarded) == sorted(ROWS * 2, key=int)
+    progress = [json.dumps(each, default=str) for each in own.recentProgress]
+    shown = capfd.readouterr()
+    assert_no_secret(repr(pipeline), repr(sink), repr(source), shown.out, shown.err, caplog.text)
+    assert_no_secret(*progress, *stored(tmp_path))
+
+
+def test_a_wrong_password_ends_the_query_at_once_and_is_not_shown(
+    spark: SparkSession, options: dict[str, str], tmp_path: Path
+) -> None:
+    jaas = options["kafka.sasl.jaas.config"].replace(PASSWORDS["alice"], "gu3ss")
+    rows = (
+        spark.readStream.format("tallystick")
+        .options(**{**options, "kafka.sasl.jaas.config": jaas})
+        .options(subscribe="guarded-in", startingOffsets="earliest")
+        .load()
+    )
+    query = (
+        rows.writeStream.option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda rows, batch_id: None)
+        .start()
+    )
+
+    with pytest.raises(StreamingQueryException, match="login of 'alice'") as told:
+        query.awaitTermination(120)
+    assert "gu3ss" not in str(told.value)
+    assert "gu3ss" not in "".join(stored(tmp_path))
