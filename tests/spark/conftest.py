@@ -3,21 +3,16 @@
 Each start of a query costs Spark seconds, so a test puts what belongs together into one.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from driver_process import DriverProcess
 from pyspark.sql import SparkSession
-from topics import assert_exact, numbered, produce
 
 import tallystick as ts
-from tallystick.checkpoint import coordinator as c
 from tallystick.testing import EmbeddedKafka
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
 
 QUIET = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
 
@@ -38,173 +33,15 @@ def kafka(tallystick_kafka: EmbeddedKafka) -> EmbeddedKafka:
     return tallystick_kafka
 
 
-_numbers = count()
-
-
-@dataclass
-class Flow:
-    """An input topic, an output topic, a checkpoint, and the pipeline between them.
-
-    The pipeline passes keys and values on. Its name is the flow's.
-    """
-
-    kafka: EmbeddedKafka
-    spark: SparkSession | None
-    folder: Path
-    name: str = field(default_factory=lambda: f"flow-{next(_numbers)}")
-    partitions: int = 3
-    input: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.topic_in, self.topic_out = f"{self.name}-in", f"{self.name}-out"
-        for topic in (self.topic_in, self.topic_out):
-            self.kafka.create_topic(topic, self.partitions)
-
-    @property
-    def confluent(self) -> dict[str, str]:
-        """How the witness reaches the broker."""
-        return self.kafka.confluent_options()
-
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint folder."""
-        return self.folder / "checkpoint"
-
-    def feed(self, record_count: int, *, keys: int = 7) -> None:
-        """Append numbered records to the input."""
-        records = numbered(record_count, first=len(self.input), keys=keys)
-        produce(self.confluent, self.topic_in, records)
-        self.input += records
-
-    def source(self, **settings: Any) -> ts.KafkaSource:
-        """The input, from the earliest record."""
-        options = dict(self.kafka.kafka_options) | settings.pop("options", {})
-        servers = options.pop("kafka.bootstrap.servers")
-        return ts.KafkaSource(
-            servers,
-            **{
-                "topics": [self.topic_in],
-                "starting_offsets": "earliest",
-                "options": options,
-                **settings,
-            },
-        )
-
-    def sink(self, **settings: Any) -> ts.KafkaSink:
-        """The output."""
-        options = dict(self.kafka.kafka_options) | settings.pop("options", {})
-        servers = options.pop("kafka.bootstrap.servers")
-        return ts.KafkaSink(servers, **{"topic": self.topic_out, "options": options, **settings})
-
-    def pipeline(self, *functions: Any, name: str | None = None, **settings: Any) -> ts.Pipeline:
-        """From input to output, through functions; settings of the source go to it."""
-        sink = self.sink(**settings.pop("sink", {}))
-        pipeline = ts.Pipeline(name or self.name).read(self.source(**settings))
-        for function in functions or (pass_on(),):
-            pipeline = pipeline.map_batches(function)
-        return pipeline.write(sink)
-
-    def run(
-        self,
-        pipeline: ts.Pipeline | None = None,
-        *,
-        checkpoint: Path | None = None,
-        **settings: Any,
-    ) -> None:
-        """Run over all that is there, in this process."""
-        query = (pipeline or self.pipeline()).start(
-            self.spark,
-            checkpoint=str(checkpoint or self.checkpoint),
-            trigger={"availableNow": True},
-            **settings,
-        )
-        assert query.awaitTermination(150) is not False
-
-    def spec(self, **further: Any) -> dict[str, Any]:
-        """The same for a driver process."""
-        return {
-            "name": self.name,
-            "kafka": dict(self.kafka.kafka_options),
-            "topic_in": self.topic_in,
-            "topic_out": self.topic_out,
-            "checkpoint": str(self.checkpoint),
-            **further,
-        }
-
-    def assert_exact(self) -> None:
-        """The output is the input, exactly once, in order per key."""
-        assert_exact(self.confluent, self.topic_out, self.input)
-
-
-def pass_on() -> Any:
-    """A function of a pipeline that changes nothing; made here, so that workers need no tests."""
-
-    def keys_and_values(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.select(["key", "value"])
-
-    return keys_and_values
-
-
 @pytest.fixture
 def flow(kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path) -> Flow:
     """A fresh flow on the shared broker and session."""
     return Flow(kafka, spark, tmp_path)
 
 
-class Facts:
-    """A listener that keeps the events, and does something at the n-th of a kind."""
-
-    def __init__(self, at: str = "", do: Callable[[c.Event], None] | None = None) -> None:
-        self.names: list[str] = []
-        self.errors: list[Exception] = []
-        self.producers: list[Any] = []
-        self._at, self._do = at, do
-
-    def __call__(self, event: c.Event) -> None:
-        """Called by the driver."""
-        self.names.append(type(event).__name__)
-        match event:
-            case c.ProducerFenced(producer) | c.TransactionCommitted(producer):
-                self.producers.append(producer)
-            case c.ActionFailed(error):
-                self.errors.append(error)
-        if self._do is not None and type(event).__name__ == self._at:
-            do, self._do = self._do, None
-            do(event)
-
-
 @pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Drivers"]:
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     """Driver processes."""
     pool = Drivers(tmp_path_factory.mktemp("drivers"))
     yield pool
     pool.close()
-
-
-class Drivers:
-    """Starts driver processes ahead of need, since a JVM takes its time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._all: list[DriverProcess] = []
-        self._spares: list[DriverProcess] = []
-
-    def take(self, *, spares: int = 0) -> DriverProcess:
-        """One that nobody uses; afterwards, `spares` are kept starting."""
-        while len(self._spares) < 1 + spares:
-            self._spares.append(self._start())
-        return self._spares.pop(0)
-
-    def give_back(self, driver: DriverProcess) -> None:
-        """Let another test have it: it is alive, and runs nothing."""
-        self._spares.append(driver)
-
-    def close(self) -> None:
-        """End them all."""
-        for driver in self._all:
-            driver.stop()
-
-    def _start(self) -> DriverProcess:
-        driver = DriverProcess(self._folder / f"driver-{len(self._all)}.log")
-        self._all.append(driver)
-        return driver

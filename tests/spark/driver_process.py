@@ -112,3 +112,32 @@ class DriverProcess:
                 self.facts.append(said["fact"])
             self._said.put(said)
         self._said.put(None)
+
+
+class Drivers:
+    """Starts driver processes ahead of need, since a JVM takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._all: list[DriverProcess] = []
+        self._spares: list[DriverProcess] = []
+
+    def take(self, *, spares: int = 0) -> DriverProcess:
+        """One that nobody uses; afterwards, `spares` are kept starting."""
+        while len(self._spares) < 1 + spares:
+            self._spares.append(self._start())
+        return self._spares.pop(0)
+
+    def give_back(self, driver: DriverProcess) -> None:
+        """Let another test have it: it is alive, and runs nothing."""
+        self._spares.append(driver)
+
+    def close(self) -> None:
+        """End them all."""
+        for driver in self._all:
+            driver.stop()
+
+    def _start(self) -> DriverProcess:
+        driver = DriverProcess(self._folder / f"driver-{len(self._all)}.log")
+        self._all.append(driver)
+        return driver

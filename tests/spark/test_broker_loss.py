@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Facts, Flow
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.free_ports import free_ports
+from tests.spark.flow import Facts, Flow
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Facts, Flow
 from pyspark.errors import StreamingQueryException
-from topics import read_committed
 
 import tallystick as ts
+from tests.spark.flow import Facts, Flow
+from tests.spark.topics import read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

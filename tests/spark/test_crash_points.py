@@ -1,7 +1,9 @@
 """Whatever the moment of a kill -9, the next run puts out exactly what is missing."""
 
 import pytest
-from conftest import Drivers, Flow
+
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 

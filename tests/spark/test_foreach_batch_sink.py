@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Flow
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from topics import by_key, produce, read_committed, wait_until_nothing_is_pending
+
+from tests.spark.flow import Flow
+from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -8,13 +8,20 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel
 from confluent_kafka.admin import AdminClient
-from conftest import Facts, Flow
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from topics import WAIT_S, by_key, ends, produce, read_committed, wait_until_nothing_is_pending
 
 import tallystick as ts
+from tests.spark.flow import Facts, Flow
+from tests.spark.topics import (
+    WAIT_S,
+    by_key,
+    ends,
+    produce,
+    read_committed,
+    wait_until_nothing_is_pending,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -154,4 +161,8 @@ def test_what_cannot_work_is_told_before_anything_starts(flow: Flow) -> None:
         flow.run(flow.pipeline(sink={"transaction_timeout_ms": 9_000_000}))
     with pytest.raises(ts.OptionError, match=r"kafka.delivery.timeout.ms is 120000"):
         flow.run(flow.pipeline(sink={"transaction_timeout_ms": 60_000}))
+    with pytest.raises(ts.OptionError, match=r"offsets.retention.minutes"):
+        flow.pipeline().start(
+            flow.spark, checkpoint=str(flow.checkpoint), trigger={"processingTime": "8 days"}
+        )
     assert not flow.checkpoint.exists()

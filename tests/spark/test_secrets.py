@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
-from conftest import Flow
-from driver_process import DriverProcess
-from topics import WAIT_S
 
 from tallystick.testing import EmbeddedKafka, Security
+from tests.spark.driver_process import DriverProcess
+from tests.spark.flow import Flow
+from tests.spark.topics import WAIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -35,6 +35,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": left.as_uri(),
+        "spark.eventLog.compress": "false",
         "log.level": "INFO",
     }
     with DriverProcess(left / "driver.log", settings) as driver:

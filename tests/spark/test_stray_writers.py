@@ -5,9 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import Drivers, Facts, Flow
 from pyspark.errors import StreamingQueryException
-from topics import read_committed
 
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -15,6 +13,9 @@ from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter, _Log
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.topic_partition import TopicPartition
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Facts, Flow
+from tests.spark.topics import read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
-from topics import WAIT_S, numbered, produce, read_committed
 
 from tallystick.testing import EmbeddedKafka
+from tests.spark.topics import WAIT_S, numbered, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

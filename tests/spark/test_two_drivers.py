@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Drivers, Flow
 from pyspark.sql import SparkSession
-from topics import wait_until_nothing_is_pending
 
 from tallystick.testing import EmbeddedKafka
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
+from tests.spark.topics import wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
