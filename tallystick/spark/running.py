@@ -58,8 +58,11 @@ class PipelineRun:
         self._read = read_plan(options, layout_of(options, _parse(spark, columns)))
         self._stages = arrange(steps, columns)
 
-    def check(self) -> None:
+    def check(self, trigger_interval_ms: int | None) -> None:
         """Find what cannot work before anything starts.
+
+        Args:
+            trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
 
         Raises:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
@@ -70,7 +73,7 @@ class PipelineRun:
         finally:
             source.close()
         self._cluster = SinkCluster(self._sink)
-        preflight(self._cluster, self.spark, None)
+        preflight(self._cluster, self.spark, trigger_interval_ms)
 
     def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
         """Called once per run of the query."""
@@ -108,7 +111,7 @@ def start_query(
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     check_checkpoint(FileStorage(checkpoint), run.name)
-    run.check()
+    run.check(interval_ms(run.spark, trigger or {}))
     register(run.spark)
     runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted)
     writer = (
@@ -120,6 +123,15 @@ def start_query(
         .foreachBatch(runner)
     )
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:
+    """The interval of a `processingTime` trigger, as Spark reads its text; None for the others."""
+    text = trigger.get("processingTime")
+    if text is None:
+        return None
+    java_trigger = getattr(spark.sparkContext._jvm, "org.apache.spark.sql.streaming.Trigger")
+    return int(java_trigger.ProcessingTime(text).intervalMs())
 
 
 def check_checkpoint(storage: FileStorage, name: str) -> None:
