@@ -14,13 +14,17 @@ from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 
-QUIET = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that most tests share."""
-    session = ts.spark_session("tests", master="local[2]", config=QUIET)
+    session = ts.spark_session("tests", master="local[2]", config=SMALL)
     session.sparkContext.setLogLevel("OFF")
     ts.register(session)
     yield session

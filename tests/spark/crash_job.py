@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -28,6 +29,9 @@ from tallystick.spark.query import EpochRunner
 from tallystick.task import Report, WritePlan
 
 LOCAL = "local[2]"
+NOT_IN_TIME = "Python worker failed to connect back"
+"""Spark gives its source process 10 s to come up; on a busy machine that may take another try."""
+
 RETURNED = "EpochReturned"
 """Not an event of the coordinator: the epoch is over, and Spark has not logged it yet."""
 
@@ -171,9 +175,24 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     hooked_runner(fate)
     if marker := spec.get("writing_dies_once"):
         writing_dies_once(marker)
+    for _ in range(3):
+        query = start(spark, spec, fate)
+        try:
+            return query.awaitTermination()
+        except StreamingQueryException as error:
+            if NOT_IN_TIME not in str(error):
+                raise
+        finally:
+            if spec.get("show"):
+                show(spark, spec, query)
+    raise RuntimeError("this machine is too busy for Spark")
+
+
+def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQuery:
+    """The pipeline that a spec asks for."""
     options = dict(spec["kafka"])
     servers = options.pop("kafka.bootstrap.servers")
-    query = (
+    return (
         ts.Pipeline(spec["name"])
         .read(
             ts.KafkaSource(
@@ -201,11 +220,6 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
             listener=fate,
         )
     )
-    try:
-        query.awaitTermination()
-    finally:
-        if spec.get("show"):
-            show(spark, spec, query)
 
 
 def main() -> None:

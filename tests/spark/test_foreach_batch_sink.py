@@ -8,7 +8,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from tests.spark.flow import Flow
+from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -18,15 +18,14 @@ NewTopic = Callable[..., str]
 
 def write(flow: Flow, rows: DataFrame, sink: Any, *, mode: str = "append") -> None:
     """Run the query over what is there."""
-    query = (
+    finish(
         rows.writeStream.queryName(flow.name)
         .option("checkpointLocation", str(flow.checkpoint))
         .outputMode(mode)
         .trigger(availableNow=True)
         .foreachBatch(sink)
-        .start()
+        .start
     )
-    query.awaitTermination(150)
 
 
 def stream(flow: Flow, **options: str) -> DataFrame:

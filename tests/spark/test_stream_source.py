@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import finish
 from tests.spark.topics import WAIT_S, numbered, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -60,8 +61,7 @@ class Reader:
     def follow(self, *, fail: bool = False, **options: Any) -> list[str]:
         """Run a stream over what is there, from its checkpoint on; the values that are new."""
         before = len(self.batches)
-        query = self._stream(fail, options).trigger(availableNow=True).start()
-        query.awaitTermination(150)
+        query = finish(self._stream(fail, options).trigger(availableNow=True).start)
         self.progress = query.recentProgress
         return sorted(row.value.decode() for batch in self.batches[before:] for row in batch)
 
