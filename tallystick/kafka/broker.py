@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tallystick.errors import AuthorizationError, FencedError
+from tallystick.errors import AuthorizationError, BrokerUnavailableError, FencedError
 from tallystick.kafka import cluster, offsets, protocol, written
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
@@ -30,6 +30,8 @@ EPOCH_BY_END_TXN = 2
 """The transaction.version from which EndTxn gives out the next producer epoch (KIP-890)."""
 ABORTED = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 """Coordinator states of a transaction that was, or is being, given up."""
+COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
+"""Coordinator states of a transaction that was, or is being, made visible."""
 ABSENT = -1
 """The offset that Kafka answers where a group has committed none."""
 
@@ -46,6 +48,7 @@ class KafkaBroker:
         self.client = Client(config)
         self._transaction_timeout_ms = transaction_timeout_ms
         self._transaction_version: int | None = None
+        self._unanswered: Producer | None = None
         self._told_unguarded = False
 
     def close(self) -> None:
@@ -59,6 +62,7 @@ class KafkaBroker:
         self._transaction_version = cluster.transaction_version(self.client) or 0
         if current is None:
             return self._init_producer(transactional_id, None)
+        current = self._newest_named(current)
         expected = self._expected_owner(current)
         try:
             return self._init_producer(transactional_id, expected)
@@ -226,15 +230,28 @@ class KafkaBroker:
             return {"max_version": before}
         return {"min_version": since}
 
+    def _newest_named(self, current: Producer) -> Producer:
+        """Whom the last unanswered InitProducerId named, if that is newer than `current`.
+
+        Kafka knows a repeated call by the producer that the call before named, and by no older one.
+        """
+        named = self._unanswered
+        if named is None or named.producer_id != current.producer_id:
+            return current
+        return max(current, named, key=lambda producer: producer.producer_epoch)
+
     def _expected_owner(self, current: Producer) -> Producer:
         """Whom InitProducerId must name so that it succeeds if, and only if, nobody took over.
 
-        Kafka keeps that promise for `current` itself, with two exceptions:
+        Kafka keeps that promise for `current` itself, with three exceptions:
         * Before transaction.version 2 it takes its own abort (by time-out, or by a first
           InitProducerId that found the transaction open) for a new owner. That abort leaves one
           epoch more and nothing open. A take-over leaves more than that, because it aborts, too,
           before it takes an epoch for itself; unless there was nothing to abort, and the new owner
           has aborted since: then it has made nothing visible, and we may go on as well as it.
+        * From transaction.version 2 on, EndTxn leaves one epoch more. A coordinator that took over
+          from another does not know the one before any more, and takes our own commit for a new
+          owner. Only the owner of an epoch commits with it, so one more is ours.
         * It aborts an open transaction *before* it looks at the epoch: asked by a driver that was
           replaced, it would first abort the successor's. So that is not asked.
 
@@ -252,7 +269,9 @@ class KafkaBroker:
                 f"is writing (producer {state.producer_id}, epoch {epoch}; ours was "
                 f"{current.producer_id}, epoch {current.producer_epoch}). This run stops."
             )
-        if same_id and epoch == current.producer_epoch + 1 and state.transaction_state in ABORTED:
+        by_end_txn = self.transaction_version >= EPOCH_BY_END_TXN
+        ours = ABORTED | COMMITTED if by_end_txn else ABORTED
+        if same_id and epoch == current.producer_epoch + 1 and state.transaction_state in ours:
             return replace(current, producer_epoch=epoch)
         return current
 
@@ -267,7 +286,11 @@ class KafkaBroker:
                 max_version=5,
             )
 
-        response = self._call_transaction(make, transactional_id, fenced=FencedError)
+        try:
+            response = self._call_transaction(make, transactional_id, fenced=FencedError)
+        except BrokerUnavailableError:
+            self._unanswered = current
+            raise
         return Producer(transactional_id, int(response.producer_id), int(response.producer_epoch))
 
     def _end_transaction(
