@@ -8,10 +8,12 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:  # plain `pytest` does not put it there, `python -m pytest` does
     sys.path.insert(0, ROOT)
 
+from tallystick.kafka.client import Client  # noqa: E402
 from tallystick.kafka.config import KafkaConfig  # noqa: E402
 from tallystick.testing import EmbeddedKafka  # noqa: E402
 from tests.failover.job import PARTITIONS, Job, MakeJob  # noqa: E402
 from tests.failover.known_rows import Shape  # noqa: E402
+from tests.failover.wire import coordinator_of  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +21,11 @@ def cluster() -> Iterator[EmbeddedKafka]:
     """Three brokers; who was killed leads again soon after it is back."""
     properties = {"leader.imbalance.check.interval.seconds": "1"}
     with EmbeddedKafka(brokers=3, properties=properties) as kafka:
+        client = Client(KafkaConfig(kafka.bootstrap_servers))
+        for kind in ("transaction", "group"):  # makes Kafka's own topics, while all brokers live
+            coordinator_of(client, kind, "any")
+        client.close()
+        kafka.wait_until_in_sync()
         yield kafka
 
 
