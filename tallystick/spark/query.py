@@ -17,10 +17,13 @@ from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import DataLossError, OptionError
 from tallystick.job import Driver
 from tallystick.ports import Engine
+from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
 
+STATE_FOLDER = "state"
+"""Where Spark keeps the state of its own operators; not there if a query has none."""
 NO_OFFSETS = "-"
 """What Spark's log holds for a source that has no offset yet."""
 
@@ -106,6 +109,19 @@ MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
 MakeEngine = Callable[[Batch], Engine]
 
 
+@dataclass
+class _Witness:
+    """Passes an epoch on to its engine, and remembers that it had to be run."""
+
+    engine: Engine
+    has_run: bool = False
+
+    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+        """See `ports.Engine.run_epoch`."""
+        self.has_run = True
+        return self.engine.run_epoch(checkpoint_id, producer)
+
+
 class EpochRunner:
     """Called by Spark with each micro-batch; runs it as one epoch.
 
@@ -142,8 +158,12 @@ class EpochRunner:
         assert self._storage is not None
         sources = logged_sources(self._storage, batch_id)
         previous = logged_sources(self._storage, batch_id - 1) if batch_id > 0 else ()
-        engine = self._make_engine(Batch(rows, sources, previous))
+        engine = _Witness(self._make_engine(Batch(rows, sources, previous)))
         self._driver.run_epoch(Request(batch_id, sources), engine)
+        if not engine.has_run and self._storage.names(STATE_FOLDER):
+            # Committed by an earlier run. Spark wants its own state of this micro-batch all the
+            # same, and it comes about by running the plan; the rows of it are in Kafka already.
+            rows.write.format("noop").mode("overwrite").save()
 
     def _open(self, run: QueryRun) -> None:
         self._storage = FileStorage(run.checkpoint)

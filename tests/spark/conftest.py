@@ -22,10 +22,11 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that most tests share."""
-    session = ts.spark_session("tests", master="local[2]", config=SMALL)
-    session.sparkContext.setLogLevel("OFF")
+    config = {**SMALL, "spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
+    session = ts.spark_session("tests", master="local[2]", config=config)
+    session.sparkContext.setLogLevel("ERROR")
     ts.register(session)
     yield session
     session.stop()

@@ -8,6 +8,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from tallystick.errors import StorageError
+from tallystick.storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
 
@@ -40,8 +42,13 @@ def stream(flow: Flow, **options: str) -> DataFrame:
     return flow.spark.readStream.format("tallystick").options(**settings).load()
 
 
-def test_counts_of_a_stateful_query_are_written_once_per_change(flow: Flow) -> None:
-    """groupBy().count() in update mode, on Spark's own state, over a failure and a restart."""
+def test_counts_of_a_stateful_query_are_written_once_per_change(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """groupBy().count() in update mode: Spark's own state keeps up with ours.
+
+    Over an epoch that is aborted and runs again, and over a death after its commit.
+    """
     counts = (
         stream(flow, maxOffsetsPerTrigger="60")
         .groupBy("key")
@@ -50,6 +57,15 @@ def test_counts_of_a_stateful_query_are_written_once_per_change(flow: Flow) -> N
     )
     sink = flow.sink()
     flow.feed(140)
+    refusals = [StorageError("no room for the first manifest")]
+    put = FileStorage.put
+
+    def put_later(storage: FileStorage, path: str, data: bytes) -> None:
+        if refusals:
+            raise refusals.pop()
+        put(storage, path, data)
+
+    monkeypatch.setattr(FileStorage, "put", put_later)
 
     def dies_after_the_commit(rows: DataFrame, batch_id: int) -> None:
         sink(rows, batch_id)

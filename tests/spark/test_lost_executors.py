@@ -14,24 +14,17 @@ from tests.spark.flow import Facts, Flow
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 
-def local_folders(flow: Flow) -> list[str]:
-    """Where the executor of the shared session keeps its shuffle files."""
-    assert flow.spark is not None
-    companion = getattr(flow.spark.sparkContext._jvm.org.apache.spark, "SparkEnv$")
-    disk = getattr(companion, "MODULE$").get().blockManager().diskBlockManager()
-    return [each.getPath() for each in disk.localDirs()]
-
-
 def test_an_epoch_whose_shuffle_files_are_lost_is_aborted_and_runs_again(
     flow: Flow, tmp_path: Path
 ) -> None:
     """The writing stage has one attempt only, so Spark gives the job up instead of the stage."""
     flow.feed(100)
-    folders = local_folders(flow)
+    assert flow.spark is not None
+    folder = flow.spark.sparkContext.getConf().get("spark.local.dir")
     marker = str(tmp_path / "lost")
 
     def shuffle_files() -> set[str]:
-        return {name for each in folders for name in glob.glob(f"{each}/*/shuffle_*_*_0.data")}
+        return set(glob.glob(f"{folder}/blockmgr-*/*/shuffle_*_*_0.data"))
 
     def lose_the_other_tasks_output(rows: pa.RecordBatch) -> pa.RecordBatch:
         if TaskContext.get().partitionId() == 1 and not os.path.exists(marker):
