@@ -28,6 +28,7 @@ from tallystick.spark.epochs import SinkCluster
 from tallystick.spark.query import EpochRunner
 from tallystick.task import Report, WritePlan
 
+CALL, WRITE_PLAN = EpochRunner.__call__, SinkCluster.write_plan
 LOCAL = "local[2]"
 NOT_IN_TIME = "Python worker failed to connect back"
 """Spark gives its source process 10 s to come up; on a busy machine that may take another try."""
@@ -101,29 +102,21 @@ class DyingWritePlan(WritePlan):
         return report
 
 
-def writing_dies_once(marker: str) -> None:
-    """Make the driver hand out `DyingWritePlan`."""
-    make = SinkCluster.write_plan
-
-    def write_plan(self: SinkCluster, producer: Any) -> WritePlan:
-        plan = make(self, producer)
-        return DyingWritePlan(plan.config, plan.producer, plan.transaction_version, marker)
-
-    SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
-
-
-def hooked_runner(fate: Fate) -> None:
-    """Make the return of an epoch a fact."""
-    call = EpochRunner.__call__
-    if hasattr(call, "before"):
-        call = call.before
+def hook(fate: Fate, marker: str | None) -> None:
+    """Make the return of an epoch a fact, and hand out `DyingWritePlan` if there is a marker."""
 
     def called(self: EpochRunner, rows: Any, batch_id: int) -> None:
-        call(self, rows, batch_id)
+        CALL(self, rows, batch_id)
         fate.meet(RETURNED)
 
-    called.before = call  # type: ignore[attr-defined]
+    def write_plan(self: SinkCluster, producer: Any) -> WritePlan:
+        plan = WRITE_PLAN(self, producer)
+        if marker is None:
+            return plan
+        return DyingWritePlan(plan.config, plan.producer, plan.transaction_version, marker)
+
     EpochRunner.__call__ = called  # type: ignore[method-assign]
+    SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
 
 
 def step(spec: dict[str, Any]) -> Any:
@@ -172,9 +165,7 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     fate = Fate(
         commands, spec.get("kill_at", ""), spec.get("block_at", ""), spec.get("occurrence", 1)
     )
-    hooked_runner(fate)
-    if marker := spec.get("writing_dies_once"):
-        writing_dies_once(marker)
+    hook(fate, spec.get("writing_dies_once"))
     for _ in range(3):
         query = start(spark, spec, fate)
         try:
@@ -230,9 +221,10 @@ def main() -> None:
     say(fact="Ready")
     while True:
         spec, error = commands.runs.get(), None
-        if spark.sparkContext.master != spec.get("master", LOCAL):
+        master = spec.get("master", LOCAL)
+        if spark.sparkContext.master != master:
             spark.stop()
-            spark = session(spec["master"], config)
+            spark = session(master, config)
         try:
             run(spark, spec, commands)
         except Exception as met:

@@ -26,8 +26,8 @@ def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_not
     flow: Flow, drivers: Drivers
 ) -> None:
     flow.feed(600)
-    for remaining, (fact, occurrence) in reversed(list(enumerate(reversed(KILLS)))):
-        driver = drivers.take(spares=min(1, remaining))
+    for fact, occurrence in KILLS:
+        driver = drivers.take(spares=1)
         driver.run(flow.spec(kill_at=fact, occurrence=occurrence, epoch_records=40))
         driver.wait_until_killed()
         driver.stop()

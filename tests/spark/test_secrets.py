@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
-from confluent_kafka.admin import AdminClient
 
+from tallystick.kafka.broker import KafkaBroker
 from tallystick.testing import EmbeddedKafka, Security
+from tallystick.topic_partition import TopicPartition
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
-from tests.spark.topics import WAIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -44,15 +43,16 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         flow.feed(30)
         driver.run(flow.spec(show=True, reading_dies=True))
         error = driver.wait_for_end() or ""
-    asked = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}-token")]
-    admin = AdminClient(flow.confluent)
-    told = admin.list_consumer_group_offsets(asked, request_timeout=WAIT_S)
-    (token,) = [f.result().topic_partitions[0] for f in told.values()]
+    broker = KafkaBroker(flow.sink().config)
+    token = broker.committed_offset(
+        f"tallystick-{flow.name}-token", TopicPartition(flow.topic_out, 0)
+    )
+    broker.close()
 
     assert PASSWORD in str(flow.kafka.kafka_options), "it is in use"
     texts = {
         "error": error,
-        "token": token.metadata,
+        "token": str(token),
         "source": repr(flow.source()) + repr(flow.source().config),
         "sink": repr(flow.sink()) + repr(flow.sink().settings),
         "pipeline": repr(flow.pipeline()),
@@ -60,7 +60,8 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     for path in (*left.rglob("*"), *flow.checkpoint.rglob("*")):
         if path.is_file():
             texts[str(path.relative_to(tmp_path))] = path.read_bytes().decode("latin-1")
-    assert any(name.startswith("checkpoint/tallystick/") for name in texts)
+    assert "checkpoint/tallystick/" in " ".join(texts)
+    assert "lineage" in texts["token"]
     assert any("SparkListenerSQLExecutionStart" in text for text in texts.values())
     assert "this attempt died while it read" in error
     assert "== Physical Plan ==" in texts["left/driver.log"]

@@ -120,4 +120,4 @@ def test_a_second_attempt_of_a_writing_task_writes_nothing_and_the_epoch_runs_ag
     assert driver.facts.count("ActionFailed") == 0
     assert driver.facts.count("EpochRan") == 1
     flow.assert_exact()
-    driver.stop()  # its code is not as it was
+    drivers.give_back(driver)
