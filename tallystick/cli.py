@@ -69,7 +69,7 @@ def start_broker(
 def demo(
     kills: Annotated[
         int, typer.Option(help="How often to kill the pipeline; three at its crash points.", min=0)
-    ] = 6,
+    ] = 5,
     records: Annotated[
         int | None, typer.Option(help="How many flights; without it, all 336,776.", min=100)
     ] = None,

@@ -33,7 +33,7 @@ class DemoOptions:
         seed: repeats a kill schedule.
     """
 
-    kills: int = 6
+    kills: int = 5
     records: int | None = None
     rate: float | None = None
     seed: int = 1

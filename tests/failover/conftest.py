@@ -1,19 +1,14 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:  # plain `pytest` does not put it there, `python -m pytest` does
-    sys.path.insert(0, ROOT)
-
-from tallystick.kafka.client import Client  # noqa: E402
-from tallystick.kafka.config import KafkaConfig  # noqa: E402
-from tallystick.testing import EmbeddedKafka  # noqa: E402
-from tests.failover.job import PARTITIONS, Job, MakeJob  # noqa: E402
-from tests.failover.known_rows import Shape  # noqa: E402
-from tests.failover.wire import coordinator_of  # noqa: E402
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.testing import EmbeddedKafka
+from tests.failover.job import PARTITIONS, Job, MakeJob
+from tests.failover.known_rows import Shape
+from tests.failover.wire import coordinator_of
 
 
 @pytest.fixture(scope="session")

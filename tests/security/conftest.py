@@ -1,15 +1,9 @@
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:  # plain `pytest` does not put it there, `python -m pytest` does
-    sys.path.insert(0, ROOT)
-
-from tallystick.testing import EmbeddedKafka, Security, create_acls  # noqa: E402
-from tests.security.people import GRANTS, PASSWORDS, TOPICS  # noqa: E402
+from tallystick.testing import EmbeddedKafka, Security, create_acls
+from tests.security.people import GRANTS, PASSWORDS, TOPICS
 
 
 @pytest.fixture(scope="session")
