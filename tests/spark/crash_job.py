@@ -157,6 +157,9 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
         },
     )
     spark.sparkContext.setLogLevel(config.get("log.level", "ERROR"))
+    ts.register(spark)
+    nobody = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "nothing"}
+    spark.read.format("tallystick").options(**nobody).load()  # Spark's helper processes start
     return spark
 
 
