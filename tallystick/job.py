@@ -86,6 +86,13 @@ class Driver:
         while True:
             self._listener(event)
             action = self.coordinator.step(event)
+            if isinstance(event, c.OutputCounted) and isinstance(action, c.FenceProducer):
+                logger.warning(
+                    "epoch %d: Kafka holds %s, which is not what the tasks reported: another "
+                    "attempt wrote too. The epoch is aborted and runs again",
+                    request.checkpoint_id,
+                    dict(event.last_sequences or {}),
+                )
             match action:
                 case c.EndEpoch():
                     self._publish_offsets(request)
