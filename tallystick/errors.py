@@ -50,6 +50,22 @@ class ManifestError(DataLossError):
     """A manifest is missing, damaged, or not the one that this checkpoint must have."""
 
 
+class RecordsExpiredError(DataLossError):
+    """Records were deleted, by retention or by hand, before they were read."""
+
+
+class PartitionRemovedError(DataLossError):
+    """A partition that is being read is not there any more."""
+
+
+class TopicRecreatedError(DataLossError):
+    """A topic was deleted and created again: its offsets mean other records now (KIP-516)."""
+
+
+class LogTruncatedError(DataLossError):
+    """A log ends before the next offset to read: an unclean leader election, or lost disks."""
+
+
 class ForeignRowsError(DataLossError):
     """A committed transaction holds rows that no reporting task wrote."""
 

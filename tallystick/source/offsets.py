@@ -1,8 +1,12 @@
-"""Positions of a source as Spark's offset log holds them.
+"""Positions of a source as Spark's offset log holds them: the snapshot of the enumerator.
 
 Written with every micro-batch, so compact: one array of next offsets per topic, null where a
-partition is not read. The cluster's id and the consumer group travel along, so that whoever
-commits the epoch can say in Kafka how far it read.
+partition is not read, and what is rare is there only when it is. The cluster's id and the consumer
+group travel along, so that whoever commits the epoch can say in Kafka how far it read.
+
+    {"tallystick": 2, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
+     "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},
+     "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}}
 """
 
 import json
@@ -13,17 +17,28 @@ from typing import Any
 from tallystick.errors import ManifestError
 from tallystick.topic_partition import TopicPartition
 
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, VERSION)  # version 1 had no topic ids
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
     """The next offset to read of each partition, and where that position is to be shown.
 
-    `starts` are the first offsets of partitions that this epoch reads for the first time: with them
-    an epoch's ranges follow from Spark's log alone, also after a crash in the very first epoch
-    (Flink lost that case for a long time, FLINK-38453). `initial` marks positions that no epoch has
-    read yet.
+    Args:
+        cluster_id: the cluster that all offsets belong to.
+        group: the consumer group under which Kafka's tools see them; "": nowhere.
+        positions: the next offset to read.
+        starts: where this epoch begins in partitions in which that is not the position before:
+            read for the first time, or moved on by a `LossPolicy`. With them an epoch's ranges
+            follow from Spark's log alone, also after a crash in the very first epoch (Flink lost
+            that case for a long time, FLINK-38453).
+        initial: the positions were resolved, and no epoch has read from them yet.
+        topic_ids: Kafka's id of each topic, so that one created anew under the name is noticed.
+        stops: where reading ends for good; None: never (unbounded).
+        gone: when a topic whose position is kept was first missed, in ms since 1970.
+        skipped: ranges (from, to) that were lost before they were read, and that this epoch
+            passed over, as its policy says.
     """
 
     cluster_id: str
@@ -31,39 +46,59 @@ class SourceOffsets:
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     initial: bool = False
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    stops: Mapping[TopicPartition, int] | None = None
+    gone: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The value that Spark stores for us, JSON types only."""
+        """The value that Spark stores for us, JSON types only; the same for the same value."""
         value: dict[str, Any] = {
             "tallystick": VERSION,
             "cluster": self.cluster_id,
             "group": self.group,
+            "ids": dict(sorted(self.topic_ids.items())),
             "topics": _columns(self.positions),
         }
         if self.starts:
             value["starts"] = _columns(self.starts)
         if self.initial:
             value["initial"] = True
+        if self.stops is not None:
+            value["stops"] = _columns(self.stops)
+        if self.gone:
+            value["gone"] = dict(sorted(self.gone.items()))
+        if self.skipped:
+            value["skipped"] = _ranges(self.skipped)
         return value
 
 
 def from_json(value: Mapping[str, Any]) -> SourceOffsets:
-    """Read back what `SourceOffsets.to_json` made.
+    """Read back what `SourceOffsets.to_json` made, in this release or an earlier one.
 
     Raises:
         ManifestError: the value is of another source, or of a newer release.
     """
-    if value.get("tallystick") != VERSION:
+    if value.get("tallystick") not in READABLE_VERSIONS:
         raise ManifestError(
             f"offsets {json.dumps(dict(value))[:200]}: expected those of a Tallystick source, "
             f"version {VERSION}. The checkpoint belongs to another source, or to a newer release."
         )
+    stops = value.get("stops")
     return SourceOffsets(
         cluster_id=value["cluster"],
         group=value["group"],
         positions=_positions(value["topics"]),
         starts=_positions(value.get("starts", {})),
         initial=value.get("initial", False),
+        topic_ids=value.get("ids", {}),
+        stops=None if stops is None else _positions(stops),
+        gone=value.get("gone", {}),
+        skipped={
+            TopicPartition(topic, int(partition)): (start, stop)
+            for topic, ranges in value.get("skipped", {}).items()
+            for partition, (start, stop) in ranges.items()
+        },
     )
 
 
@@ -83,6 +118,13 @@ def _positions(topics: Mapping[str, list[int | None]]) -> dict[TopicPartition, i
         for partition, offset in enumerate(column)
         if offset is not None
     }
+
+
+def _ranges(skipped: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, dict[str, list[int]]]:
+    topics: dict[str, dict[str, list[int]]] = {}
+    for partition, (start, stop) in sorted(skipped.items()):
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = [start, stop]
+    return topics
 
 
 def parse_source(text: str) -> SourceOffsets | None:

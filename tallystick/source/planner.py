@@ -6,6 +6,7 @@ Pure arithmetic over positions, the same for the same input: a replayed epoch is
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.split import SplitRange
@@ -37,7 +38,7 @@ def limit_offsets(
 def plan_splits(start: SourceOffsets, stop: SourceOffsets) -> tuple[SplitRange, ...]:
     """The ranges between two logged offsets, one per partition that has something to read.
 
-    A partition starts where `stop` says it was first read, if this is its first epoch; else at its
+    A partition starts where `stop` says, if this is its first epoch or it was moved on; else at its
     position in `start`. Both are in Spark's log, so a replay reads the same records.
     """
     splits = []
@@ -45,8 +46,12 @@ def plan_splits(start: SourceOffsets, stop: SourceOffsets) -> tuple[SplitRange, 
         start_offset = stop.starts.get(partition, start.positions.get(partition))
         assert start_offset is not None, f"{partition} is read for the first time without a start"
         if start_offset < stop_offset:
-            split = SplitRange(partition.topic, partition.partition, start_offset, stop_offset)
-            splits.append(split)
+            topic_id = stop.topic_ids.get(partition.topic, "")
+            splits.append(
+                SplitRange(
+                    partition.topic, partition.partition, start_offset, stop_offset, topic_id
+                )
+            )
     return tuple(splits)
 
 
@@ -64,7 +69,7 @@ def cut_splits(splits: tuple[SplitRange, ...], split_count_min: int | None) -> l
         count = max(1, round(split_count_min * split.offset_count / total))
         bounds = [split.start_offset + split.offset_count * i // count for i in range(count + 1)]
         pieces += [
-            SplitRange(split.topic, split.partition, low, high)
+            replace(split, start_offset=low, stop_offset=high)
             for low, high in itertools.pairwise(bounds)
             if low < high
         ]

@@ -7,12 +7,17 @@ from tallystick.topic_partition import TopicPartition
 
 @dataclass(frozen=True, slots=True, order=True)
 class SplitRange:
-    """The records `start_offset <= offset < stop_offset` of one topic partition."""
+    """The records `start_offset <= offset < stop_offset` of one topic partition.
+
+    `topic_id` is Kafka's name for the very topic that is meant (KIP-516): another topic that was
+    created under the same name later has other records at these offsets. "" means any.
+    """
 
     topic: str
     partition: int
     start_offset: int
     stop_offset: int
+    topic_id: str = ""
 
     def __post_init__(self) -> None:
         assert self.partition >= 0, self

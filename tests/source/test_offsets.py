@@ -1,6 +1,7 @@
 """Offsets survive Spark's log: what is read back is what was planned."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,22 @@ positions = st.dictionaries(
     st.integers(0, 2**62),
     max_size=6,
 )
+ranges = st.dictionaries(
+    st.builds(TopicPartition, st.text(min_size=1, max_size=5), st.integers(0, 40)),
+    st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)),
+    max_size=3,
+)
 offsets = st.builds(
-    SourceOffsets, st.text(max_size=8), st.text(max_size=8), positions, positions, st.booleans()
+    SourceOffsets,
+    st.text(max_size=8),
+    st.text(max_size=8),
+    positions=positions,
+    starts=positions,
+    initial=st.booleans(),
+    topic_ids=st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=22), max_size=3),
+    stops=st.none() | positions,
+    gone=st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 2**62), max_size=2),
+    skipped=ranges,
 )
 
 
@@ -32,7 +47,7 @@ def test_offsets_read_back_as_they_were(value):
 def test_the_text_depends_on_the_value_only(value):
     """Verdicts compare the texts, so the order in which partitions were found must not show."""
     turned = dict(reversed(list(value.positions.items())))
-    other = SourceOffsets(value.cluster_id, value.group, turned, value.starts, value.initial)
+    other = replace(value, positions=turned)
 
     assert json.dumps(other.to_json()) == json.dumps(value.to_json())
 
@@ -45,3 +60,16 @@ def test_the_offsets_of_other_sources_are_not_ours(text):
 def test_a_newer_format_is_refused():
     with pytest.raises(ManifestError, match="newer release"):
         parse_source('{"tallystick": 99}')
+
+
+def test_what_version_1_wrote_is_read_on_from():
+    """A checkpoint of the first release has no topic ids: any id is taken for the right one."""
+    text = (
+        '{"tallystick": 1, "cluster": "c", "group": "g", "topics": {"t": [7, null, 9]}, '
+        '"starts": {"t": [7]}}'
+    )
+
+    read = parse_source(text)
+
+    first, third = TopicPartition("t", 0), TopicPartition("t", 2)
+    assert read == SourceOffsets("c", "g", {first: 7, third: 9}, starts={first: 7})

@@ -1,0 +1,53 @@
+"""What to do when Kafka no longer has what was still to be read.
+
+Each way on that is not `fail` gives something up, so a person chooses it; what is given up is said
+in the log, with the partition and from which offset to which.
+"""
+
+from dataclasses import dataclass
+
+FAIL = "fail"
+SKIP = "skip"
+KEEP = "keep"
+DROP = "drop"
+RESTART = "restart"
+RESUME = "resume"
+
+ON_EXPIRED = (FAIL, SKIP)
+ON_REMOVED = (FAIL, KEEP, DROP)
+ON_RECREATED = (FAIL, RESTART)
+ON_TRUNCATED = (FAIL, RESUME)
+
+KEEP_MS = 3_600_000
+"""For how long `keep` holds the position of a partition that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """One choice per way in which records can be lost; the default is to stop.
+
+    Args:
+        expired: `fail`, or `skip`: go on at the first record that is left.
+        removed: `fail`; `keep`: hold the position for `keep_ms`, then drop it; `drop`: at once.
+        recreated: `fail`, or `restart`: give up what was unread in the old topic, and read the new
+            one from its beginning.
+        truncated: `fail`, or `resume`: go on at the new end of the log.
+        keep_ms: see `removed`.
+    """
+
+    expired: str = FAIL
+    removed: str = FAIL
+    recreated: str = FAIL
+    truncated: str = FAIL
+    keep_ms: int = KEEP_MS
+
+    def __post_init__(self) -> None:
+        assert self.expired in ON_EXPIRED, self
+        assert self.removed in ON_REMOVED, self
+        assert self.recreated in ON_RECREATED, self
+        assert self.truncated in ON_TRUNCATED, self
+        assert self.keep_ms >= 0, self
+
+
+LENIENT = LossPolicy(expired=SKIP, removed=DROP, recreated=RESTART, truncated=RESUME)
+"""What Spark's `failOnDataLoss=false` stands for."""
