@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .spark_connector import LOCK_FILE, connector_jars
+
 SPARK_REQUIREMENT = "pyspark==4.2.0"
 """The newest Spark whose Kafka connector can be had; 4.3's is not published."""
 OUTPUT_SHOWN_CHARS = 3000
@@ -91,13 +93,18 @@ def build_java_peer(workspace: Workspace, name: str, source: str) -> None:
 def build_spark_peer(workspace: Workspace) -> None:
     """Build Spark's peer: the connector's jars, a venv of its own, and its job in its place."""
     jars = workspace.spark_home / "sparklib"
-    _fetch_jars(workspace.peers / "sparkpom.xml", jars)
+    _once(jars, LOCK_FILE.read_bytes(), lambda: _copy(connector_jars(), jars))
     venv = workspace.spark_python.parent.parent
     _once(venv, SPARK_REQUIREMENT.encode(), lambda: _make_venv(venv))
     script = workspace.spark_home / "scripts" / "spark_job.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(workspace.peers / "scripts" / "spark_job.py", script)
     (workspace.spark_home / "ckpt" / "sparklocal").mkdir(parents=True, exist_ok=True)
+
+
+def _copy(files: Sequence[Path], target: Path) -> None:
+    for file in files:
+        shutil.copyfile(file, target / file.name)
 
 
 def _fetch_jars(pom: Path, target: Path) -> None:
