@@ -22,6 +22,7 @@ from tallystick.kafka.partitions import by_topic
 from tallystick.kafka.reactions import said
 from tallystick.sink.cluster_facts import ClusterFacts
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.source.discovery import FoundTopic
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -193,11 +194,25 @@ class KafkaBroker:
         """How many partitions each topic has; see `cluster.partition_counts`."""
         return cluster.partition_counts(self.client, topics)
 
+    def describe_topics(self, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
+        """What the cluster says of topics; see `cluster.describe_topics`."""
+        return cluster.describe_topics(self.client, topics)
+
     def list_offsets(
-        self, partitions: Iterable[TopicPartition], at: int
+        self,
+        partitions: Iterable[TopicPartition],
+        at: int,
+        *,
+        absent_after_s: float | None = None,
     ) -> dict[TopicPartition, int]:
-        """One offset of each partition; see `offsets.list_offsets`."""
-        return offsets.list_offsets(self.client, partitions, at)
+        """Where the logs begin or end; see `offsets.list_offsets`."""
+        return offsets.list_offsets(self.client, partitions, at, absent_after_s=absent_after_s)
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], *, absent_after_s: float | None = None
+    ) -> dict[TopicPartition, int | None]:
+        """Which record came first at or after a time; see `offsets.offsets_for_times`."""
+        return offsets.offsets_for_times(self.client, times, absent_after_s=absent_after_s)
 
     def committed_offsets(
         self, group: str, partitions: Iterable[TopicPartition]

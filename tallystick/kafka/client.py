@@ -20,7 +20,7 @@ from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.network import Network, Posted
 from tallystick.kafka.partitions import shortened
-from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal
+from tallystick.kafka.reactions import ABSENT, AGAIN, STALE, describe, refusal
 from tallystick.topic_partition import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0
@@ -147,6 +147,7 @@ class Client:
         *,
         deadline: float | None = None,
         accept: frozenset[str] = frozenset(),
+        absent_after_s: float | None = None,
     ) -> dict[TopicPartition, Any]:
         """Ask the leaders of many partitions at once; leaders that move are followed.
 
@@ -156,6 +157,8 @@ class Client:
             answers: the parts of a response, each with an `error_code`.
             deadline: as in `call`.
             accept: names of errors that are answers to this caller.
+            absent_after_s: partitions that Kafka goes on calling unknown for so long are left out
+                of the answers; None: they are asked for until the deadline.
 
         Returns:
             Each partition's part of the answers.
@@ -170,8 +173,10 @@ class Client:
         deadline = self.deadline() if deadline is None else deadline
         doing = protocol.api_name(make([]))
         attempts = Attempts(deadline, doing, shortened(waiting))
+        unknown_since: dict[TopicPartition, float] = {}
         while True:
             obstacle = ""
+            unknown = set()
             for part in self._ask_each_leader(waiting, make, deadline):
                 if isinstance(part, OSError):
                     obstacle = describe(part)
@@ -181,9 +186,17 @@ class Client:
                     names = self._judge(code, doing, EpochAbortedError, accept)
                     if names:
                         obstacle = f"{names[0]} ({partition})"
+                        if names[0] in ABSENT:
+                            unknown.add(partition)
                     else:
                         found[partition] = answer
                         waiting.discard(partition)
+            unknown |= {partition for partition in waiting if partition not in self._leaders}
+            now = time.monotonic()
+            unknown_since = {each: unknown_since.get(each, now) for each in unknown}
+            if absent_after_s is not None:
+                patience_ends = now - absent_after_s
+                waiting -= {each for each in unknown if unknown_since[each] <= patience_ends}
             if not waiting:
                 return found
             if not obstacle:

@@ -8,8 +8,10 @@ from tallystick.errors import OptionError
 from tallystick.kafka import admin, protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.reactions import STALE
+from tallystick.kafka.reactions import ABSENT, STALE
+from tallystick.kafka.topic_ids import topic_id_text
 from tallystick.sink.cluster_facts import ClusterFacts
+from tallystick.source.discovery import FoundTopic
 
 METADATA_LAG_MAX_S = 2.0
 """How long a topic that was just created may be unknown to some broker."""
@@ -38,8 +40,23 @@ def cluster_id(client: Client) -> str:
 
 def topics(client: Client) -> list[str]:
     """All topics that may be described, without Kafka's internal ones, sorted."""
-    response = client.metadata(None)
-    return sorted(topic.name for topic in response.topics if not topic.is_internal)
+    return sorted(describe_topics(client, None))
+
+
+def describe_topics(client: Client, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
+    """What the cluster says of topics; one that does not exist is absent.
+
+    A topic is there with its partitions, whether or not they have a leader at the moment.
+
+    Args:
+        client: of the cluster.
+        topics: which; None: all that may be described, without Kafka's internal ones.
+
+    Raises:
+        AuthorizationError: a named topic may not be described.
+        BrokerUnavailableError: the deadline passed.
+    """
+    return _look_for(client, topics)[0]
 
 
 def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
@@ -50,25 +67,49 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
         AuthorizationError: a topic may not be described.
         BrokerUnavailableError: the deadline passed.
     """
-    wanted = sorted(set(topics))
-    attempts = Attempts(client.deadline(), "Metadata", f"topics {', '.join(wanted)}")
+    found, absent = _look_for(client, topics)
+    for topic, error_name in absent.items():
+        raise OptionError(
+            f"topic {topic!r} is not to be had at {client.config.bootstrap_servers} "
+            f"({error_name}): create it, or correct the name. Tallystick never creates topics "
+            f"by itself."
+        )
+    return {name: topic.partition_count for name, topic in found.items()}
+
+
+def _look_for(
+    client: Client, topics: Iterable[str] | None
+) -> tuple[dict[str, FoundTopic], dict[str, str]]:
+    """What is there, and why the others are not: Kafka's error by topic.
+
+    A broker that has not heard of a topic yet looks like one without it, so it is asked again for
+    a while; one that tells of a topic is believed at once.
+    """
+    waiting = None if topics is None else sorted(set(topics))
+    found: dict[str, FoundTopic] = {}
+    absent: dict[str, str] = {}
+    attempts: Attempts | None = None
     lag_until = time.monotonic() + METADATA_LAG_MAX_S
-    while True:
-        found = client.metadata(wanted).topics if wanted else []
-        obstacles = {
-            topic.name: name for topic in found if (name := protocol.error_name(topic.error_code))
-        }
-        if not obstacles:
-            return {topic.name: len(topic.partitions) for topic in found}
-        for topic, name in obstacles.items():
-            absent = name == "UnknownTopicOrPartition" and time.monotonic() > lag_until
-            if absent or name not in STALE:
-                raise OptionError(
-                    f"topic {topic!r} is not to be had at {client.config.bootstrap_servers} "
-                    f"({name}): create it, or correct the name. Tallystick never creates topics "
-                    f"by itself."
-                )
-        attempts.pause(", ".join(sorted(set(obstacles.values()))))
+    while waiting is None or waiting:
+        obstacles: dict[str, str] = {}
+        lag_over = time.monotonic() > lag_until
+        for topic in client.metadata(waiting).topics:
+            error_name = protocol.error_name(topic.error_code)
+            if waiting is None and topic.is_internal:
+                continue
+            if error_name is None:
+                topic_id = topic_id_text(topic.topic_id)
+                found[topic.name] = FoundTopic(topic_id, len(topic.partitions))
+            elif error_name in STALE and not (error_name in ABSENT and lag_over):
+                obstacles[topic.name] = error_name
+            else:
+                absent[topic.name] = error_name
+        waiting = sorted(obstacles)
+        if waiting:
+            subject = f"topics {', '.join(waiting)}"
+            attempts = attempts or Attempts(client.deadline(), "Metadata", subject)
+            attempts.pause(", ".join(sorted(set(obstacles.values()))))
+    return found, absent
 
 
 def cluster_facts(client: Client) -> ClusterFacts:

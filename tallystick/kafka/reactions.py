@@ -48,6 +48,8 @@ STALE = frozenset(
     }
 )
 """We are wrong about who is in charge: look up the leader or coordinator, then again."""
+ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId"})
+"""What a broker says of a topic that is not there, and of one that it has not heard of yet."""
 FENCED = frozenset(
     {
         "ProducerFenced",

@@ -4,6 +4,8 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import AdminClient
 from real_kafka import GROUP, Write, commit, numbers
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
@@ -13,6 +15,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.partitions import partitions_of
+from tallystick.source.discovery import FoundTopic
 from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
@@ -78,6 +81,56 @@ def test_a_missing_topic_is_refused_by_name(broker: KafkaBroker, topic: str) -> 
         broker.partition_counts([topic, "nowhere"])
 
 
+def test_topics_are_told_with_their_ids(
+    broker: KafkaBroker, client: Client, config: KafkaConfig
+) -> None:
+    name = f"described-{next(numbers)}"
+    admin.create_topic(client, name, 3)
+
+    (first,) = broker.describe_topics([name]).values()
+
+    assert first == FoundTopic(told_by_librdkafka(config, name), 3)
+    everything = broker.describe_topics(None)
+    assert everything[name] == first
+    assert "__transaction_state" not in everything
+    assert "__transaction_state" in broker.describe_topics(["__transaction_state"])
+
+    admin.delete_topic(client, name)
+    assert broker.describe_topics([name]) == {}
+    admin.create_topic(client, name, 2)
+    (second,) = broker.describe_topics([name]).values()
+    assert second.partition_count == 2
+    assert second.topic_id not in ("", first.topic_id)
+
+
+def told_by_librdkafka(config: KafkaConfig, topic: str) -> str:
+    librdkafka = AdminClient({"bootstrap.servers": config.bootstrap_servers})
+    told = librdkafka.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
+    return str(told).rstrip("=").replace("+", "-").replace("/", "_")
+
+
+def test_a_topic_is_there_as_soon_as_it_was_created(broker: KafkaBroker, client: Client) -> None:
+    for _ in range(10):
+        name = f"just-created-{next(numbers)}"
+        admin.create_topic(client, name)
+        partition = TopicPartition(name, 0)
+
+        assert list(broker.describe_topics([name])) == [name]
+        assert broker.list_offsets([partition], -1, absent_after_s=2.0) == {partition: 0}
+
+
+def test_partitions_that_are_not_there_are_left_out_of_offsets_when_asked(
+    broker: KafkaBroker, topic: str
+) -> None:
+    partitions = [TopicPartition(topic, 2), TopicPartition(topic, 3), TopicPartition("nowhere", 0)]
+    began = time.monotonic()
+
+    found = broker.list_offsets(partitions, -2, absent_after_s=0.5)
+
+    assert found == {TopicPartition(topic, 2): 0}
+    assert 0.5 <= time.monotonic() - began < 5.0
+
+
 def test_a_topic_that_vanishes_is_a_loss_for_who_reads_it(
     config: KafkaConfig, client: Client
 ) -> None:
@@ -129,14 +182,20 @@ def test_offsets_by_time(
     partition = TopicPartition(topic, 0)
     producer = broker.fence(transactional_id, None)
     write(producer, {0: ["early"]})
+    producer = commit(broker, producer)
     time.sleep(0.01)
     between = time.time_ns() // 1_000_000
     time.sleep(0.01)
-    write(commit(broker, producer), {0: ["late"]})
+    write(producer, {0: ["late"]})
 
-    assert broker.list_offsets([partition], 0) == {partition: 0}
+    open_too, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    later = {open_too: between, empty: 0}
+    assert broker.offsets_for_times({partition: 0}) == {partition: 0}
+    assert broker.offsets_for_times(later) == {open_too: None, empty: None}
     assert broker.list_offsets([partition], -1) == {partition: 2}
-    assert broker.list_offsets([partition], between + 3_600_000) == {partition: 2}
+
+    commit(broker, producer)
+    assert broker.offsets_for_times(later) == {open_too: 2, empty: None}
 
 
 def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: str) -> None:

@@ -1,0 +1,156 @@
+"""What is told of topics while a cluster has not made up its mind: prepared answers."""
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+from fake_broker import CODES, FakeBroker, answer, part
+
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.kafka import cluster, offsets
+from tallystick.kafka.client import Client
+from tallystick.kafka.topic_ids import topic_id_from, topic_id_text
+from tallystick.source.discovery import FoundTopic
+from tallystick.topic_partition import TopicPartition
+
+pytestmark = pytest.mark.timeout(60)
+TOPIC_ID = topic_id_text(uuid.UUID(int=7))
+
+
+def altered(broker: FakeBroker, **fields: Any) -> None:
+    """Have the broker's Metadata answers differ in what they say of each topic."""
+
+    def tell(request: Any) -> Any:
+        response = broker.tell_metadata(request)
+        for topic in response.topics:
+            for name, value in fields.items():
+                setattr(topic, name, value)
+        return response
+
+    broker.handlers["Metadata"] = tell
+
+
+def test_a_topic_that_is_known_a_little_later_is_found() -> None:
+    with FakeBroker() as broker:
+
+        def tell(request: Any) -> Any:
+            created = len(broker.asked("Metadata")) > 3
+            broker.partitions = {"orders": 2, "new": 5} if created else {"orders": 2}
+            return broker.tell_metadata(request)
+
+        broker.handlers["Metadata"] = tell
+
+        found = cluster.describe_topics(Client(broker.config()), ["orders", "new"])
+
+    assert found == {"orders": FoundTopic(TOPIC_ID, 2), "new": FoundTopic(TOPIC_ID, 5)}
+
+
+def test_a_topic_is_absent_only_after_it_was_asked_for_again_and_again() -> None:
+    with FakeBroker() as broker:
+        found = cluster.describe_topics(Client(broker.config()), ["orders", "none"])
+        asked = broker.when("Metadata")
+
+    assert found == {"orders": FoundTopic(TOPIC_ID, 2)}
+    assert asked[-1] - asked[0] >= cluster.METADATA_LAG_MAX_S
+    assert len(asked) > 3
+
+
+def test_what_is_there_is_told_by_one_request() -> None:
+    with FakeBroker() as broker:
+        cluster.describe_topics(Client(broker.config()), ["orders"])
+
+        assert len(broker.asked("Metadata")) == 1
+        assert cluster.describe_topics(Client(broker.config()), []) == {}
+
+
+def test_a_topic_without_leaders_is_there() -> None:
+    with FakeBroker() as broker:
+
+        def tell(request: Any) -> Any:
+            response = broker.tell_metadata(request)
+            for found in response.topics[0].partitions:
+                found.leader_id = -1
+                found.error_code = CODES["LeaderNotAvailable"]
+            return response
+
+        broker.handlers["Metadata"] = tell
+
+        found = cluster.describe_topics(Client(broker.config()), ["orders"])
+
+    assert found["orders"].partition_count == 2
+
+
+def test_a_broker_without_topic_ids_tells_none() -> None:
+    with FakeBroker() as broker:
+        altered(broker, topic_id=uuid.UUID(int=0))
+
+        assert cluster.describe_topics(Client(broker.config()), ["orders"])["orders"].topic_id == ""
+
+
+def test_an_impossible_name_is_absent_at_once_and_the_error_says_why() -> None:
+    with FakeBroker() as broker:
+        altered(broker, error_code=CODES["InvalidTopic"])
+
+        assert cluster.describe_topics(Client(broker.config()), ["a b"]) == {}
+        assert len(broker.asked("Metadata")) == 1
+        with pytest.raises(OptionError, match=r"'a b'.*InvalidTopic"):
+            cluster.partition_counts(Client(broker.config()), ["a b"])
+
+
+def test_a_topic_that_may_not_be_described_is_an_error() -> None:
+    with FakeBroker() as broker:
+        altered(broker, error_code=CODES["TopicAuthorizationFailed"])
+
+        with pytest.raises(AuthorizationError, match="DESCRIBE"):
+            cluster.describe_topics(Client(broker.config()), ["orders"])
+
+
+def listing(error_names: list[str | None]) -> Any:
+    """ListOffsets answers for orders-0: one error after the other, the last for ever."""
+
+    def tell(request: Any) -> Any:
+        error_name = error_names.pop(0) if len(error_names) > 1 else error_names[0]
+        topic_class = part(request, "ListOffsetsTopicResponse")
+        found = topic_class.ListOffsetsPartitionResponse(
+            partition_index=0,
+            error_code=CODES[error_name],
+            timestamp=-1,
+            offset=-1 if error_name else 12,
+            leader_epoch=0,
+        )
+        return answer(request, topics=[topic_class(name="orders", partitions=[found])])
+
+    return tell
+
+
+@pytest.mark.parametrize("error_name", ["UnknownTopicOrPartition", "UnknownTopicId"])
+def test_a_partition_that_stays_unknown_has_no_offset(error_name: str) -> None:
+    partition = TopicPartition("orders", 0)
+    with FakeBroker({"ListOffsets": listing([error_name])}) as broker:
+        client = Client(broker.config())
+        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.3)
+        asked = broker.when("ListOffsets")
+
+    assert found == {}
+    assert asked[-1] - asked[0] >= 0.3
+
+
+def test_other_obstacles_do_not_make_a_partition_absent() -> None:
+    partition = TopicPartition("orders", 0)
+    passing: list[str | None] = ["UnknownTopicOrPartition", *["NotLeaderForPartition"] * 6, None]
+    with FakeBroker({"ListOffsets": listing(passing)}) as broker:
+        client = Client(broker.config())
+        began = time.monotonic()
+        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.1)
+
+    assert found == {partition: 12}
+    assert time.monotonic() - began > 0.1
+
+
+def test_topic_ids_as_kafka_prints_them() -> None:
+    topic_id = uuid.UUID("f8b5b5ff-0000-4000-8000-0123456789ab")
+
+    assert topic_id_from(topic_id_text(topic_id)) == topic_id
+    assert topic_id_text(topic_id) == "-LW1_wAAQACAAAEjRWeJqw"
+    assert topic_id_text(topic_id_from("")) == ""
