@@ -7,7 +7,8 @@ from tallystick.errors import OptionError
 FAILFAST = "failfast"
 PERMISSIVE = "permissive"
 DROPMALFORMED = "dropmalformed"
-MODES = (FAILFAST, PERMISSIVE, DROPMALFORMED)
+DEADLETTER = "deadletter"
+MODES = (FAILFAST, PERMISSIVE, DROPMALFORMED, DEADLETTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,12 @@ class Json:
             none: it writes all columns.
         mode: what a malformed record does. `"failfast"` stops the query and names the record;
             `"permissive"` makes it a row of nulls with its raw bytes in the column
-            `_corrupt_record`; `"dropmalformed"` leaves it out and counts it. A record without a
-            value (a tombstone) is a row of nulls in every mode.
+            `_corrupt_record`; `"dropmalformed"` leaves it out and counts it; `"deadletter"` writes
+            it to the sink's `dead_letter_topic`, in the same transaction (in a Pipeline only). A
+            record without a value (a tombstone) is a row of nulls in every mode.
 
     Raises:
-        OptionError: the mode is none of the three, or the schema is empty text.
+        OptionError: the mode is none of the four, or the schema is empty text.
     """
 
     schema: str | None = None

@@ -5,6 +5,7 @@ from a start that depends on the topic's name, so many small topics do not all s
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tallystick.source.split import SplitRange
 
@@ -32,4 +33,37 @@ def share_out(
     shares: list[list[SplitRange]] = [[] for _ in range(reader_count)]
     for split in sorted(splits):
         shares[assign(split.topic, split.partition, reader_count)].append(split)
+    return tuple(tuple(share) for share in shares)
+
+
+def share_pieces(
+    pieces: Iterable[SplitRange], reader_count: int
+) -> tuple[tuple[SplitRange, ...], ...]:
+    """The pieces of partitions that were cut, dealt to readers in runs of about the same size.
+
+    In the order of (topic, partition, offset), all of one reader come before all of the next. So
+    what is ordered by reader, then by what each read first, keeps the order of every partition.
+    Pieces of one partition that meet in one reader are made one again: it reads its splits at the
+    same time, and a partition from front to back.
+
+    Args:
+        pieces: no two of them overlap, and those of one partition leave no gap.
+        reader_count: how many readers there are; some may get nothing.
+    """
+    assert reader_count > 0
+    ordered = sorted(pieces)
+    total = sum(piece.offset_count for piece in ordered)
+    shares: list[list[SplitRange]] = [[] for _ in range(reader_count)]
+    done = 0
+    for piece in ordered:
+        # Where the middle of the piece lies in all there is to read says whose it is.
+        middle = 2 * done + piece.offset_count
+        share = shares[min(middle * reader_count // max(2 * total, 1), reader_count - 1)]
+        done += piece.offset_count
+        last = share[-1] if share else None
+        if last is not None and last.topic_partition == piece.topic_partition:
+            assert last.stop_offset == piece.start_offset, f"a gap between {last} and {piece}"
+            share[-1] = replace(last, stop_offset=piece.stop_offset)
+        else:
+            share.append(piece)
     return tuple(tuple(share) for share in shares)

@@ -1,22 +1,25 @@
 """The columns that a reader yields: Spark's Kafka columns, or typed ones from the value.
 
-    raw    key, value, topic, partition, offset, timestamp, timestampType [, headers]
-    json   the fields of the schema, then key, topic, partition, … [, _corrupt_record]
+    raw          key, value, topic, partition, offset, timestamp, timestampType [, headers]
+    string       the same, with the value as text [, _corrupt_record]
+    json, avro   the fields of the value, then key, topic, partition, … [, _corrupt_record]
 
-Names, types and order of the raw form are those of Spark's Kafka source. With a value format the
-Kafka columns may carry a prefix, for values that have a field of the same name.
+Names, types and order of the raw form are those of Spark's Kafka source. Where a value becomes
+several columns, the Kafka columns may carry a prefix, for values with a field of the same name.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
-from tallystick.json_format import FAILFAST, PERMISSIVE
-from tallystick.source.json_reader import check_schema, parse_json
+from tallystick.json_format import DEADLETTER, FAILFAST, PERMISSIVE
+from tallystick.source.dead_letters import dead_letters
+from tallystick.source.parsed import ValueReader
+from tallystick.source.text_reader import TextReader
 from tallystick.topic_partition import TopicPartition
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -44,15 +47,40 @@ _DDL_TYPES = {
 }
 
 
-def ddl(value_ddl: str | None, *, mode: str, prefix: str, headers: bool) -> str:
-    """The schema of the columns as Spark's DDL text; `value_ddl` are the fields of a JSON value."""
-    names = [field.name for field in KAFKA_FIELDS] + (["headers"] if headers else [])
+def ddl(value_ddl: str | None, *, mode: str, prefix: str, headers: bool, text: bool = False) -> str:
+    """The schema of the columns as Spark's DDL text.
+
+    Args:
+        value_ddl: the fields that a value becomes; None: it stays one column.
+        mode: what is done about a malformed value.
+        prefix: put before the names of the Kafka columns when there is a `value_ddl`.
+        headers: whether there is a `headers` column.
+        text: without a `value_ddl`, whether the value is read as text.
+    """
+    names = [each.name for each in KAFKA_FIELDS] + (["headers"] if headers else [])
+    corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
     if value_ddl is None:
-        return ", ".join(f"`{name}` {_DDL_TYPES[name]}" for name in names)
+        types = _DDL_TYPES | {"value": "string"} if text else _DDL_TYPES
+        columns = [f"`{name}` {types[name]}" for name in names]
+        return ", ".join([*columns, *corrupt] if text else columns)
     names.remove("value")
     kafka = [f"`{prefix}{name}` {_DDL_TYPES[name]}" for name in names]
-    corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
     return ", ".join([value_ddl.strip().rstrip(","), *kafka, *corrupt])
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What became of decoded records.
+
+    Args:
+        rows: those that are well-formed, in the layout; in mode permissive the others, too.
+        reasons: what is wrong with each malformed record, by its offset.
+        dead_letters: the malformed records as the sink takes them, in mode deadletter; None: none.
+    """
+
+    rows: pa.RecordBatch
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    dead_letters: pa.RecordBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -60,23 +88,21 @@ class Layout:
     """How decoded records become the rows that a user sees.
 
     Args:
-        value_schema: the fields of the JSON value; None: the value stays binary.
-        mode: what to do about a malformed value: failfast, permissive, dropmalformed.
-        prefix: put before the names of the Kafka columns when there is a value schema.
+        value: what reads the value; None: it stays binary.
+        mode: what to do about a malformed value, one of `json_format.MODES`.
+        prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
 
     Raises:
-        OptionError: a field has a type that the JSON reader lacks, or the name of another column.
+        OptionError: a field of the value has the name of another column.
     """
 
-    value_schema: pa.Schema | None = None
+    value: ValueReader | None = None
     mode: str = FAILFAST
     prefix: str = ""
     headers: bool = False
 
     def __post_init__(self) -> None:
-        if self.value_schema is not None:
-            check_schema(self.value_schema)
         names = self.schema.names
         for name in sorted({name for name in names if names.count(name) > 1}):
             raise OptionError(
@@ -89,21 +115,33 @@ class Layout:
         """The Arrow schema of what `build` returns."""
         headers = [pa.field("headers", HEADERS_TYPE)] if self.headers else []
         fields = [*KAFKA_FIELDS, *headers]
-        if self.value_schema is None:
+        if self.value is None:
             return pa.schema(fields)
-        kafka = [f.with_name(self.prefix + f.name) for f in fields if f.name != "value"]
         corrupt = [pa.field(CORRUPT_COLUMN, pa.binary())] if self.mode == PERMISSIVE else []
-        return pa.schema([*self.value_schema, *kafka, *corrupt])
+        if isinstance(self.value, TextReader):
+            (text,) = self.value.schema
+            return pa.schema([*(text if f.name == "value" else f for f in fields), *corrupt])
+        kafka = [f.with_name(self.prefix + f.name) for f in fields if f.name != "value"]
+        return pa.schema([*self.value.schema, *kafka, *corrupt])
 
-    def build(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> pa.RecordBatch:
+    @property
+    def fetches_headers(self) -> bool:
+        """Whether `build` needs records with headers: a dead letter keeps those that it had."""
+        return self.headers or self.mode == DEADLETTER
+
+    def build(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> Built:
         """Rows in this layout from decoded records of one partition.
+
+        Args:
+            records: as `kafka.records.decode` makes them, with headers if `fetches_headers`.
+            topic_partition: where they come from.
 
         Raises:
             RecordError: a value is malformed, in mode failfast.
         """
-        if self.value_schema is None:
-            return _batch(self._kafka(records, topic_partition, keep_value=True), self.schema)
-        offsets = records.column("offset")
+        values, offsets = records.column("value"), records.column("offset")
+        if self.value is None:
+            return Built(_batch(self._kafka(records, topic_partition, values), self.schema))
 
         def where(row: int) -> str:
             return (
@@ -111,23 +149,32 @@ class Layout:
                 + str(offsets[row])
             )
 
-        values = records.column("value")
-        parsed = parse_json(values, self.value_schema, self.mode, where)
-        if parsed.rows is not None:
-            records = records.take(pa.array(parsed.rows))
-        columns = [*parsed.columns.columns, *self._kafka(records, topic_partition, False)]
+        parsed = self.value.parse(values, self.mode, where)
+        kept = records if parsed.rows is None else records.take(pa.array(parsed.rows))
+        if isinstance(self.value, TextReader):
+            columns = self._kafka(kept, topic_partition, parsed.columns.column("value"))
+        else:
+            columns = [*parsed.columns.columns, *self._kafka(kept, topic_partition, None)]
         if self.mode == PERMISSIVE:
-            columns.append(_corrupt(values, parsed.malformed))
-        return _batch(columns, self.schema)
+            columns.append(_corrupt(values, parsed.reasons))
+        rows = _batch(columns, self.schema)
+        if not parsed.reasons:
+            return Built(rows)
+        letters = None
+        if self.mode == DEADLETTER:
+            letters = dead_letters(records, parsed.reasons, topic_partition)
+        reasons = {offsets[row].as_py(): reason for row, reason in parsed.reasons.items()}
+        return Built(rows, reasons, letters)
 
     def _kafka(
-        self, records: pa.RecordBatch, topic_partition: TopicPartition, keep_value: bool
+        self, records: pa.RecordBatch, topic_partition: TopicPartition, values: pa.Array | None
     ) -> list[pa.Array]:
+        """The Kafka columns; `values` is what stands in column `value`, None if there is none."""
         rows = records.num_rows
         micros = records.column("timestamp").to_numpy() * 1000
         columns = [
             records.column("key"),
-            *([records.column("value")] if keep_value else []),
+            *([] if values is None else [values]),
             pa.repeat(pa.scalar(topic_partition.topic, pa.string()), rows),
             pa.array(np.full(rows, topic_partition.partition, np.int32)),
             records.column("offset"),
@@ -137,11 +184,11 @@ class Layout:
         return [*columns, records.column("headers")] if self.headers else columns
 
 
-def _corrupt(values: pa.Array, malformed: pa.Array | None) -> pa.Array:
+def _corrupt(values: pa.Array, reasons: Mapping[int, str]) -> pa.Array:
     """The raw bytes of the malformed values, null elsewhere."""
-    if malformed is None:
-        return pa.nulls(len(values), pa.binary())
-    return pc.if_else(malformed, values, pa.scalar(None, values.type))
+    malformed = np.zeros(len(values), np.bool_)
+    malformed[list(reasons)] = True
+    return pc.if_else(pa.array(malformed), values, pa.scalar(None, values.type))
 
 
 def _batch(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ to infinity, as in Spark; a literal beyond double is refused); a decimal that wo
 time, at most 6 digits of fraction, in UTC unless it names an offset; a date is YYYY-MM-DD.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import DROPMALFORMED, FAILFAST, MODES
+from tallystick.json_format import FAILFAST, MODES, PERMISSIVE
 from tallystick.json_kernels import (
     CONTROL_CHARACTER,
     EMPTY,
@@ -37,13 +37,13 @@ from tallystick.json_kernels import (
     RECORD_OVERHEAD,
     join_records,
 )
+from tallystick.source.parsed import Parsed, Where, malformed_error
 from tallystick.spans import Spans, spans_of
 
 BLOCK_BYTES_MAX = 64 << 20
 """Parsed at once; Arrow's own limit is 2 GiB, and a smaller block costs nothing."""
 BLOCK_ROWS_MAX = 1 << 16
 """Bounds what is parsed again where a record is malformed."""
-SHOWN_BYTES_MAX = 100
 
 _REASONS = {
     EMPTY: "it is empty",
@@ -61,22 +61,24 @@ _SCALAR_TYPES = (
     pa.types.is_decimal128,
 )
 
-BoolArray = NDArray[np.bool_]
 
+@dataclass(frozen=True)
+class JsonReader:
+    """Values that are JSON objects; a `ValueReader`.
 
-@dataclass(frozen=True, slots=True)
-class ParsedJson:
-    """Typed rows, and which records were malformed.
-
-    Args:
-        columns: exactly the asked-for schema; one row per kept record.
-        rows: the indices of the kept input rows; None: all were kept.
-        malformed: per input row, whether it was malformed; None: none was.
+    Raises:
+        OptionError: the schema has no field, a field twice, a type that JSON has no form for, or a
+            field that is NOT NULL.
     """
 
-    columns: pa.RecordBatch
-    rows: NDArray[np.int64] | None
-    malformed: pa.Array | None
+    schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        check_schema(self.schema)
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> Parsed:
+        """See `ValueReader.parse`."""
+        return parse_json(values, self.schema, mode, where)
 
 
 def check_schema(schema: pa.Schema) -> None:
@@ -88,15 +90,13 @@ def check_schema(schema: pa.Schema) -> None:
     _check_fields(list(schema), "the JSON schema")
 
 
-def parse_json(
-    values: pa.Array, schema: pa.Schema, mode: str, where: Callable[[int], str]
-) -> ParsedJson:
+def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> Parsed:
     """Parse one JSON object per record.
 
     Args:
         values: binary; a null (tombstone) is a row of nulls in every mode.
         schema: passed by `check_schema`. Fields that it does not name are ignored.
-        mode: one of `json_format.MODES`; permissive rows are nulls, the caller keeps their bytes.
+        mode: one of `json_format.MODES`; see `ValueReader.parse`.
         where: names the topic, partition and offset of an input row.
 
     Raises:
@@ -104,21 +104,19 @@ def parse_json(
     """
     assert mode in MODES, mode
     spans = spans_of(values, "value")
-    malformed = np.zeros(len(values), np.bool_)
+    reasons: dict[int, str] = {}
     batches = []
     for first, last in _cuts(spans.lengths):
         block = _Block(spans, first, last, schema)
         if mode == FAILFAST:
             batches += _parse_or_raise(block, values, where)
         else:
-            batches += _parse_marking(block, malformed[first:last])
+            batches += _parse_noting(block, reasons)
     columns = pa.concat_batches(batches) if batches else _nulls(schema, 0)
-    if not malformed.any():
-        return ParsedJson(columns, None, None)
-    if mode != DROPMALFORMED:
-        return ParsedJson(columns, None, pa.array(malformed))
-    kept = columns.filter(pa.array(~malformed))
-    return ParsedJson(kept, np.flatnonzero(~malformed), pa.array(malformed))
+    if not reasons or mode == PERMISSIVE:
+        return Parsed(columns, None, reasons)
+    rows = np.delete(np.arange(len(values)), list(reasons))
+    return Parsed(columns.take(pa.array(rows)), rows, reasons)
 
 
 def warm_up() -> None:
@@ -206,9 +204,7 @@ def _cuts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         first, done = last, int(ends[last - 1])
 
 
-def _parse_or_raise(
-    block: _Block, values: pa.Array, where: Callable[[int], str]
-) -> list[pa.RecordBatch]:
+def _parse_or_raise(block: _Block, values: pa.Array, where: Where) -> list[pa.RecordBatch]:
     """All rows of the block, or the error of its first malformed record."""
     hopeless = np.flatnonzero(block.verdicts != GOOD)
     end = int(hopeless[0]) if hopeless.size else block.row_count
@@ -222,15 +218,17 @@ def _parse_or_raise(
     return batches
 
 
-def _parse_marking(block: _Block, malformed: BoolArray) -> list[pa.RecordBatch]:
-    """All rows of the block, nulls where a record is malformed; those are marked."""
-    malformed[:] = block.verdicts != GOOD
+def _parse_noting(block: _Block, reasons: dict[int, str]) -> list[pa.RecordBatch]:
+    """All rows of the block, nulls where a record is malformed; what is wrong is put in order."""
+    hopeless = np.flatnonzero(block.verdicts != GOOD).tolist()
+    found = {row: _REASONS[int(block.verdicts[row])] for row in hopeless}
     batches = []
     for row, outcome in block.outcomes(0, block.row_count):
         if isinstance(outcome, str):
-            malformed[row] = True
+            found[row] = outcome
             outcome = _nulls(block.schema, 1)
         batches.append(outcome)
+    reasons.update((block.first + row, found[row]) for row in sorted(found))
     return batches
 
 
@@ -239,15 +237,9 @@ def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _malformed(values: pa.Array, row: int, reason: str, where: Callable[[int], str]) -> RecordError:
-    record = values[row].as_py()
-    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
-    return RecordError(
-        f"{where(row)}: the value is not a JSON object of the schema asked for: {reason}. It is "
-        f"{record[:SHOWN_BYTES_MAX]!r}{rest}. Read that offset without value.format to see all of "
-        f"it. Mode permissive makes such a record a row of nulls with its bytes in "
-        f"_corrupt_record; dropmalformed leaves it out and counts it."
-    )
+def _malformed(values: pa.Array, row: int, reason: str, where: Where) -> RecordError:
+    expected = "a JSON object of the schema asked for"
+    return malformed_error(values, row, expected, reason, where(row))
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType:

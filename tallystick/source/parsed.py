@@ -8,6 +8,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.errors import RecordError
+
+SHOWN_BYTES_MAX = 100
+
 Where = Callable[[int], str]
 """Names the topic, partition and offset of an input row."""
 
@@ -49,3 +53,23 @@ class ValueReader(Protocol):
             RecordError: a record is malformed, in mode failfast; the first one is named.
         """
         ...
+
+
+def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: str) -> RecordError:
+    """What a reader raises in mode failfast: which record, what is wrong, how to see and allow it.
+
+    Args:
+        values: all of them; only the beginning of the malformed one is shown.
+        row: which of them.
+        expected: such as "a JSON object of the schema asked for".
+        reason: what is wrong with it.
+        at: its topic, partition and offset.
+    """
+    record = values[row].as_py()
+    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
+    return RecordError(
+        f"{at}: the value is not {expected}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. "
+        f"Read that offset without value.format to see all of it. Mode permissive makes such a "
+        f"record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
+        f"counts it; deadletter, in a Pipeline, writes it to a topic of its own."
+    )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import product
@@ -14,10 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import Json
+from tallystick.json_format import MODES, Json
 from tallystick.json_kernels import CONTROL_CHARACTER, GOOD, NOT_UTF8, join_records
 from tallystick.source import json_reader
-from tallystick.source.json_reader import ParsedJson, check_schema, parse_json
+from tallystick.source.json_reader import JsonReader, check_schema, parse_json
+from tallystick.source.parsed import Parsed
 from tallystick.spans import spans_of
 
 SCHEMA = pa.schema(
@@ -100,12 +102,12 @@ def where(row: int) -> str:
     return f"topic t, partition 3, offset {1000 + row}"
 
 
-def parse(values: list[bytes | None], schema: pa.Schema, mode: str = "permissive") -> ParsedJson:
+def parse(values: list[bytes | None], schema: pa.Schema, mode: str = "permissive") -> Parsed:
     return parse_json(pa.array(values, pa.binary()), schema, mode, where)
 
 
-def marks(parsed: ParsedJson, count: int) -> list[bool]:
-    return [False] * count if parsed.malformed is None else parsed.malformed.to_pylist()
+def marks(parsed: Parsed, count: int) -> list[bool]:
+    return [row in parsed.reasons for row in range(count)]
 
 
 # ---- what is malformed, in each mode ----
@@ -127,8 +129,9 @@ def test_a_malformed_record_is_a_row_of_nulls_and_its_neighbours_stay(record, pl
 
 
 @pytest.mark.parametrize("record", MALFORMED)
-def test_a_malformed_record_is_dropped_and_its_neighbours_stay(record):
-    parsed = parse([b'{"a":1}', record, None, b'{"a":2}'], INT, "dropmalformed")
+@pytest.mark.parametrize("mode", ["dropmalformed", "deadletter"])
+def test_a_malformed_record_is_left_out_and_its_neighbours_stay(record, mode):
+    parsed = parse([b'{"a":1}', record, None, b'{"a":2}'], INT, mode)
 
     assert parsed.columns.column("a").to_pylist() == [1, None, 2]
     assert parsed.rows.tolist() == [0, 2, 3]
@@ -147,13 +150,13 @@ def test_the_first_malformed_record_is_named_whichever_check_finds_it():
             parse(values, INT, "failfast")
 
 
-@pytest.mark.parametrize("mode", ["failfast", "permissive", "dropmalformed"])
+@pytest.mark.parametrize("mode", MODES)
 def test_well_formed_records_and_tombstones_pass_in_every_mode(mode):
     parsed = parse([record for record, _ in WELL_FORMED], INT, mode)
 
     assert parsed.columns.column("a").to_pylist() == [value for _, value in WELL_FORMED]
     assert parsed.rows is None
-    assert parsed.malformed is None
+    assert not parsed.reasons
 
 
 @pytest.mark.parametrize(
@@ -422,7 +425,7 @@ def test_malformed_records_are_found_in_few_parses(bad_count, monkeypatch):
 
     parsed = parse(values, INT)
 
-    assert np.flatnonzero(parsed.malformed.to_numpy(zero_copy_only=False)).tolist() == sorted(bad)
+    assert list(parsed.reasons) == sorted(bad)
     assert parsed.columns.column("a").null_count == bad_count
     assert len(parses) <= 2 * bad_count * math.log2(count) + 1
 
@@ -437,7 +440,7 @@ def test_a_million_records_are_read():
 
 
 def test_no_records_give_an_empty_batch():
-    for mode in ("failfast", "permissive", "dropmalformed"):
+    for mode in MODES:
         parsed = parse([], SCHEMA, mode)
         assert parsed.columns.schema == SCHEMA
         assert parsed.columns.num_rows == 0
@@ -465,7 +468,7 @@ def test_the_kernel_refuses_spans_that_leave_their_arrays():
 def one(text: str, kind: pa.DataType) -> Any:
     """The value of field `v`; "malformed" where it is."""
     parsed = parse([b'{"v":' + text.encode() + b"}"], pa.schema([("v", kind)]))
-    return "malformed" if parsed.malformed is not None else parsed.columns.column(0)[0].as_py()
+    return "malformed" if parsed.reasons else parsed.columns.column(0)[0].as_py()
 
 
 @pytest.mark.parametrize(
@@ -564,7 +567,18 @@ def test_columns_have_exactly_the_schema_asked_for():
 )
 def test_a_schema_that_cannot_be_read_is_refused_before_anything_starts(schema):
     with pytest.raises(OptionError, match=r"JSON schema"):
-        check_schema(schema)
+        JsonReader(schema)
+
+
+def test_the_reasons_are_those_of_failfast_in_the_order_of_the_rows():
+    values = [b'{"a":""}', b"", b'{"a":1}', b"\xff", b'{"a":[]}', b"{}{}"]
+
+    reasons = parse(values, INT).reasons
+
+    assert list(reasons) == [0, 1, 3, 4, 5]
+    for row, reason in reasons.items():
+        with pytest.raises(RecordError, match=re.escape(reason)):
+            parse(values[row : row + 1], INT, "failfast")
 
 
 def test_the_schema_of_the_other_tests_is_accepted():

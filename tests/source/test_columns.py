@@ -1,0 +1,142 @@
+"""The layout of a source's rows: which columns there are, and what becomes of every record."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.json_format import MODES
+from tallystick.kafka.records import RECORD_SCHEMA_WITH_HEADERS
+from tallystick.source.columns import Built, Layout
+from tallystick.source.dead_letters import OWN_HEADERS, REASON_LENGTH_MAX
+from tallystick.source.json_reader import JsonReader
+from tallystick.source.parsed import ValueReader
+from tallystick.source.text_reader import TextReader
+from tallystick.topic_partition import TopicPartition
+
+FROM = TopicPartition("flights", 3)
+NUMBERS = JsonReader(pa.schema([("n", pa.int64())]))
+KAFKA = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+
+Headers = list[tuple[str, bytes | None]] | None
+
+GOOD = st.none() | st.integers(0, 9).map(lambda n: b'{"n":%d}' % n)
+HEADERS = st.none() | st.lists(
+    st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), min_size=1, max_size=3
+)
+RECORDS = st.lists(
+    st.tuples(st.none() | st.binary(max_size=3), GOOD | st.binary(max_size=3), HEADERS), max_size=12
+)
+
+
+def decoded(records: list[tuple[bytes | None, bytes | None, Headers]]) -> pa.RecordBatch:
+    """Records as the codec yields them; the offsets have gaps."""
+    keys, values, headers = zip(*records, strict=True) if records else ((), (), ())
+    rows = np.arange(len(records))
+    columns = [
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(100 + 2 * rows),
+        pa.array(rows - 1),
+        pa.array(rows % 2, pa.int32()),
+        pa.array(headers, RECORD_SCHEMA_WITH_HEADERS.field("headers").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA_WITH_HEADERS)
+
+
+def build(records: pa.RecordBatch, value: ValueReader | None, mode: str, **settings) -> Built:
+    return Layout(value, mode, **settings).build(records, FROM)
+
+
+def is_number(value: bytes | None) -> bool:
+    return value is None or value.startswith(b'{"n"') or value.strip(b" \t\r\n") == b"{}"
+
+
+@settings(deadline=None)  # the first run compiles
+@given(RECORDS, st.booleans(), st.integers(0, 2))
+def test_rows_and_dead_letters_together_are_the_input(records, headers, start):
+    """None is lost or doubled, both are in order, and a dead letter is what the record was."""
+    batch, records = decoded(records)[start:], records[start:]
+    at = batch.column("offset").to_pylist()
+    good = [at[row] for row, (_, value, _) in enumerate(records) if is_number(value)]
+    bad = [row for row, (_, value, _) in enumerate(records) if not is_number(value)]
+
+    built = build(batch, NUMBERS, "deadletter", headers=headers)
+
+    assert built.rows.column("offset").to_pylist() == good
+    assert list(built.reasons) == [at[row] for row in bad]
+    if not bad:
+        assert built.dead_letters is None
+        return
+    built.dead_letters.validate(full=True)
+    for row, letter in zip(bad, built.dead_letters.to_pylist(), strict=True):
+        key, value, given_headers = records[row]
+        assert (letter["key"], letter["value"]) == (key, value)
+        assert letter["timestamp"] == batch.column("timestamp")[row].as_py()
+        written = [(each["key"], each["value"]) for each in letter["headers"]]
+        assert written[: -len(OWN_HEADERS)] == (given_headers or [])
+        reason = built.reasons[at[row]].encode()
+        place = (b"flights", b"3", str(at[row]).encode())
+        assert written[-len(OWN_HEADERS) :] == list(zip(OWN_HEADERS, (reason, *place), strict=True))
+
+
+def test_a_tombstone_is_a_row_of_nulls_and_never_a_dead_letter():
+    for value in (NUMBERS, TextReader()):
+        for mode in MODES:
+            built = build(decoded([(b"k", None, None)]), value, mode)
+
+            assert built.rows.num_rows == 1
+            assert not built.reasons
+            assert built.dead_letters is None
+
+
+def test_a_long_reason_is_cut_so_that_the_dead_letter_stays_near_its_size():
+    kind = pa.schema([("d", pa.date32())])
+    record = (b"k", b'{"d":"' + b"x" * 5000 + b'"}', None)
+
+    built = build(decoded([record]), JsonReader(kind), "deadletter")
+
+    (letter,) = built.dead_letters.to_pylist()
+    assert len(built.reasons[100]) > 5000, "Arrow quotes the value"
+    assert len(letter["headers"][0]["value"]) == REASON_LENGTH_MAX
+
+
+def test_what_is_dropped_is_told_with_its_offset():
+    records = decoded([(None, b"{}", None), (None, b"\xff", None), (None, b"", None)])
+
+    built = build(records, NUMBERS, "dropmalformed")
+
+    assert built.rows.column("offset").to_pylist() == [100]
+    assert list(built.reasons) == [102, 104]
+    assert built.dead_letters is None
+    with pytest.raises(RecordError, match="topic flights, partition 3, offset 102"):
+        build(records, NUMBERS, "failfast")
+
+
+def test_text_stands_where_the_bytes_stood():
+    records = decoded([(b"k", b"x", None), (b"k", b"\xff", None), (b"k", None, None)])
+
+    permissive = build(records, TextReader(), "permissive").rows
+
+    assert permissive.schema.names == [*KAFKA, "_corrupt_record"]
+    assert permissive.column("value").to_pylist() == ["x", None, None]
+    assert permissive.column("_corrupt_record").to_pylist() == [None, b"\xff", None]
+    assert build(records, None, "failfast").rows.schema.names == KAFKA
+
+
+def test_headers_are_fetched_for_dead_letters_and_shown_only_when_asked_for():
+    layout = Layout(NUMBERS, "deadletter")
+
+    assert layout.fetches_headers
+    assert "headers" not in layout.schema.names
+    assert not Layout(NUMBERS, "dropmalformed").fetches_headers
+
+
+def test_a_field_named_like_a_kafka_column_needs_a_prefix():
+    value = JsonReader(pa.schema([("offset", pa.int64())]))
+
+    with pytest.raises(OptionError, match=r"'offset'.*metadata.prefix"):
+        Layout(value)
+    assert "kafka_offset" in Layout(value, prefix="kafka_").schema.names
