@@ -31,12 +31,17 @@ class Attempts:
         self._reason = ""
 
     def pause(self, reason: str) -> None:
-        """Wait before the next try.
+        """Wait before the next try; raises as `delay`."""
+        time.sleep(self.delay(reason))
+
+    def delay(self, reason: str) -> float:
+        """How many seconds the next try should wait.
 
         Raises:
             BrokerUnavailableError: the deadline has come.
         """
-        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, BACKOFF_DOUBLINGS))
+        doublings = min(self._failures, BACKOFF_DOUBLINGS)
+        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * float(2**doublings))
         self._failures += 1
         # The last try is given some time too: one that is cut short only hides what is in the way.
         left = self.deadline - time.monotonic() - TRY_MIN_S
@@ -46,4 +51,4 @@ class Attempts:
             spent = time.monotonic() - self._started
             raise unavailable(self._doing, self._subject, reason, spent)
         self._reason = reason
-        time.sleep(min(left, longest * random.uniform(0.5, 1.0)))
+        return min(left, longest * random.uniform(0.5, 1.0))

@@ -276,8 +276,11 @@ class Client:
         accept = frozenset({"InvalidTopic"})
         for topic in response.topics:
             code = [(topic.error_code, f"topic {topic.name!r}")]
-            if not self._judge(code, "Metadata", EpochAbortedError, accept):
+            names = self._judge(code, "Metadata", EpochAbortedError, accept)
+            if not names:
                 self._learn_leaders(topic)
+            elif not ABSENT.isdisjoint(names):
+                self.topic_ids.pop(topic.name, None)
         return response
 
     def _learn_leaders(self, topic: Any) -> None:

@@ -62,6 +62,7 @@ class Connection:
         self._versions: dict[int, protocol.VersionRange] = {}
         self._in_flight: deque[protocol.SentRequest] = deque()
         self._answers: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
         self._correlation_id = 0
         self._answer_count = 0
         self._socket = _connect(address, deadline)
@@ -92,8 +93,25 @@ class Connection:
         while correlation_id not in self._answers:
             payload = self._read_frame(deadline)
             sent = self._in_flight.popleft()
+            if sent.correlation_id in self._unwanted:
+                self._unwanted.discard(sent.correlation_id)
+                continue
             self._answers[sent.correlation_id] = protocol.decode_response(sent, payload)
         return self._answers.pop(correlation_id)
+
+    def discard(self, correlation_id: int) -> None:
+        """Nobody will wait for this answer: drop it when it comes."""
+        if self._answers.pop(correlation_id, None) is None:
+            self._unwanted.add(correlation_id)
+
+    def fileno(self) -> int:
+        """The socket's number, for `poll`; -1 when closed."""
+        return self._socket.fileno()
+
+    def has_input(self, correlation_id: int) -> bool:
+        """Whether something was received already that `poll` would not tell of."""
+        inside_tls = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+        return inside_tls or correlation_id in self._answers
 
     def ask(self, request: Any, deadline: float) -> Any:
         """Send a request and wait for its answer."""

@@ -7,8 +7,9 @@ Invariants:
 """
 
 import random
+import select
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,25 @@ class Network:
         if throttle_ms > 0:
             self._paused_until[posted.node] = time.monotonic() + throttle_ms / 1000
         return answer
+
+    def discard(self, posted: Posted) -> None:
+        """Nobody will wait for this answer."""
+        posted.connection.discard(posted.correlation_id)
+
+    def first(self, posted: Sequence[Posted], deadline: float) -> Posted:
+        """Which of these is answered, or fails, first; any when none is until the deadline."""
+        if len(posted) == 1:
+            return posted[0]
+        poll = select.poll()
+        by_number: dict[int, Posted] = {}
+        for each in posted:
+            number = each.connection.fileno()
+            if number < 0 or each.connection.has_input(each.correlation_id):
+                return each
+            by_number[number] = each
+            poll.register(number, select.POLLIN)
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        return by_number[ready[0][0]] if ready else posted[0]
 
     def ask(self, node: int, request: Any, deadline: float) -> Any:
         """Send a request and wait for the answer."""

@@ -9,9 +9,18 @@ import pyarrow as pa
 import pytest
 from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
-from tallystick.errors import AuthorizationError, BrokerUnavailableError, DataLossError
+from tallystick.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    LogTruncatedError,
+    PartitionRemovedError,
+    RecordsExpiredError,
+    TopicRecreatedError,
+)
+from tallystick.kafka import turns
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import earliest_offset, fetch
+from tallystick.kafka.offsets import EARLIEST
 from tallystick.kafka.records import encode, stamp
 from tallystick.sink.transaction import Producer
 from tallystick.source.split import SplitRange
@@ -62,9 +71,14 @@ class Log:
         return answer(request, responses=[topic], error_code=0)
 
     def list_offsets(self, request: Any) -> Any:
+        asked = request.topics[0].partitions[0]
         topic_class = part(request, "ListOffsetsTopicResponse")
         found = topic_class.ListOffsetsPartitionResponse(
-            partition_index=0, error_code=0, timestamp=-1, offset=self.earliest, leader_epoch=0
+            partition_index=0,
+            error_code=0,
+            timestamp=-1,
+            offset=self.earliest if asked.timestamp == EARLIEST else self.end,
+            leader_epoch=0,
         )
         return answer(request, topics=[topic_class(name="orders", partitions=[found])])
 
@@ -109,7 +123,7 @@ def test_a_leader_that_moves_is_followed(broker: FakeBroker, log: Log, fault: st
 def test_expired_records_are_a_loss_with_figures(broker: FakeBroker, log: Log) -> None:
     log.earliest = 12
 
-    with pytest.raises(DataLossError) as lost:
+    with pytest.raises(RecordsExpiredError) as lost:
         read(broker, 4, 20)
 
     assert "orders-0[4,20)" in str(lost.value)
@@ -119,25 +133,29 @@ def test_expired_records_are_a_loss_with_figures(broker: FakeBroker, log: Log) -
 def test_no_more_is_counted_as_lost_than_the_split_had(broker: FakeBroker, log: Log) -> None:
     log.earliest = 20
 
-    with pytest.raises(DataLossError, match="the earliest left is 20: 4 offsets"):
+    with pytest.raises(RecordsExpiredError, match="the earliest left is 20: 4 offsets"):
         read(broker, 4, 8)
 
 
 def test_a_log_that_ends_too_early_is_a_loss(broker: FakeBroker, log: Log) -> None:
     log.end = 8
 
-    with pytest.raises(DataLossError, match="next to read is offset 12, and the log ends before"):
+    with pytest.raises(LogTruncatedError, match="is offset 12, and the log ends before it: its en"):
         read(broker, 12, 20)
 
 
 def test_a_missing_topic_is_a_loss_that_names_it(broker: FakeBroker) -> None:
     broker.partitions = {}
 
-    with pytest.raises(DataLossError, match="topic 'orders' has no partition 0"):
+    with pytest.raises(PartitionRemovedError, match="topic 'orders' has no partition 0"):
         read(broker, 0, 20, delivery_timeout_ms="500")
 
 
-def test_a_topic_that_is_created_again_meanwhile_is_a_loss(broker: FakeBroker, log: Log) -> None:
+def test_a_topic_that_is_created_again_meanwhile_is_a_loss(
+    broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "CERTAIN_AFTER_S", 0.3)
+
     def fetched(request: Any) -> Any:
         response = log.fetch(request)
         broker.topic_id = uuid.UUID(int=8)
@@ -146,7 +164,7 @@ def test_a_topic_that_is_created_again_meanwhile_is_a_loss(broker: FakeBroker, l
     log.faults = [None, "UnknownTopicId"]
     broker.handlers["Fetch"] = fetched
 
-    with pytest.raises(DataLossError, match="was deleted and created again while it was read"):
+    with pytest.raises(TopicRecreatedError, match="it was deleted and created again"):
         read(broker, 0, 20)
 
 

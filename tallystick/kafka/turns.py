@@ -1,0 +1,276 @@
+"""Which split is asked for next, of whom, and what an answer means for it.
+
+A split waits for its leader to be looked up, then for its turn at that leader, then for an answer;
+with one it joins the end of the leader's line again, so all take turns. Whatever goes wrong with it
+sends it back to the look-up after a pause of its own: the others do not wait for it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from tallystick.errors import BrokerUnavailableError, DataLossError
+from tallystick.kafka import lost_records, offsets
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import Client
+from tallystick.kafka.cursor import Cursor
+from tallystick.kafka.fetch_request import (
+    Asked,
+    Isolation,
+    Part,
+    fetch_request,
+    part_of,
+    parts_by_cursor,
+    take_turn,
+)
+from tallystick.kafka.reactions import ABSENT, AGAIN, STALE, describe, refusal
+from tallystick.kafka.records import decode
+from tallystick.source.losses import LossPolicy
+from tallystick.source.split import SplitRange
+from tallystick.topic_partition import TopicPartition
+
+CERTAIN_AFTER_S = 5.0
+"""For how long Kafka must show a topic as gone, or as another one, until it is believed: a broker
+that lags behind shows the same."""
+UNKNOWN = "unknown"
+SHORT = "short"
+"""What may be wrong with a split: its topic; or its log, which ends too early."""
+
+
+class Turns:
+    """All splits of one reader.
+
+    Args:
+        client: of the cluster.
+        splits: what to read.
+        policy: what to do about losses.
+        max_bytes: how much to ask a leader for at once.
+        isolation: whether records of open and aborted transactions are left out.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        splits: Iterable[SplitRange],
+        policy: LossPolicy,
+        max_bytes: int,
+        isolation: Isolation,
+    ) -> None:
+        self._client = client
+        self._policy = policy
+        self._max_bytes = max_bytes
+        self._isolation: Isolation = isolation
+        self._homeless = [Cursor(split) for split in splits if split.offset_count]
+        self._lines: dict[int, deque[Cursor]] = {}
+        self._under_way: dict[int, Asked] = {}
+
+    def receive(self, parts: deque[Part]) -> bool:
+        """Wait for an answer, ask for more, and hand over what came; False when all is read."""
+        if not self._under_way:
+            self._ask()
+        if self._under_way:
+            parts.extend(self._next_answer())
+            self._ask()  # before anybody decodes
+        elif self._homeless:
+            time.sleep(max(0.0, min(each.due for each in self._homeless) - time.monotonic()))
+        return bool(parts or self._under_way or self._homeless or any(self._lines.values()))
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count time in which the caller did other things."""
+        cursors = list(self._homeless)
+        cursors += [cursor for line in self._lines.values() for cursor in line]
+        cursors += [cursor for asked in self._under_way.values() for cursor in asked.cursors]
+        for cursor in cursors:
+            cursor.forgive(seconds)
+
+    def close(self) -> None:
+        """Nobody waits any more for what is under way."""
+        for asked in self._under_way.values():
+            self._client.network.discard(asked.posted)
+        self._under_way.clear()
+
+    # --- ask ----------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        due = [cursor for cursor in self._homeless if cursor.due <= now]
+        if due:
+            self._homeless = [cursor for cursor in self._homeless if cursor.due > now]
+            self._look_up(due)
+        for node, line in self._lines.items():
+            if line and node not in self._under_way:
+                self._post(node, take_turn(line))
+
+    def _look_up(self, due: list[Cursor]) -> None:
+        client = self._client
+        led = client.by_leader({cursor.partition for cursor in due}, self._deadline(due))
+        nodes = {partition: node for node, led_by in led.items() for partition in led_by}
+        for cursor in due:
+            topic_id = client.topic_ids.get(cursor.split.topic)
+            obstacle = client.leader_obstacle(cursor.partition)
+            if not cursor.belongs_to(topic_id):
+                self._suspect(cursor, lost_records.recreated(cursor, topic_id), "another topic id")
+            elif cursor.partition in nodes:
+                self._lines.setdefault(nodes[cursor.partition], deque()).append(cursor)
+            elif obstacle in ABSENT:
+                servers = client.config.bootstrap_servers
+                self._suspect(cursor, lost_records.removed(cursor, servers), obstacle)
+            else:
+                self._pause(cursor, obstacle)
+
+    def _post(self, node: int, chosen: list[Cursor]) -> None:
+        shown = self._client.topic_ids
+        topic_ids = {each.split.topic: shown.get(each.split.topic) for each in chosen}
+        cursors = [each for each in chosen if each.belongs_to(topic_ids[each.split.topic])]
+        if len(cursors) < len(chosen):  # another split's look-up has shown another topic
+            self._homeless += [each for each in chosen if each not in cursors]
+        if not cursors:
+            return
+        request = fetch_request(cursors, topic_ids, self._max_bytes, self._isolation)
+        until = self._client.try_until(self._deadline(cursors))
+        try:
+            posted = self._client.network.post(node, request, until)
+        except OSError as error:
+            self._strand(node, cursors, error)
+        else:
+            self._under_way[node] = Asked(posted, request.API_VERSION, cursors, topic_ids)
+
+    def _deadline(self, cursors: Iterable[Cursor]) -> float:
+        own = (cursor.attempts.deadline for cursor in cursors if cursor.attempts is not None)
+        return min(own, default=self._client.deadline())
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def _next_answer(self) -> list[Part]:
+        network = self._client.network
+        cursors = [cursor for asked in self._under_way.values() for cursor in asked.cursors]
+        until = self._client.try_until(self._deadline(cursors))
+        posted = network.first([asked.posted for asked in self._under_way.values()], until)
+        asked = self._under_way.pop(posted.node)
+        try:
+            response = network.wait(posted, until)
+        except OSError as error:
+            self._strand(posted.node, asked.cursors, error)
+            return []
+        return self._sort(asked, response)
+
+    def _sort(self, asked: Asked, response: Any) -> list[Part]:
+        """Who got records, who got none, and who is in trouble."""
+        parts: list[Part] = []
+        empty: list[tuple[Part, Any]] = []
+        out_of_range: list[Cursor] = []
+        for cursor, error_name, answer in parts_by_cursor(asked, response):
+            if error_name == "OffsetOutOfRange":
+                out_of_range.append(cursor)
+            elif error_name is not None:
+                self._overcome(cursor, error_name)
+            else:
+                part = part_of(cursor, answer)
+                if part.stop > part.start:
+                    cursor.advance(part.stop, asked.topic_ids[cursor.split.topic])
+                    parts.append(part)
+                else:
+                    empty.append((part, answer))
+        line = self._lines[asked.posted.node]
+        line.extend(part.cursor for part in parts if not part.cursor.is_done)
+        for part, answer in reversed(empty):
+            if parts and part.cursor is not asked.cursors[0]:
+                line.appendleft(part.cursor)  # the answer was full; the first one always gets some
+            else:
+                self._wait_for_records(part, answer)
+        if out_of_range:
+            self._find_again(out_of_range)
+        return parts
+
+    def _overcome(self, cursor: Cursor, error_name: str) -> None:
+        """Wait where that can help, and raise where it cannot."""
+        if error_name.isalnum() and error_name not in AGAIN:
+            raise refusal(error_name, "Fetch", str(cursor.split))
+        if error_name in ABSENT:
+            cursor.doubt(UNKNOWN)
+        if error_name in STALE:
+            self._client.forget_leaders([cursor.partition])
+        self._client.obstacles[f"Fetch: {error_name}"] += 1
+        self._pause(cursor, error_name)
+
+    def _strand(self, node: int, cursors: Iterable[Cursor], error: OSError) -> None:
+        """A broker is not to be had: look up the leaders of all that wait for it."""
+        obstacle = describe(error)
+        self._client.obstacles[f"Fetch: {obstacle}"] += 1
+        line = self._lines[node]
+        self._homeless += line
+        self._client.forget_leaders(cursor.partition for cursor in [*cursors, *line])
+        line.clear()
+        for cursor in cursors:
+            self._pause(cursor, obstacle)
+
+    def _pause(self, cursor: Cursor, obstacle: str) -> None:
+        if cursor.attempts is None:
+            cursor.attempts = Attempts(self._client.deadline(), "Fetch", str(cursor.split))
+        cursor.due = time.monotonic() + cursor.attempts.delay(obstacle)
+        self._homeless.append(cursor)
+
+    # --- losses -------------------------------------------------------------------------------
+
+    def _suspect(self, cursor: Cursor, loss: DataLossError, obstacle: str) -> None:
+        """Look again for a while; then the metadata are right."""
+        self._client.forget_leaders([cursor.partition])
+        if cursor.doubt(UNKNOWN) < CERTAIN_AFTER_S:
+            try:
+                self._pause(cursor, obstacle)
+            except BrokerUnavailableError:
+                pass  # no time left to be more certain
+            else:
+                return
+        lost_records.settle(cursor, loss, self._policy)
+
+    def _find_again(self, cursors: list[Cursor]) -> None:
+        """Positions outside their logs: before what is left, or behind the end."""
+        partitions = [cursor.partition for cursor in cursors]
+        earliest = offsets.list_offsets(
+            self._client, partitions, offsets.EARLIEST, absent_after_s=0
+        )
+        end = self._ends(partitions)
+        for cursor in cursors:
+            first, last = earliest.get(cursor.partition), end.get(cursor.partition)
+            if first is None or last is None or first <= cursor.position <= last:
+                self._client.forget_leaders([cursor.partition])
+                self._pause(cursor, "OffsetOutOfRange")
+            elif cursor.position < first:
+                loss = lost_records.expired(cursor, first)
+                lost_records.skip(cursor, first, loss, self._policy)
+                if not cursor.is_done:
+                    self._homeless.append(cursor)
+            else:
+                loss_of_end = lost_records.truncated(cursor, last)
+                lost_records.settle(cursor, loss_of_end, self._policy)
+
+    def _wait_for_records(self, part: Part, answer: Any) -> None:
+        """An empty answer: the leader lags behind, or the log has become too short."""
+        cursor = part.cursor
+        stop = cursor.split.stop_offset
+        if len(part.records):  # not one whole batch: raises when it is because of damage
+            decode(part.records, topic_partition=cursor.partition, start_offset=part.start,
+                   stop_offset=stop, aborted=None, headers=False)  # fmt: skip
+        doubt = SHORT if answer.high_watermark < stop else ""
+        if cursor.doubt(doubt) >= CERTAIN_AFTER_S and doubt:
+            end = self._ends([cursor.partition]).get(cursor.partition, stop)
+            if end < stop:
+                lost_records.settle(cursor, lost_records.truncated(cursor, end), self._policy)
+                return
+        self._pause(
+            cursor,
+            f"an empty answer at offset {cursor.position}, where the last stable offset is "
+            f"{answer.last_stable_offset} and the end of the log {answer.high_watermark}",
+        )
+
+    def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the logs end; a new leader tells only when it is sure (KIP-207)."""
+        return offsets.list_offsets(
+            self._client,
+            partitions,
+            offsets.LATEST,
+            isolation=offsets.READ_UNCOMMITTED,
+            absent_after_s=0,
+        )
