@@ -4,41 +4,52 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from functools import cached_property
 
 from pyspark.sql import DataFrame
 
 from tallystick.errors import OptionError
+from tallystick.formats import Text
 from tallystick.json_format import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options import GROUP_OPTION, KAFKA_PREFIX, parse_source_options
+from tallystick.option_table import GROUP_OPTION, KAFKA_PREFIX
+from tallystick.options import parse_source_options
+from tallystick.source.losses import LossPolicy
 from tallystick.spark.epochs import SinkSettings, foreach_batch_runner
 from tallystick.spark.query import EpochRunner
 
 Offsets = str | Mapping[str, Mapping[int, int]]
-"""`"earliest"`, `"latest"`, or offsets per topic and partition."""
+"""`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
+Times = datetime | Mapping[str, Mapping[int, datetime]]
+"""A time for all partitions, or one per topic and partition."""
 
 
 @dataclass(frozen=True)
 class KafkaSource:
     """Topics to read, as a pipeline's first step.
 
+    Every argument stands for options of `readStream.format("tallystick")`, which the page "Reading
+    from Kafka" explains; what has no argument goes into `options` under its name there.
+
     Args:
         bootstrap_servers: `host:port,host:port`.
         topics: a list of names, or a compiled pattern that a whole name must match.
         assignment: exactly these partitions per topic, instead of `topics`.
         starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
+        starting_time: start at the first record at or after a time, instead of `starting_offsets`.
+        ending_offsets: where reading ends for good; None: never.
         max_offsets_per_trigger: the most that one epoch spans; None: all there is.
+        min_partitions: cut large partitions for so many readers; order per partition is kept.
         value: how values are parsed; None: they stay binary, in column `value`.
         metadata_prefix: put before the names of Kafka's own columns when `value` is parsed.
         headers: whether to read headers, into column `headers`.
-        fail_on_data_loss: stop when records expired before they were read; False: go on with what
-            is left.
+        losses: what to do when Kafka no longer has what was still to be read; by default, stop.
         group_id: the consumer group under which Kafka's tools see the progress; None: the
             pipeline's name with `tallystick-` before it; "": nowhere.
-        options: further client settings under the names of Spark's connector:
-            `kafka.security.protocol`, `kafka.sasl.jaas.config`, ….
+        options: further options: those of the data source, and settings of the Kafka client with
+            `kafka.` before them, such as `kafka.security.protocol`.
 
     Raises:
         OptionError: a setting is of the wrong type, or contradicts another.
@@ -48,12 +59,15 @@ class KafkaSource:
     _: KW_ONLY
     topics: Sequence[str] | re.Pattern[str] | None = None
     assignment: Mapping[str, Collection[int]] | None = None
-    starting_offsets: Offsets = "latest"
+    starting_offsets: Offsets | None = None
+    starting_time: Times | None = None
+    ending_offsets: Offsets | None = None
     max_offsets_per_trigger: int | None = None
-    value: Json | None = None
+    min_partitions: int | None = None
+    value: Json | Text | None = None
     metadata_prefix: str = ""
     headers: bool = False
-    fail_on_data_loss: bool = True
+    losses: LossPolicy = field(default_factory=LossPolicy)
     group_id: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -68,30 +82,51 @@ class KafkaSource:
 
     def to_options(self, pipeline: str) -> dict[str, str]:
         """The options of `readStream.format("tallystick")` that mean the same."""
-        group = f"tallystick-{pipeline}" if self.group_id is None else self.group_id
-        options = {
-            **_client_options(self.bootstrap_servers, self.options),
-            GROUP_OPTION: group,
-            "startingOffsets": _offsets_text(self.starting_offsets),
+        given = {
+            **self._what(),
+            **self._where(),
+            **_loss_options(self.losses),
+            GROUP_OPTION: f"tallystick-{pipeline}" if self.group_id is None else self.group_id,
             "includeHeaders": str(self.headers),
-            "failOnDataLoss": str(self.fail_on_data_loss),
+            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "minPartitions": self.min_partitions,
+            **_value_options(self.value, self.metadata_prefix),
         }
+        own = {name: str(value) for name, value in given.items() if value is not None}
+        _refuse_twice(own, self.options)
+        return {"kafka.bootstrap.servers": self.bootstrap_servers, **own, **self.options}
+
+    def _what(self) -> dict[str, str | None]:
         if isinstance(self.topics, re.Pattern):
-            options["subscribePattern"] = self.topics.pattern
-        elif self.topics is not None:
-            options["subscribe"] = ",".join(self.topics)
-        if self.assignment is not None:
-            options["assign"] = json.dumps({t: list(ps) for t, ps in self.assignment.items()})
-        if self.max_offsets_per_trigger is not None:
-            options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
-        if self.value is not None:
-            options |= _json_options(self.value, self.metadata_prefix)
-        return options
+            topics = {"subscribePattern": self.topics.pattern}
+        else:
+            topics = {} if self.topics is None else {"subscribe": ",".join(self.topics)}
+        if self.assignment is None:
+            return dict(topics)
+        return {
+            **topics,
+            "assign": json.dumps({t: list(ps) for t, ps in self.assignment.items()}),
+        }
+
+    def _where(self) -> dict[str, str | None]:
+        where = {
+            "startingOffsets": _offsets_text(self.starting_offsets),
+            "endingOffsets": _offsets_text(self.ending_offsets),
+        }
+        match self.starting_time:
+            case None:
+                return where
+            case datetime():
+                return {**where, "startingTimestamp": str(_ms(self.starting_time))}
+            case times:
+                by_topic = {t: {p: _ms(at) for p, at in ps.items()} for t, ps in times.items()}
+                return {**where, "startingOffsetsByTimestamp": json.dumps(by_topic)}
 
     @property
     def config(self) -> KafkaConfig:
         """How to reach the cluster."""
-        return _config(self.bootstrap_servers, self.options)
+        client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
+        return _config(self.bootstrap_servers, client)
 
 
 @dataclass(frozen=True)
@@ -112,6 +147,8 @@ class KafkaSink:
         batch_bytes: how large a record batch becomes before compression.
         transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
             wait no longer than this for a pipeline that died.
+        dead_letter_topic: where records go that cannot be parsed, inside the same transaction; for
+            pipelines whose source has `mode="deadletter"`.
         token_topic: an existing topic under whose name the pipeline's token is kept; None: `topic`.
         name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
         accept: for foreachBatch only: decisions to state, as an error message names them.
@@ -129,6 +166,7 @@ class KafkaSink:
     compression: str = "lz4"
     batch_bytes: int = 900_000
     transaction_timeout_ms: int = 300_000
+    dead_letter_topic: str | None = None
     token_topic: str | None = None
     name: str | None = None
     accept: Collection[str] = ()
@@ -202,18 +240,52 @@ def _config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaConfig:
     )
 
 
-def _offsets_text(offsets: Offsets) -> str:
-    return offsets if isinstance(offsets, str) else json.dumps(offsets)
+def _offsets_text(offsets: Offsets | None) -> str | None:
+    return offsets if offsets is None or isinstance(offsets, str) else json.dumps(offsets)
 
 
-def _json_options(value: Json, prefix: str) -> dict[str, str]:
-    if value.schema is None:
+def _ms(at: datetime) -> int:
+    if at.tzinfo is None:
         raise OptionError(
-            'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
+            f"starting_time={at!r} has no time zone: give it one, e.g. datetime(…, tzinfo=UTC)"
         )
-    return {
-        "value.format": "json",
-        "value.schema": value.schema,
-        "value.mode": value.mode,
-        "metadata.prefix": prefix,
+    return round(at.timestamp() * 1000)
+
+
+def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
+    """What differs from the default, so that `options` may say the rest."""
+    names = {
+        "when.expired": "expired",
+        "when.removed": "removed",
+        "when.removed.keep.ms": "keep_ms",
+        "when.recreated": "recreated",
+        "when.truncated": "truncated",
     }
+    return {
+        name: str(getattr(losses, field_name))
+        for name, field_name in names.items()
+        if getattr(losses, field_name) != getattr(LossPolicy(), field_name)
+    }
+
+
+def _value_options(value: Json | Text | None, prefix: str) -> dict[str, str | None]:
+    match value:
+        case None:
+            return {}
+        case Text(mode):
+            return {"value.format": "string", "value.mode": mode}
+        case Json(None):
+            raise OptionError(
+                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
+            )
+        case Json(schema, mode):
+            form = {"value.format": "json"}
+    prefixed = {"metadata.prefix": prefix or None}
+    return {**form, "value.schema": schema, "value.mode": mode, **prefixed}
+
+
+def _refuse_twice(own: Mapping[str, str], options: Mapping[str, str]) -> None:
+    arguments = {name.lower(): name for name in own}
+    for name in options:
+        if name.lower() in arguments and name.lower() != "includeheaders":
+            raise OptionError(f"options: {name!r} is set by an argument already: say it once")

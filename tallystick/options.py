@@ -1,7 +1,6 @@
-"""Every option of the data source, once: its name, its type, its default, what it rules out.
+"""The options of the data source, checked and typed; `option_table` says what there is.
 
-The names are those of Spark's own Kafka connector, so that a query needs one word changed. Settings
-of the Kafka client itself carry the prefix `kafka.` and go to `kafka.config`.
+Settings of the Kafka client itself carry the prefix `kafka.` and go to `kafka.config`.
 """
 
 import difflib
@@ -13,124 +12,97 @@ from typing import Any
 
 from tallystick.errors import OptionError
 from tallystick.json_format import FAILFAST, MODES
+from tallystick.option_table import BY_NAME, GROUP_OPTION, KAFKA_PREFIX, OPTIONS, VALUE_FORMATS
+from tallystick.source import losses
+from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound
+from tallystick.source.losses import LossPolicy
+from tallystick.source.subscription import Assignment, Subscription, TopicList, TopicPattern
 from tallystick.topic_partition import TopicPartition
 
-EARLIEST = -2
-"""Kafka's own marker for the first offset that is left, in options and in ListOffsets."""
-LATEST = -1
-"""Kafka's own marker for the end of the log."""
-KAFKA_PREFIX = "kafka."
-GROUP_OPTION = "kafka.group.id"
-
-
-@dataclass(frozen=True, slots=True)
-class TopicList:
-    """Read these topics, all partitions."""
-
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPattern:
-    """Read all topics whose whole name matches, those created later too; internal ones never."""
-
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Read exactly these partitions."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-Subscription = TopicList | TopicPattern | Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetSpec:
-    """Where to start or end: one marker for all, and single partitions that differ."""
-
-    default: int
-    partitions: Mapping[TopicPartition, int] = field(default_factory=dict)
+DISCOVERY_INTERVAL_MS = 300_000
+TRIGGER_DELAY_MS = 900_000
+_MARKERS = {"earliest": EARLIEST, "latest": LATEST}
+_FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
+_DURATION = re.compile(r"(\d+) ?(ms|s|m|min|h)")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_WITH_SCHEMA = ("json", "avro")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the options of a `readStream` or `read` say, checked."""
+    """What the options of a `readStream` or `read` say; each is explained in `option_table`."""
 
     subscription: Subscription
     client: Mapping[str, str] = field(repr=False)  # may hold secrets
+    start: Bound
+    stop: Bound | None = None
     group: str = ""
-    starting_offsets: OffsetSpec = field(default_factory=lambda: OffsetSpec(LATEST))
-    ending_offsets: OffsetSpec = field(default_factory=lambda: OffsetSpec(LATEST))
+    commit_offsets: bool = True
+    discovery_interval_ms: int = DISCOVERY_INTERVAL_MS
     offset_count_max: int | None = None
+    offset_count_min: int = 1
+    trigger_delay_max_ms: int = TRIGGER_DELAY_MS
     split_count_min: int | None = None
+    policy: LossPolicy = field(default_factory=LossPolicy)
     headers: bool = False
-    fail_on_data_loss: bool = True
     value_format: str = "raw"
     value_schema: str | None = None
     value_mode: str = FAILFAST
+    registry_url: str | None = field(default=None, repr=False)  # may hold a password
+    registry_file: str | None = None
     metadata_prefix: str = ""
 
-
-_NAMES = {
-    name.lower(): name
-    for name in (
-        "subscribe",
-        "subscribePattern",
-        "assign",
-        "startingOffsets",
-        "endingOffsets",
-        "maxOffsetsPerTrigger",
-        "minPartitions",
-        "includeHeaders",
-        "failOnDataLoss",
-        "value.format",
-        "value.schema",
-        "value.mode",
-        "metadata.prefix",
-    )
-}
-_VALUE_FORMATS = ("raw", "json")
+    @property
+    def shown_group(self) -> str:
+        """The group that positions are committed to; "" for none."""
+        return self.group if self.commit_offsets else ""
 
 
-def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+def parse_source_options(
+    options: Mapping[str, str], *, streaming: bool | None = None
+) -> SourceOptions:
     """Check the options of a query and give them their types.
 
     Args:
         options: as Spark hands them over; names in any case.
-        streaming: `readStream` (starts at latest by default) or `read` (at earliest).
+        streaming: `readStream` (starts at latest by default) or `read` (at earliest, to latest);
+            None: not known yet, so an option that only one of them has is let through.
 
     Raises:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
     """
     given = {name.lower(): str(value) for name, value in options.items()}
     client = _client_options(given)
-    plain = {name: value for name, value in given.items() if not name.startswith(KAFKA_PREFIX)}
+    plain = {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(KAFKA_PREFIX) or name == GROUP_OPTION
+    }
     _refuse_unknown(plain)
-    value_format = _choice(plain, "value.format", _VALUE_FORMATS, "raw")
-    if (value_format == "json") != ("value.schema" in plain):
-        raise OptionError(
-            "value.format=json needs value.schema, and value.schema needs value.format=json: "
-            'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
-        )
-    if streaming and "endingoffsets" in plain:
-        raise OptionError("endingOffsets is for spark.read; a stream ends with its trigger")
-    default_start = "latest" if streaming else "earliest"
+    _refuse_misplaced(plain, streaming)
+    value_format = _choice(plain, "value.format", VALUE_FORMATS, "raw")
+    _check_value(plain, value_format)
     return SourceOptions(
         subscription=_subscription(plain),
         client=client,
-        group=given.get(GROUP_OPTION, ""),
-        starting_offsets=_offsets(plain, "startingOffsets", default_start),
-        ending_offsets=_offsets(plain, "endingOffsets", "latest"),
+        start=_start(plain, "latest" if streaming else "earliest"),
+        stop=_stop(plain, streaming=bool(streaming)),
+        group=plain.get(GROUP_OPTION, ""),
+        commit_offsets=_flag(plain, "commit.offsets.on.checkpoint", default=True),
+        discovery_interval_ms=_whole(
+            plain, "partition.discovery.interval.ms", DISCOVERY_INTERVAL_MS
+        ),
         offset_count_max=_count(plain, "maxOffsetsPerTrigger"),
+        offset_count_min=_count(plain, "minOffsetsPerTrigger") or 1,
+        trigger_delay_max_ms=_duration_ms(plain, "maxTriggerDelay", TRIGGER_DELAY_MS),
         split_count_min=_count(plain, "minPartitions"),
+        policy=_policy(plain),
         headers=_flag(plain, "includeHeaders", default=False),
-        fail_on_data_loss=_flag(plain, "failOnDataLoss", default=True),
         value_format=value_format,
         value_schema=plain.get("value.schema"),
         value_mode=_choice(plain, "value.mode", MODES, FAILFAST),
+        registry_url=plain.get("value.registry.url"),
+        registry_file=plain.get("value.registry.file"),
         metadata_prefix=plain.get("metadata.prefix", ""),
     )
 
@@ -151,20 +123,43 @@ def _client_options(given: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_unknown(plain: Mapping[str, str]) -> None:
     for name in plain:
-        if name not in _NAMES:
-            near = difflib.get_close_matches(name, _NAMES, n=1)
-            hint = f"did you mean {_NAMES[near[0]]!r}?" if near else f"known: {_known()}"
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            known = ", ".join([*(option.name for option in OPTIONS), "kafka.*"])
+            hint = f"did you mean {BY_NAME[near[0]].name!r}?" if near else f"known: {known}"
             raise OptionError(f"unknown option {name!r} of the tallystick source: {hint}")
 
 
-def _known() -> str:
-    return ", ".join([*_NAMES.values(), "kafka.*"])
+def _refuse_misplaced(plain: Mapping[str, str], streaming: bool | None) -> None:
+    if streaming is None:
+        return
+    other, here = ("batch", "spark.readStream") if streaming else ("stream", "spark.read")
+    for name in plain:
+        if BY_NAME[name].only == other:
+            raise OptionError(
+                f"{BY_NAME[name].name} means nothing for {here}: remove it (it is for a {other})"
+            )
+
+
+def _check_value(plain: Mapping[str, str], value_format: str) -> None:
+    if (value_format in _WITH_SCHEMA) != ("value.schema" in plain):
+        raise OptionError(
+            "value.format=json or avro needs value.schema, and value.schema needs "
+            "value.format=json or avro: "
+            'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
+        )
+    registries = [n for n in ("value.registry.url", "value.registry.file") if n in plain]
+    if len(registries) != (1 if value_format == "avro" else 0):
+        raise OptionError(
+            f"value.format={value_format} with {' and '.join(registries) or 'no registry'}: avro "
+            f"needs one of value.registry.url and value.registry.file, other formats take neither"
+        )
 
 
 def _subscription(plain: Mapping[str, str]) -> Subscription:
     given = [name for name in ("subscribe", "subscribepattern", "assign") if name in plain]
     if len(given) != 1:
-        found = ", ".join(_NAMES[name] for name in given) or "none of them"
+        found = ", ".join(BY_NAME[name].name for name in given) or "none of them"
         raise OptionError(
             f"expected exactly one of subscribe, subscribePattern, assign; found {found}"
         )
@@ -196,11 +191,63 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _offsets(plain: Mapping[str, str], name: str, default: str) -> OffsetSpec:
+def _start(plain: Mapping[str, str], default: str) -> Bound:
+    strategy = _choice(plain, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    if _the_one(plain, "starting") == "startingOffsets":
+        text = plain.get("startingoffsets", default).strip().lower()
+        fallback = _choice(plain, "committed.fallback", ("fail", *_MARKERS), "fail")
+        if text != "committed":
+            if "committed.fallback" in plain:
+                raise OptionError("committed.fallback is for startingOffsets=committed: remove it")
+            return _offsets(plain, "startingOffsets", default)
+        if not plain.get(GROUP_OPTION):
+            raise OptionError(
+                f"startingOffsets=committed: whose offsets? Name the group in {GROUP_OPTION}"
+            )
+        return AtCommitted(plain[GROUP_OPTION], _FALLBACKS[fallback])
+    return _at_time(plain, "starting", _FALLBACKS[strategy])
+
+
+def _stop(plain: Mapping[str, str], *, streaming: bool) -> Bound | None:
+    if _the_one(plain, "ending") != "endingOffsets":
+        return _at_time(plain, "ending", LATEST)
+    if streaming and "endingoffsets" not in plain:
+        return None
+    stop = _offsets(plain, "endingOffsets", "latest")
+    if EARLIEST in (stop.default, *stop.partitions.values()):
+        raise OptionError("endingOffsets: -2 or earliest would read nothing: name an offset, or -1")
+    return stop
+
+
+def _the_one(plain: Mapping[str, str], side: str) -> str:
+    """Which of the three options of one side is given; the plain one where none is."""
+    names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
+    given = [name for name in names if name.lower() in plain]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} contradict each other: keep one")
+    return given[0] if given else names[0]
+
+
+def _at_time(plain: Mapping[str, str], side: str, fallback: int | None) -> AtTime:
+    name = f"{side}Timestamp"
+    if name.lower() in plain:
+        return AtTime(_whole(plain, name, 0, least=0), fallback=fallback)
+    name = f"{side}OffsetsByTimestamp"
+    times = _per_partition(
+        plain[name.lower()],
+        name,
+        '{"topic": {"0": 1700000000000}} (ms since 1970)',
+        lambda column: {int(p): int(time) for p, time in column.items()},
+    )
+    if min(times.values(), default=0) < 0:
+        raise OptionError(f"{name}={plain[name.lower()]!r}: expected ms since 1970, from 0")
+    return AtTime(None, times, fallback)
+
+
+def _offsets(plain: Mapping[str, str], name: str, default: str) -> AtOffsets:
     text = plain.get(name.lower(), default).strip()
-    markers = {"earliest": EARLIEST, "latest": LATEST}
-    if text.lower() in markers:
-        return OffsetSpec(markers[text.lower()])
+    if text.lower() in _MARKERS:
+        return AtOffsets(_MARKERS[text.lower()])
     example = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
     partitions = _per_partition(
         text, name, example, lambda column: {int(p): int(offset) for p, offset in column.items()}
@@ -208,7 +255,7 @@ def _offsets(plain: Mapping[str, str], name: str, default: str) -> OffsetSpec:
     wrong = {p: offset for p, offset in partitions.items() if offset < EARLIEST}
     if wrong:
         raise OptionError(f"{name}: {wrong}: expected an offset, -2 (earliest) or -1 (latest)")
-    return OffsetSpec(markers[default], partitions)
+    return AtOffsets(_MARKERS[default], partitions)
 
 
 def _per_partition(
@@ -224,6 +271,18 @@ def _per_partition(
         raise OptionError(f"{name}={text!r}: expected {example}") from None
 
 
+def _policy(plain: Mapping[str, str]) -> LossPolicy:
+    lenient = not _flag(plain, "failOnDataLoss", default=True)
+    base = losses.LENIENT if lenient else LossPolicy()
+    return LossPolicy(
+        expired=_choice(plain, "when.expired", losses.ON_EXPIRED, base.expired),
+        removed=_choice(plain, "when.removed", losses.ON_REMOVED, base.removed),
+        recreated=_choice(plain, "when.recreated", losses.ON_RECREATED, base.recreated),
+        truncated=_choice(plain, "when.truncated", losses.ON_TRUNCATED, base.truncated),
+        keep_ms=_whole(plain, "when.removed.keep.ms", base.keep_ms, least=0),
+    )
+
+
 def _count(plain: Mapping[str, str], name: str) -> int | None:
     text = plain.get(name.lower())
     if text is None:
@@ -231,6 +290,22 @@ def _count(plain: Mapping[str, str], name: str) -> int | None:
     if not text.strip().isdigit() or int(text) < 1:
         raise OptionError(f"{name}={text!r}: expected a whole number from 1")
     return int(text)
+
+
+def _whole(plain: Mapping[str, str], name: str, default: int, *, least: int | None = None) -> int:
+    text = plain.get(name.lower(), str(default)).strip()
+    if not re.fullmatch(r"-?\d+", text) or (least is not None and int(text) < least):
+        bound = "" if least is None else f" from {least}"
+        raise OptionError(f"{name}={text!r}: expected a whole number{bound} (milliseconds)")
+    return int(text)
+
+
+def _duration_ms(plain: Mapping[str, str], name: str, default: int) -> int:
+    text = plain.get(name.lower(), f"{default}ms").strip().lower()
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise OptionError(f"{name}={text!r}: expected a duration such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _UNIT_MS[found[2]]
 
 
 def _flag(plain: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -241,7 +316,7 @@ def _flag(plain: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def _choice(plain: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
-    text = plain.get(name, default).strip().lower()
+    text = plain.get(name.lower(), default).strip().lower()
     if text not in choices:
         raise OptionError(f"{name}={text!r}: expected one of {', '.join(choices)}")
     return text

@@ -3,15 +3,11 @@
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.options import (
-    EARLIEST,
-    LATEST,
-    Assignment,
-    OffsetSpec,
-    TopicList,
-    TopicPattern,
-    parse_source_options,
-)
+from tallystick.option_table import OPTIONS
+from tallystick.options import parse_source_options
+from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime
+from tallystick.source.losses import LENIENT, LossPolicy
+from tallystick.source.subscription import Assignment, TopicList, TopicPattern
 from tallystick.topic_partition import TopicPartition
 
 GOOD = {"kafka.bootstrap.servers": "host:9092", "subscribe": "flights"}
@@ -26,20 +22,20 @@ def test_the_names_of_sparks_connector_are_understood_in_any_case():
     options = parse(STARTINGOFFSETS="earliest", maxoffsetspertrigger="10", IncludeHeaders="TRUE")
 
     assert options.subscription == TopicList(("flights",))
-    assert options.starting_offsets == OffsetSpec(EARLIEST)
+    assert options.start == AtOffsets(EARLIEST)
     assert options.offset_count_max == 10
     assert options.headers
 
 
 def test_a_stream_starts_at_latest_and_a_batch_at_earliest_as_in_spark():
-    assert parse(streaming=True).starting_offsets.default == LATEST
-    assert parse(streaming=False).starting_offsets.default == EARLIEST
+    assert parse(streaming=True).start.default == LATEST
+    assert parse(streaming=False).start.default == EARLIEST
 
 
 def test_offsets_are_given_per_partition_with_sparks_markers():
     options = parse(startingOffsets='{"flights": {"0": 23, "1": -2, "2": -1}}')
 
-    assert options.starting_offsets.partitions == {
+    assert options.start.partitions == {
         TopicPartition("flights", 0): 23,
         TopicPartition("flights", 1): EARLIEST,
         TopicPartition("flights", 2): LATEST,
@@ -69,16 +65,80 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
         ({"maxOffsetsPerTrigger": "many"}, "a whole number from 1"),
         ({"includeHeaders": "yes"}, "expected true or false"),
-        ({"endingOffsets": "latest"}, "endingOffsets is for spark.read"),
-        ({"value__format": "xml"}, "expected one of raw, json"),
+        ({"endingOffsets": "earliest"}, "would read nothing"),
+        ({"value__format": "xml"}, "expected one of raw, string, json, avro"),
         ({"value__format": "json"}, "needs value.schema"),
         ({"value__schema": "a int"}, "needs value.format=json"),
+        ({"value__format": "avro", "value__schema": "a int"}, "avro needs one of value.registry"),
+        ({"value__registry__url": "http://r"}, "other formats take neither"),
+        ({"startingOffsets": "committed"}, "Name the group in kafka.group.id"),
+        ({"committed__fallback": "latest"}, "is for startingOffsets=committed"),
+        ({"startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
+        ({"startingTimestamp": "yesterday"}, "expected a whole number from 0"),
+        ({"startingOffsetsByTimestamp": '{"flights": {"0": -5}}'}, "expected ms since 1970"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "expected one of error, latest"),
+        ({"maxTriggerDelay": "soon"}, "expected a duration such as 500ms"),
+        ({"when__expired": "drop"}, "expected one of fail, skip"),
+        ({"partition__discovery__interval__ms": "5m"}, "expected a whole number"),
     ],
 )
 def test_a_wrong_option_is_named_with_the_way_out(changed, told):
     with pytest.raises(OptionError) as raised:
         parse(**changed)
     assert told in str(raised.value)
+
+
+def test_a_start_can_be_a_time_or_what_a_group_committed():
+    one = parse(startingTimestamp="1700000000000")
+    each = parse(
+        startingOffsetsByTimestamp='{"flights": {"1": 7}}',
+        startingOffsetsByTimestampStrategy="latest",
+    )
+    group = {"kafka.group.id": "g", "startingOffsets": "committed", "committed.fallback": "latest"}
+
+    assert one.start == AtTime(1_700_000_000_000)
+    assert each.start == AtTime(None, {TopicPartition("flights", 1): 7}, LATEST)
+    assert parse(**group).start == AtCommitted("g", LATEST)
+
+
+def test_a_stream_has_an_end_only_when_told_and_a_batch_always():
+    assert parse().stop is None
+    assert parse(endingOffsets='{"flights": {"0": 5}}').stop.partitions
+    assert parse(streaming=False).stop == AtOffsets(LATEST)
+
+
+def test_fail_on_data_loss_is_short_for_four_choices_and_a_longer_one_wins():
+    assert parse().policy == LossPolicy()
+    assert parse(failOnDataLoss="false").policy == LENIENT
+    mixed = parse(failOnDataLoss="false", when__recreated="fail").policy
+    assert (mixed.recreated, mixed.expired) == ("fail", "skip")
+
+
+def test_the_group_is_shown_unless_that_is_switched_off():
+    group = {"kafka.group.id": "g"}
+
+    assert parse(**group).shown_group == "g"
+    assert parse(**group, commit__offsets__on__checkpoint="false").shown_group == ""
+
+
+def test_an_option_of_streams_means_nothing_for_a_batch():
+    with pytest.raises(OptionError, match=r"maxOffsetsPerTrigger means nothing for spark\.read"):
+        parse(streaming=False, maxOffsetsPerTrigger="5")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_the_example_of_every_option_is_accepted(option):
+    """With what else it needs: the page "Reading from Kafka" shows these examples."""
+    needed = {
+        "assign": {"subscribe": ""},
+        "subscribePattern": {"subscribe": ""},
+        "committed.fallback": {"startingOffsets": "committed", "kafka.group.id": "g"},
+        "value.format": {"value.schema": "a int"},
+        "value.schema": {"value.format": "json"},
+        "value.registry.url": {"value.format": "avro", "value.schema": "a int"},
+        "value.registry.file": {"value.format": "avro", "value.schema": "a int"},
+    }
+    assert parse(**needed.get(option.name, {}), **{option.name: option.example})
 
 
 def test_secrets_are_not_in_the_repr():

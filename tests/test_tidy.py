@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "topic_partition": set(),
     "json_format": WORDS,
+    "formats": WORDS | {"json_format"},
     "spans": WORDS,
     "json_kernels": {"kernel_cache"},
     "source": WORDS | COLUMNS,
@@ -45,11 +46,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exchange": VALUES,
     "task": VALUES | {"exchange", "kafka"},
     "steps": WORDS | {"task"},
-    "options": WORDS | {"json_format"},
+    "option_table": WORDS | {"json_format", "source"},
+    "options": WORDS | {"json_format", "option_table", "source"},
     "spark": CORE
     | {"exchange", "java", "job", "json_format", "kafka", "options", "steps", "storage", "task"},
     # What a user writes.
-    "endpoints": WORDS | {"json_format", "kafka", "options", "spark"},
+    "endpoints": WORDS
+    | {"formats", "json_format", "kafka", "option_table", "options", "source", "spark"},
     "pipeline": WORDS | {"endpoints", "job", "spark", "steps", "task"},
     "__init__": WORDS | {"endpoints", "json_format", "pipeline", "spark"},
     # What is shipped beside it.

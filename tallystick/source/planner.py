@@ -35,6 +35,20 @@ def limit_offsets(
     }
 
 
+def is_worth_an_epoch(
+    waiting: int, offset_count_min: int, waited_ms: int | None, delay_max_ms: int
+) -> bool:
+    """Whether to run an epoch now or to wait for more (Spark's minOffsetsPerTrigger).
+
+    Args:
+        waiting: how many offsets there are to read.
+        offset_count_min: as few are worth an epoch.
+        waited_ms: since the last epoch was planned; None: this is the first of a run.
+        delay_max_ms: after so long any number is.
+    """
+    return waiting >= offset_count_min or waited_ms is None or waited_ms >= delay_max_ms
+
+
 def plan_splits(start: SourceOffsets, stop: SourceOffsets) -> tuple[SplitRange, ...]:
     """The ranges between two logged offsets, one per partition that has something to read.
 

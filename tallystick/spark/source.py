@@ -6,7 +6,6 @@ the same records: nothing is resolved a second time.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -27,14 +25,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
-from tallystick.json_format import PERMISSIVE
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options import EARLIEST, SourceOptions, parse_source_options
-from tallystick.source.columns import Layout, ddl
+from tallystick.options import SourceOptions, parse_source_options
+from tallystick.source.columns import Layout
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.planner import Positions, cut_splits, limit_offsets, plan_splits
+from tallystick.source.planner import cut_splits, plan_splits
 from tallystick.source.split import SplitRange
+from tallystick.spark.layouts import columns_ddl, layout_of
+from tallystick.spark.listening import listen
+from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.topics import ending_positions, resolve, subscribed
 from tallystick.task import ReadPlan
 
@@ -44,6 +44,7 @@ FORMAT = "tallystick"
 def register(spark: SparkSession) -> None:
     """Make `format("tallystick")` known to a session."""
     spark.dataSource.register(TallystickSource)
+    listen(spark, FORMAT)
 
 
 class SplitPartition(InputPartition):
@@ -64,13 +65,8 @@ class TallystickSource(DataSource):
 
     def schema(self) -> str:
         """The columns, which follow from the options."""
-        options = parse_source_options(self.options, streaming=False)
-        return ddl(
-            options.value_schema,
-            mode=options.value_mode,
-            prefix=options.metadata_prefix,
-            headers=options.headers,
-        )
+        options = parse_source_options(self.options)
+        return columns_ddl(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
@@ -83,21 +79,12 @@ class TallystickSource(DataSource):
         return StreamReader(options, layout_of(options, schema))
 
 
-def layout_of(options: SourceOptions, schema: StructType) -> Layout:
-    """The layout whose columns are `schema`, which Spark parsed from our DDL."""
-    value_schema = None
-    if options.value_format == "json":
-        kafka_columns = 6 + options.headers + (options.value_mode == PERMISSIVE)
-        value_schema = to_arrow_schema(StructType(schema.fields[:-kafka_columns]))
-    return Layout(value_schema, options.value_mode, options.metadata_prefix, options.headers)
-
-
 def read_plan(options: SourceOptions, layout: Layout) -> ReadPlan:
     """How tasks read, from a query's options."""
     return ReadPlan(
         config=KafkaConfig.from_options(options.client),
         layout=layout,
-        fail_on_data_loss=options.fail_on_data_loss,
+        policy=options.policy,
     )
 
 
@@ -109,45 +96,34 @@ def read_split(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordB
     yield from plan.read([partition.split])
 
 
-class Cluster:
-    """The brokers as the driver side sees them: connected when first needed, never pickled."""
-
-    def __init__(self, config: KafkaConfig) -> None:
-        self._config = config
-        self._connected: KafkaBroker | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_config": self._config, "_connected": None}
-
-    @property
-    def broker(self) -> KafkaBroker:
-        """The connection, made on first use."""
-        if self._connected is None:
-            self._connected = KafkaBroker(self._config)
-        return self._connected
-
-
 class BatchReader(DataSourceReader):
     """`spark.read.format("tallystick")`: a bounded range, settled when the query is planned."""
 
     def __init__(self, options: SourceOptions, layout: Layout) -> None:
         self._options = options
         self._plan = read_plan(options, layout)
-        self._cluster = Cluster(self._plan.config)
 
     def partitions(self) -> list[SplitPartition]:
         """One task per split."""
-        partitions = subscribed(self._cluster.broker, self._options.subscription)
-        start = resolve(self._cluster.broker, self._options.starting_offsets, partitions)
-        stop = ending_positions(self._cluster.broker, self._options.ending_offsets, partitions)
+        broker = KafkaBroker(self._plan.config)
+        try:
+            splits = self._splits(broker)
+        finally:
+            broker.close()
+        return [SplitPartition(s) for s in cut_splits(splits, self._options.split_count_min)]
+
+    def _splits(self, broker: KafkaBroker) -> tuple[SplitRange, ...]:
+        partitions = subscribed(broker, self._options.subscription)
+        start = resolve(broker, self._options.start, partitions, "startingOffsets")
+        assert self._options.stop is not None, "a batch has an end"
+        stop = ending_positions(broker, self._options.stop, partitions)
         wrong = [p for p in partitions if start[p] > stop[p]]
         if wrong:
             p = wrong[0]
             raise OptionError(
                 f"{p}: startingOffsets is {start[p]}, after endingOffsets {stop[p]}: swap them"
             )
-        splits = plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop))
-        return [SplitPartition(s) for s in cut_splits(splits, self._options.split_count_min)]
+        return plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task: the records of one split."""
@@ -160,9 +136,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, layout: Layout) -> None:
         self._options = options
         self._plan = read_plan(options, layout)
-        self._cluster = Cluster(self._plan.config)
-        self._initial: SourceOffsets | None = None
-        self._frozen: Positions | None = None
+        self._connected: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connected": None}  # tasks read; they never plan
+
+    @property
+    def _planner(self) -> StreamPlanner:
+        """Connected when first needed."""
+        if self._connected is None:
+            self._connected = StreamPlanner(KafkaBroker(self._plan.config), self._options)
+        return self._connected
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """`maxOffsetsPerTrigger`, or all there is."""
@@ -171,40 +155,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Settle the end of an AvailableNow query: what is there now."""
-        self._frozen = self._latest()
+        self._planner.stop_at_what_is_there()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts; resolved once, and logged with its first epoch."""
-        if self._initial is None:
-            partitions = subscribed(self._cluster.broker, self._options.subscription)
-            positions = resolve(self._cluster.broker, self._options.starting_offsets, partitions)
-            self._initial = SourceOffsets(
-                cluster_id=self._cluster.broker.cluster_id(),
-                group=self._options.group,
-                positions=positions,
-                initial=True,
-            )
-        return self._initial.to_json()
+        return self._planner.first().to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next epoch reads; partitions seen for the first time start at earliest."""
+        """How far the next epoch reads; `start` when there is nothing to do."""
         begin = from_json(start)
-        available = self._frozen if self._frozen is not None else self._latest()
-        unseen = [p for p in available if p not in begin.positions]
-        new = self._cluster.broker.list_offsets(unseen, EARLIEST) if unseen else {}
-        positions = {**begin.positions, **new}
-        reachable = {p: available.get(p, positions[p]) for p in positions}
         maximum = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        stop = replace(
-            begin,
-            group=self._options.group,
-            positions=limit_offsets(positions, reachable, maximum),
-            starts={**begin.positions, **new} if begin.initial else new,
-            initial=False,
-        )
-        if stop.positions == begin.positions and not begin.initial:
-            return start
-        return stop.to_json()
+        stop = self._planner.next(begin, maximum)
+        return start if stop is begin else stop.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of the logs, for the query's progress: the difference is the lag."""
+        latest = self._planner.latest()
+        return None if latest is None else latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
         """One task per split of the epoch."""
@@ -217,7 +184,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: whoever commits the epoch shows the positions in Kafka."""
-
-    def _latest(self) -> Positions:
-        partitions = subscribed(self._cluster.broker, self._options.subscription)
-        return ending_positions(self._cluster.broker, self._options.ending_offsets, partitions)

@@ -1,19 +1,20 @@
-"""Which partitions a subscription means right now, and where they begin and end."""
+"""What a subscription and its bounds mean in a cluster right now."""
 
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import (
-    LATEST,
-    Assignment,
-    OffsetSpec,
-    Subscription,
-    TopicList,
-    TopicPattern,
-)
+from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound
+from tallystick.source.discovery import FoundTopic
+from tallystick.source.subscription import Assignment, Subscription
 from tallystick.topic_partition import TopicPartition
+
+
+def find_topics(broker: KafkaBroker, subscription: Subscription) -> dict[str, FoundTopic]:
+    """The topics that a subscription covers at this moment; named ones may be missing."""
+    found = broker.describe_topics(subscription.named)
+    return {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
 
 
 def subscribed(broker: KafkaBroker, subscription: Subscription) -> list[TopicPartition]:
@@ -22,65 +23,141 @@ def subscribed(broker: KafkaBroker, subscription: Subscription) -> list[TopicPar
     Raises:
         OptionError: a named topic or partition does not exist.
     """
-    match subscription:
-        case TopicList(topics):
-            counts = broker.partition_counts(topics)
-        case TopicPattern(pattern):
-            wanted = re.compile(pattern)
-            counts = broker.partition_counts(t for t in broker.topics() if wanted.fullmatch(t))
-        case Assignment(partitions):
-            _check_assigned(broker, partitions)
-            return list(partitions)
-    return sorted(TopicPartition(t, i) for t, count in counts.items() for i in range(count))
+    found = find_topics(broker, subscription)
+    check_named(broker, subscription, found)
+    return sorted(
+        TopicPartition(topic, index)
+        for topic, facts in found.items()
+        for index in subscription.partitions(topic, facts.partition_count)
+    )
+
+
+def check_named(
+    broker: KafkaBroker, subscription: Subscription, found: Mapping[str, FoundTopic]
+) -> None:
+    """Check that all that is named exists.
+
+    Raises:
+        OptionError: a named topic or partition does not.
+    """
+    for topic in subscription.named or ():
+        if topic not in found and not isinstance(subscription, Assignment):
+            raise OptionError(
+                f"topic {topic!r} does not exist at {broker.client.config.bootstrap_servers}: "
+                f"create it, or correct the name. Tallystick never creates topics by itself."
+            )
+    if isinstance(subscription, Assignment):
+        counts = {t: f.partition_count for t, f in found.items()}
+        for partition in subscription.assigned:
+            count = counts.get(partition.topic, 0)
+            if partition.partition >= count:
+                raise OptionError(
+                    f"assign names {partition}, but the topic has {count} partitions: correct the "
+                    f"numbers (they begin at 0), or create what is missing"
+                )
 
 
 def resolve(
-    broker: KafkaBroker, spec: OffsetSpec, partitions: Collection[TopicPartition]
+    broker: KafkaBroker, bound: Bound, partitions: Collection[TopicPartition], option: str
 ) -> dict[TopicPartition, int]:
-    """Offsets for markers: what "earliest" and "latest" mean now, per partition.
+    """The offsets that a bound means now, per partition.
+
+    Args:
+        broker: whom to ask.
+        bound: what a user said.
+        partitions: those that are read.
+        option: the name of the option, for messages.
 
     Raises:
-        OptionError: the spec names a partition that is not read.
+        OptionError: the bound names a partition that is not read, or means nothing in one.
     """
-    strangers = sorted(set(spec.partitions) - set(partitions))
-    if strangers:
+    match bound:
+        case AtOffsets(default, named):
+            _check_strangers(named, partitions, option)
+            return _at_markers(broker, {p: named.get(p, default) for p in partitions})
+        case AtTime(default_ms, named, fallback):
+            _check_strangers(named, partitions, option)
+            times = {p: named.get(p, default_ms) for p in partitions}
+            asked = {p: time for p, time in times.items() if time is not None}
+            found = broker.offsets_for_times(asked)
+            known = {p: offset for p, offset in found.items() if offset is not None}
+            problem = "no record as late as its time"
+        case AtCommitted(group, fallback):
+            known = broker.committed_offsets(group, partitions)
+            problem = f"no offset committed by group {group!r}"
+    missing = [p for p in partitions if p not in known]
+    if missing and fallback is None:
         raise OptionError(
-            f"offsets are given for {', '.join(map(str, strangers))}, which the query does not "
-            f"read: remove them, or subscribe to them"
+            f"{option}: {_some(missing)}: {problem}. Name another place, or say what to do then: "
+            f"startingOffsetsByTimestampStrategy=latest, or committed.fallback=earliest or latest"
         )
-    asked = {p: spec.partitions.get(p, spec.default) for p in partitions}
+    return known | _at_markers(broker, dict.fromkeys(missing, fallback or LATEST))
+
+
+def check_within(
+    broker: KafkaBroker, starts: Mapping[TopicPartition, int], option: str, *, may_expire: bool
+) -> None:
+    """Check that a query which starts here finds its first record, or waits for it at the end.
+
+    Args:
+        broker: whom to ask.
+        starts: the resolved offsets.
+        option: its name, for messages.
+        may_expire: whether records that are gone may be skipped.
+
+    Raises:
+        OptionError: a log begins after the offset, or ends before it.
+    """
+    earliest = {} if may_expire else broker.list_offsets(starts, EARLIEST)
+    ends = list_offsets(broker.client, starts, LATEST, isolation=READ_UNCOMMITTED)
+    for partition, offset in starts.items():
+        low, high = earliest.get(partition, 0), ends[partition]
+        if not low <= offset <= high:
+            raise OptionError(
+                f"{option}: {partition} is to start at {offset}, but its log begins at {low} and "
+                f"ends at {high}: name an offset in between, or earliest or latest"
+            )
+
+
+def ending_positions(
+    broker: KafkaBroker, bound: Bound, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Where a batch ends; never beyond what is committed now.
+
+    Raises:
+        OptionError: an ending offset lies behind the end of the log.
+    """
+    stop = resolve(broker, bound, partitions, "endingOffsets")
+    latest = broker.list_offsets(partitions, LATEST)
+    for partition, offset in stop.items():
+        if offset > latest[partition] and isinstance(bound, AtOffsets):
+            raise OptionError(
+                f"endingOffsets: {partition} is to end at {offset}, but its log ends at "
+                f"{latest[partition]}: name an offset up to that, or -1 for the end"
+            )
+    return {partition: min(offset, latest[partition]) for partition, offset in stop.items()}
+
+
+def _at_markers(
+    broker: KafkaBroker, asked: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     resolved = {p: offset for p, offset in asked.items() if offset >= 0}
     for marker in {offset for offset in asked.values() if offset < 0}:
         resolved |= broker.list_offsets([p for p, o in asked.items() if o == marker], marker)
     return resolved
 
 
-def ending_positions(
-    broker: KafkaBroker, spec: OffsetSpec, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """Where reading ends; never beyond what is committed now.
-
-    Raises:
-        OptionError: an ending offset lies behind the end of the log.
-    """
-    stop = resolve(broker, spec, partitions)
-    if not spec.partitions:
-        return stop
-    latest = broker.list_offsets(partitions, LATEST)
-    for partition, offset in stop.items():
-        if offset > latest[partition]:
-            raise OptionError(
-                f"endingOffsets: {partition} is to end at {offset}, but its log ends at "
-                f"{latest[partition]}: name an offset up to that, or -1 for the end"
-            )
-    return stop
+def _check_strangers(
+    named: Mapping[TopicPartition, int], partitions: Collection[TopicPartition], option: str
+) -> None:
+    strangers = sorted(set(named) - set(partitions))
+    if strangers:
+        raise OptionError(
+            f"{option}: {_some(strangers)}: named, but not read by the query: remove them, or "
+            f"subscribe to them"
+        )
 
 
-def _check_assigned(broker: KafkaBroker, partitions: Collection[TopicPartition]) -> None:
-    counts = broker.partition_counts({p.topic for p in partitions})
-    for partition in partitions:
-        if partition.partition >= counts[partition.topic]:
-            raise OptionError(
-                f"assign names {partition}, but the topic has {counts[partition.topic]} "
-                f"partitions, 0 to {counts[partition.topic] - 1}"
-            )
+def _some(partitions: Collection[TopicPartition]) -> str:
+    shown = [str(p) for p in sorted(partitions)]
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -1,0 +1,122 @@
+"""Every option of the data source, once: name, type, default, meaning, example.
+
+Parsing, error messages and the page "Reading from Kafka" are made from this table. The names are
+those of Spark's own Kafka connector where it has the option, else Flink's, so that a query needs
+one word changed.
+"""
+
+from dataclasses import dataclass
+
+from tallystick.json_format import MODES
+from tallystick.source import losses
+
+KAFKA_PREFIX = "kafka."
+GROUP_OPTION = "kafka.group.id"
+VALUE_FORMATS = ("raw", "string", "json", "avro")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Args:
+        name: as users write it; case does not matter.
+        kind: its type and unit, in words.
+        default: in words; None: it has to be given, or one of its group.
+        meaning: what it does, in a sentence or two.
+        example: a value.
+        section: the heading that it stands under.
+        only: "stream" or "batch" where the other refuses it.
+    """
+
+    name: str
+    kind: str
+    default: str | None
+    meaning: str
+    example: str
+    section: str
+    only: str | None = None
+
+
+def choices(*names: str) -> str:
+    """The type of an option that takes one of a few words."""
+    return " \\| ".join(f"`{name}`" for name in names)
+
+
+_COUNT = "whole number from 1"
+_FLAG = choices("true", "false")
+_MS = "ms since 1970"
+_PER_PARTITION = "JSON: topic → partition → "
+_WHAT = "What to read"
+_START = "Where to start and stop"
+_RATE = "How much at a time"
+_VALUES = "What a record becomes"
+_WORLD = "When the topics change"
+_GROUP = "The consumer group"
+_OFFSETS = choices("earliest", "latest", "committed") + f", or {_PER_PARTITION}offset"
+
+OPTIONS = (
+    Option("subscribe", "topic names, by comma", None,
+           "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
+           "flights,orders", _WHAT),
+    Option("subscribePattern", "regular expression (Python's)", None,
+           "Read every topic whose whole name matches, also those that are created later. Kafka's internal topics never match.",
+           "flights-.*", _WHAT),
+    Option("assign", "JSON: topic → partitions", None, "Read exactly these partitions.",
+           '{"flights": [0, 1]}', _WHAT),
+    Option("partition.discovery.interval.ms", "ms", "300000",
+           "How often to look for new partitions and topics; 0 or less: only when a query starts. What is found later is read from its first offset.",
+           "10000", _WHAT, "stream"),
+    Option("startingOffsets", _OFFSETS, "latest for a stream, earliest for a batch",
+           "Where a new query starts; a restarted one goes on where it was. In JSON -2 means earliest and -1 latest; partitions that it leaves out start at the default. `committed`: where `kafka.group.id` stands.",
+           '{"flights": {"0": 23, "1": -2}}', _START),
+    Option("committed.fallback", choices("fail", "earliest", "latest"), "fail",
+           "For `startingOffsets=committed`: where a partition starts in which the group has committed nothing.", "earliest", _START),
+    Option("startingTimestamp", _MS, "not set", "Start at the first record at or after this time, in every partition.",
+           "1700000000000", _START),
+    Option("startingOffsetsByTimestamp", f"{_PER_PARTITION}{_MS}", "not set",
+           "Start at the first record at or after a time of each partition.", '{"flights": {"0": 1700000000000}}', _START),
+    Option("startingOffsetsByTimestampStrategy", choices("error", "latest"), "error",
+           "What to do where no record is as late as the starting time.", "latest", _START),
+    Option("endingOffsets", choices("latest") + f", or {_PER_PARTITION}offset", "latest for a batch, never for a stream",
+           "Where reading ends, this offset not included. A stream remembers it in its checkpoint and, under the trigger `availableNow`, ends there; partitions found later are not read.",
+           '{"flights": {"0": 50, "1": -1}}', _START),
+    Option("endingTimestamp", _MS, "not set", "End before the first record at or after this time, in every partition; at the end of the log where there is none.",
+           "1700000000000", _START),
+    Option("endingOffsetsByTimestamp", f"{_PER_PARTITION}{_MS}", "not set", "The same, with a time of each partition.",
+           '{"flights": {"0": 1700000000000}}', _START),
+    Option("maxOffsetsPerTrigger", _COUNT, "no limit",
+           "The most that one micro-batch spans. Each partition gets its share in proportion to what it has waiting, and at least one offset.", "100000", _RATE, "stream"),
+    Option("minOffsetsPerTrigger", _COUNT, "1", "Wait until so many offsets are there, or `maxTriggerDelay` has passed. Not with the trigger `availableNow`.",
+           "10000", _RATE, "stream"),
+    Option("maxTriggerDelay", "duration: `500ms`, `30s`, `15m`, `1h`", "15m", "The longest that `minOffsetsPerTrigger` may hold a micro-batch back.", "1m", _RATE, "stream"),
+    Option("minPartitions", _COUNT, "one task per partition", "Cut large partitions into ranges until there are about so many. A DataFrame's rows are then no longer in order within a partition; in a pipeline they are.",
+           "16", _RATE),
+    Option("value.format", choices(*VALUE_FORMATS), "raw",
+           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`: the fields of `value.schema` become columns (Avro in Confluent's wire format).", "json", _VALUES),
+    Option("value.schema", "Spark DDL", None, "The fields to read, for `json` and `avro`. What a record has beyond them is ignored, what it lacks is null.",
+           "dest string, dep_delay double", _VALUES),
+    Option("value.mode", choices(*MODES), "failfast",
+           "What a malformed value does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
+           "permissive", _VALUES),
+    Option("value.registry.url", "URL", "not set", "For `avro`: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", _VALUES),
+    Option("value.registry.file", "path", "not set", "For `avro`: a JSON file of schemas by id, instead of a registry.", "schemas.json", _VALUES),
+    Option("includeHeaders", _FLAG, "false", "Add the column `headers`.", "true", _VALUES),
+    Option("metadata.prefix", "text", "empty", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", _VALUES),
+    Option("when.expired", choices(*losses.ON_EXPIRED), "fail",
+           "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
+    Option("when.removed", choices(*losses.ON_REMOVED), "fail",
+           "A topic is gone. `drop`: go on without it; `keep`: hold its position for `when.removed.keep.ms` in case it comes back, then drop it.", "drop", _WORLD),
+    Option("when.removed.keep.ms", "ms", str(losses.KEEP_MS), "See `when.removed`.", "60000", _WORLD),
+    Option("when.recreated", choices(*losses.ON_RECREATED), "fail",
+           "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),
+    Option("when.truncated", choices(*losses.ON_TRUNCATED), "fail",
+           "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
+    Option("failOnDataLoss", _FLAG, "true", "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD),
+    Option(GROUP_OPTION, "text", "none; in a pipeline `tallystick-<name>`",
+           "The consumer group under which Kafka's own tools see positions and lag. Nobody joins it.", "billing", _GROUP),
+    Option("commit.offsets.on.checkpoint", _FLAG, "true",
+           "Commit the positions to the group: inside the epoch's transaction where the sink is `KafkaSink` on the same cluster, else right after the micro-batch was committed.", "false", _GROUP, "stream"),
+)  # fmt: skip
+
+BY_NAME = {option.name.lower(): option for option in OPTIONS}

@@ -1,0 +1,362 @@
+"""Which partitions there are and what the next epoch reads: events in, a plan out.
+
+A partition is *discovered* (somebody saw it), then *planned* (an epoch's logged offsets hold its
+start and how far that epoch reads), then *read* (the epoch was committed). Only a logged plan is
+remembered: `restored` takes it over, and whatever else was known is worked out again from it and
+from what was seen last. So a crash at any point forgets nothing that matters, and nothing is handed
+out a second time (the double assignment of apache/beam#31313).
+
+    plan n ──logged──► restored(n) ─► discovered ─► resolved ─► ended ─► plan n+1
+                             ▲            (any of these any number of times)  │
+                             └────────────────────────────────────────────────┘
+
+Rules, after Flink's KafkaSourceEnumerator:
+    * A partition with a position goes on from there, whether or not it can be seen right now
+      (FLINK-6006), and whether or not the subscription covers it at the moment: then its position
+      is kept, and it is not read.
+    * A partition without one is read from its first offset: it was created while nobody looked.
+      Only the very first discovery asks `startingOffsets`.
+    * A topic is known by its id (KIP-516). Flink leaves removed partitions a TODO; here a
+      `LossPolicy` says what becomes of removed, re-created, expired and truncated ones.
+
+No IO, clock or threads: the shell asks Kafka what `unresolved` and `readable` name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tallystick.errors import (
+    BrokenInvariantError,
+    LogTruncatedError,
+    PartitionRemovedError,
+    TopicRecreatedError,
+)
+from tallystick.source.discovery import FoundTopic
+from tallystick.source.losses import DROP, FAIL, KEEP, LossPolicy
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.planner import Positions, limit_offsets
+from tallystick.source.subscription import Subscription
+from tallystick.topic_partition import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next epoch.
+
+    Args:
+        offsets: what Spark logs: where the epoch ends, and where it starts if not at its
+            predecessor's end. The very value that was restored if there is nothing to do.
+        waiting: how many offsets wait to be read, those beyond the limit too.
+        notes: what was given up, for the log.
+    """
+
+    offsets: SourceOffsets
+    waiting: int
+    notes: tuple[str, ...] = ()
+
+
+class Enumerator:
+    """The driver side of one source.
+
+    Args:
+        subscription: what is read.
+        policy: what to do when records are lost.
+    """
+
+    def __init__(self, subscription: Subscription, policy: LossPolicy) -> None:
+        self._subscription = subscription
+        self._policy = policy
+        self._state: SourceOffsets | None = None
+        self._found: Mapping[str, FoundTopic] = {}
+        self._found_at_ms = 0
+        self._missed_since: dict[str, int] = {}
+        self._new_starts: dict[tuple[TopicPartition, str], int] = {}
+        self._earliest: Positions = {}
+        self._ends: Positions = {}
+
+    # --- events -------------------------------------------------------------------------------
+
+    def restored(self, offsets: SourceOffsets) -> None:
+        """Spark's log ends with this plan: it is read, or will be, whatever happens."""
+        self._state = offsets
+
+    def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
+        """The topics as they are now: all, or all that the subscription names.
+
+        Raises:
+            TopicRecreatedError, PartitionRemovedError: a topic that is being read is another one or
+                gone, and that is not accepted.
+        """
+        self._found = {
+            topic: facts
+            for topic, facts in found.items()
+            if self._subscription.partitions(topic, facts.partition_count)
+        }
+        self._found_at_ms = now_ms
+        logged = {} if self._state is None else self._state.gone
+        before = {**logged, **self._missed_since}
+        self._missed_since = {topic: before.get(topic, now_ms) for topic in self._removed()}
+        self._check_removed()
+        self._check_recreated()
+
+    def resolved(self, starts: Positions) -> None:
+        """Where partitions that were `unresolved` begin."""
+        for partition, offset in starts.items():
+            self._new_starts[partition, self._found_id(partition.topic)] = offset
+
+    def begun(self, earliest: Positions) -> None:
+        """The first offsets that are left; needed where expired records are skipped."""
+        self._earliest = earliest
+
+    def ended(self, ends: Positions) -> None:
+        """How far partitions can be read now (the last stable offset); unknown ones are absent."""
+        self._ends = ends
+
+    # --- questions ----------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> Positions:
+        """The next offset to read of each partition, as restored."""
+        return self._known().positions
+
+    @property
+    def unresolved(self) -> list[TopicPartition]:
+        """Partitions that were found and have no start yet, sorted."""
+        return sorted(
+            partition
+            for partition in self._new()
+            if (partition, self._found_id(partition.topic)) not in self._new_starts
+        )
+
+    @property
+    def readable(self) -> list[TopicPartition]:
+        """Partitions whose ends the next plan wants to know, sorted."""
+        state = self._known()
+        others = self._recreated() | self._removed()
+        old = (
+            partition
+            for partition in state.positions
+            if partition.topic not in others and self._subscription.covers(partition)
+        )
+        return sorted({*old, *self._new()})
+
+    @property
+    def suspicious(self) -> list[TopicPartition]:
+        """Readable partitions that have no end, or one before their position: look again."""
+        positions, recreated = self._known().positions, self._recreated()
+        return [
+            partition
+            for partition in self.readable
+            if self._ends.get(partition, -1) < positions.get(partition, 0)
+            and partition.topic not in recreated
+        ]
+
+    def first(self, cluster_id: str, group: str, stops: Positions | None) -> SourceOffsets:
+        """The offsets that a new query starts from, once all that was found is resolved."""
+        assert self._state is None
+        return SourceOffsets(
+            cluster_id=cluster_id,
+            group=group,
+            positions={p: self._start_of(p) for p in sorted(self._new())},
+            initial=True,
+            topic_ids={topic: facts.topic_id for topic, facts in self._found.items()},
+            stops=stops,
+        )
+
+    def plan(self, offset_count_max: int | None = None) -> Plan:
+        """The next epoch, from all that was said so far; the same answer to the same events.
+
+        Args:
+            offset_count_max: how many offsets it may span; None: all that are there.
+
+        Raises:
+            LogTruncatedError: a log ends before its position, and that is not accepted.
+        """
+        state = self._known()
+        draft = _Draft(state)
+        self._leave_removed(draft)
+        self._replace_recreated(draft)
+        for partition in sorted(self._new()):
+            if (partition, self._found_id(partition.topic)) in self._new_starts:
+                draft.start(partition, self._start_of(partition))
+        self._skip_expired(draft)
+        self._resume_truncated(draft)
+        return self._finish(draft, offset_count_max)
+
+    # --- what was found against what is known ---------------------------------------------------
+
+    def _known(self) -> SourceOffsets:
+        if self._state is None:
+            raise BrokenInvariantError("the enumerator was asked to plan before it was restored")
+        return self._state
+
+    def _new(self) -> list[TopicPartition]:
+        """Partitions that were found and have no position; none of a bounded stream's."""
+        if self._state is not None and self._state.stops is not None:
+            return []
+        positions = {} if self._state is None else self._state.positions
+        recreated = self._recreated()
+        return [
+            partition
+            for topic, facts in self._found.items()
+            for partition in self._partitions(topic, facts)
+            if partition not in positions or topic in recreated
+        ]
+
+    def _partitions(self, topic: str, facts: FoundTopic) -> list[TopicPartition]:
+        wanted = self._subscription.partitions(topic, facts.partition_count)
+        return [TopicPartition(topic, index) for index in wanted]
+
+    def _found_id(self, topic: str) -> str:
+        facts = self._found.get(topic)
+        return "" if facts is None else facts.topic_id
+
+    def _start_of(self, partition: TopicPartition) -> int:
+        return self._new_starts[partition, self._found_id(partition.topic)]
+
+    def _recreated(self) -> set[str]:
+        """Topics that were found under another id than the one that was read."""
+        ids = {} if self._state is None else self._state.topic_ids
+        return {
+            topic
+            for topic, topic_id in ids.items()
+            if topic_id and self._found_id(topic) not in ("", topic_id)
+        }
+
+    def _removed(self) -> set[str]:
+        """Topics with a position that were looked for and not found."""
+        if self._state is None or not self._found_at_ms:
+            return set()
+        covered = {p.topic for p in self._state.positions if self._subscription.covers(p)}
+        return covered - self._found.keys()
+
+    # --- policies -------------------------------------------------------------------------------
+
+    def _check_removed(self) -> None:
+        removed = self._removed()
+        if removed and self._policy.removed == FAIL:
+            topic = min(removed)
+            raise PartitionRemovedError(
+                f"topic {topic!r} is gone; next to read were {self._positions_text(topic)}. What "
+                f"was unread in it is lost. To go on without it set when.removed=drop, or keep to "
+                f"wait for its return; if this is the wrong cluster, correct bootstrap.servers."
+            )
+
+    def _check_recreated(self) -> None:
+        recreated = self._recreated()
+        if recreated and self._policy.recreated == FAIL:
+            topic = min(recreated)
+            raise TopicRecreatedError(
+                f"topic {topic!r} was deleted and created again: its id was "
+                f"{self._known().topic_ids[topic]}, and is {self._found_id(topic)}; next to read "
+                f"were {self._positions_text(topic)}. What was unread in the old one is lost. To "
+                f"read the new one from its beginning set when.recreated=restart."
+            )
+
+    def _positions_text(self, topic: str) -> str:
+        positions = self._known().positions
+        own = [f"{p} offset {positions[p]}" for p in sorted(positions) if p.topic == topic]
+        return ", ".join(own[:5]) + (f" and {len(own) - 5} more" if len(own) > 5 else "")
+
+    def _leave_removed(self, draft: "_Draft") -> None:
+        draft.gone = dict(self._missed_since)
+        for topic, since in sorted(self._missed_since.items()):
+            is_over = self._found_at_ms - since >= self._policy.keep_ms
+            if self._policy.removed == DROP or (self._policy.removed == KEEP and is_over):
+                draft.note(f"topic {topic!r} is gone; dropped {self._positions_text(topic)}")
+                draft.forget(topic)
+
+    def _replace_recreated(self, draft: "_Draft") -> None:
+        for topic in sorted(self._recreated()):
+            draft.note(
+                f"topic {topic!r} was deleted and created again; what was unread of the old one "
+                f"from {self._positions_text(topic)} on is given up, the new one is read from its "
+                f"beginning"
+            )
+            draft.forget(topic)
+
+    def _skip_expired(self, draft: "_Draft") -> None:
+        for partition, earliest in sorted(self._earliest.items()):
+            position = draft.positions.get(partition)
+            if position is not None and position < earliest:
+                draft.skip(partition, earliest)
+                draft.note(
+                    f"{partition}: offsets {position} to {earliest - 1} ({earliest - position}) "
+                    f"were deleted before they were read, and are skipped"
+                )
+
+    def _resume_truncated(self, draft: "_Draft") -> None:
+        for partition, end in sorted(self._ends.items()):
+            position = draft.positions.get(partition)
+            if position is None or end >= position or partition in draft.starts:
+                continue
+            if self._policy.truncated == FAIL:
+                raise LogTruncatedError(
+                    f"{partition}: next to read is offset {position}, but the log ends at {end}: "
+                    f"it was truncated (an unclean leader election, or lost disks). Records that "
+                    f"were read are not there any more, and new ones take their offsets. To go on "
+                    f"at the new end set when.truncated=resume."
+                )
+            draft.start(partition, end)
+            draft.note(
+                f"{partition}: the log was truncated from {position} to {end}; resumed there"
+            )
+
+    # --- the plan -------------------------------------------------------------------------------
+
+    def _finish(self, draft: "_Draft", offset_count_max: int | None) -> Plan:
+        state = self._known()
+        stops = state.stops or {}
+        available = {
+            partition: max(position, min(self._ends.get(partition, position), limit))
+            for partition, position in draft.positions.items()
+            for limit in (stops.get(partition, 1 << 62),)
+        }
+        waiting = sum(available[p] - draft.positions[p] for p in available)
+        if not (waiting or draft.is_changed or state.initial):
+            return Plan(state, 0, tuple(draft.notes))
+        ids = {topic: facts.topic_id for topic, facts in self._found.items() if facts.topic_id}
+        read = {partition.topic for partition in draft.positions}
+        offsets = replace(
+            state,
+            positions=limit_offsets(draft.positions, available, offset_count_max),
+            starts=draft.positions if state.initial else draft.starts,
+            initial=False,
+            topic_ids={t: i for t, i in {**state.topic_ids, **ids}.items() if t in read},
+            gone=draft.gone,
+            skipped=draft.skipped,
+        )
+        return Plan(offsets, waiting, tuple(draft.notes))
+
+
+class _Draft:
+    """An epoch's beginning while it is worked out."""
+
+    def __init__(self, state: SourceOffsets) -> None:
+        self.positions = dict(state.positions)
+        self.starts: dict[TopicPartition, int] = {}
+        self.gone = dict(state.gone)
+        self.skipped: dict[TopicPartition, tuple[int, int]] = {}
+        self.notes: list[str] = []
+        self.is_changed = False
+
+    def start(self, partition: TopicPartition, offset: int) -> None:
+        """Begin a partition here, wherever it was before."""
+        self.positions[partition] = self.starts[partition] = offset
+        self.is_changed = True
+
+    def skip(self, partition: TopicPartition, offset: int) -> None:
+        """Pass over what is lost, and say so in the offsets."""
+        self.skipped[partition] = (self.positions[partition], offset)
+        self.start(partition, offset)
+
+    def forget(self, topic: str) -> None:
+        """Drop all positions of a topic."""
+        for partition in [p for p in self.positions if p.topic == topic]:
+            del self.positions[partition]
+        self.gone.pop(topic, None)
+        self.is_changed = True
+
+    def note(self, text: str) -> None:
+        """Something for the log."""
+        self.notes.append(text)

@@ -1,0 +1,199 @@
+"""The driver side of a stream: asks Kafka what the enumerator wants to know, epoch by epoch.
+
+Lives in the Python process that Spark keeps per query. It remembers nothing that matters: each plan
+starts from what Spark logged last.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tallystick.errors import DataLossError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.options import SourceOptions
+from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets
+from tallystick.source.discovery import FoundTopic
+from tallystick.source.enumerator import Enumerator, Plan
+from tallystick.source.losses import SKIP
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.planner import is_worth_an_epoch
+from tallystick.spark.topics import check_named, check_within, find_topics, resolve
+from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+ABSENT_AFTER_S = 2.0
+"""How long Kafka has to deny a partition until it counts as absent: brokers learn with a delay."""
+
+
+class StreamPlanner:
+    """Plans the epochs of one run of a query.
+
+    Args:
+        broker: the cluster.
+        options: of the source.
+    """
+
+    def __init__(self, broker: KafkaBroker, options: SourceOptions) -> None:
+        self._broker = broker
+        self._options = options
+        self._enumerator = Enumerator(options.subscription, options.policy)
+        self._initial: SourceOffsets | None = None
+        self._is_bounded_by_now = False
+        self._discovered_at: float | None = None
+        self._planned_at: float | None = None
+        self._ends: dict[TopicPartition, int] = {}
+        self._known_cluster = ""
+
+    def stop_at_what_is_there(self) -> None:
+        """Make the next plan's view of topics and ends the last one (trigger availableNow)."""
+        self._is_bounded_by_now = True
+
+    def first(self) -> SourceOffsets:
+        """Where a new query starts; resolved once.
+
+        Raises:
+            OptionError: a named topic does not exist, or a starting offset cannot be.
+        """
+        if self._initial is None:
+            found = self._discover()
+            check_named(self._broker, self._options.subscription, found)
+            self._initial = self._resolve_first()
+        return self._initial
+
+    def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        """The offsets of the next epoch; `start` itself when there is none to run.
+
+        Args:
+            start: what Spark logged last.
+            offset_count_max: the most that the epoch may span; None: no limit.
+
+        Raises:
+            DataLossError: records were lost in a way that the policy does not accept.
+        """
+        self._check_cluster(start)
+        self._enumerator.restored(start)
+        if self._discovered_at is None or self._is_discovery_due():
+            self._warn_of_missing(self._discover(), start)
+        if not (self._is_bounded_by_now and self._ends):
+            self._look()
+        plan = self._enumerator.plan(offset_count_max)
+        if plan.offsets is start or not self._is_ripe(plan):
+            return start
+        for note in plan.notes:
+            logger.warning("%s", note)
+        self._planned_at = time.monotonic()
+        return replace(plan.offsets, group=self._options.shown_group)
+
+    def latest(self) -> SourceOffsets | None:
+        """The ends of the logs as last seen, in the form of positions; for progress and lag."""
+        if not self._ends:
+            return None
+        return SourceOffsets(self._known_cluster, self._options.shown_group, self._ends)
+
+    # --- discovery ----------------------------------------------------------------------------
+
+    def _discover(self) -> Mapping[str, FoundTopic]:
+        """Look at the topics; a broker that is down for a moment is asked again by the client."""
+        found = find_topics(self._broker, self._options.subscription)
+        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        self._discovered_at = time.monotonic()
+        return found
+
+    def _is_discovery_due(self) -> bool:
+        assert self._discovered_at is not None
+        interval_ms = self._options.discovery_interval_ms
+        passed_ms = (time.monotonic() - self._discovered_at) * 1000
+        return 0 < interval_ms <= passed_ms and not self._is_bounded_by_now
+
+    def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
+        read = {partition.topic for partition in start.positions}
+        for topic in self._options.subscription.named or ():
+            if topic not in found and topic not in read:
+                logger.warning(
+                    "topic %r does not exist; it is read from its first offset once it does", topic
+                )
+
+    def _check_cluster(self, start: SourceOffsets) -> None:
+        """A position means nothing in another cluster, however alike its topics look."""
+        if not self._known_cluster:
+            self._known_cluster = self._broker.cluster_id()
+        if start.cluster_id != self._known_cluster:
+            raise DataLossError(
+                f"the checkpoint's offsets belong to cluster {start.cluster_id}, and "
+                f"{self._broker.client.config.bootstrap_servers} is cluster {self._known_cluster}: "
+                f"correct bootstrap.servers. To read the other cluster, start from a new "
+                f"checkpoint. Nothing was changed."
+            )
+
+    # --- offsets ------------------------------------------------------------------------------
+
+    def _resolve_first(self) -> SourceOffsets:
+        options, partitions = self._options, self._enumerator.unresolved
+        starts = resolve(self._broker, options.start, partitions, "startingOffsets")
+        given = {
+            p: starts[p]
+            for p in partitions
+            if isinstance(options.start, AtCommitted)
+            or (isinstance(options.start, AtOffsets) and options.start.partitions.get(p, -1) >= 0)
+        }
+        if given:
+            may_expire = options.policy.expired == SKIP
+            check_within(self._broker, given, "startingOffsets", may_expire=may_expire)
+        self._enumerator.resolved(starts)
+        stops = None
+        if options.stop is not None:
+            stops = resolve(self._broker, options.stop, partitions, "endingOffsets")
+        return self._enumerator.first(self._broker.cluster_id(), options.shown_group, stops)
+
+    def _look(self) -> None:
+        """Tell the enumerator where logs begin and end."""
+        enumerator = self._enumerator
+        unresolved = enumerator.unresolved
+        if unresolved:
+            enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+        self._see_ends()
+        if enumerator.suspicious:
+            self._discover()
+            self._see_ends()
+            self._tell_truncated_from_uncommitted()
+        if self._options.policy.expired == SKIP:
+            enumerator.begun(self._list_offsets(enumerator.readable, EARLIEST))
+
+    def _see_ends(self) -> None:
+        self._ends = self._list_offsets(self._enumerator.readable, LATEST)
+        self._enumerator.ended(self._ends)
+
+    def _tell_truncated_from_uncommitted(self) -> None:
+        """A position beyond the last stable offset is fine as long as the log reaches it.
+
+        A group that read uncommitted records may have left it there.
+        """
+        asked = [p for p in self._enumerator.suspicious if p in self._ends]
+        if not asked:
+            return
+        high = list_offsets(self._broker.client, asked, LATEST, isolation=READ_UNCOMMITTED)
+        positions = self._enumerator.positions
+        self._ends |= {p: min(high[p], positions[p]) for p in asked}
+        self._enumerator.ended(self._ends)
+
+    def _list_offsets(self, partitions: list[TopicPartition], at: int) -> dict[TopicPartition, int]:
+        return self._broker.list_offsets(partitions, at, absent_after_s=ABSENT_AFTER_S)
+
+    def _is_ripe(self, plan: Plan) -> bool:
+        """Whether the epoch is worth its cost; one that changes more than positions always is."""
+        if plan.offsets.starts or not plan.waiting or self._is_bounded_by_now:
+            return True
+        waited_ms = (
+            None
+            if self._planned_at is None
+            else round((time.monotonic() - self._planned_at) * 1000)
+        )
+        return is_worth_an_epoch(
+            plan.waiting,
+            self._options.offset_count_min,
+            waited_ms,
+            self._options.trigger_delay_max_ms,
+        )
