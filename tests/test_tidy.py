@@ -16,7 +16,7 @@ FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 450
 
 WORDS = {"errors", "topic_partition"}
-COLUMNS = {"spans", "json_format", "json_kernels", "kernel_cache"}  # pure; kernels need their cache
+COLUMNS = {"spans", "json_format", "json_kernels", "kernel_cache", "memory"}  # pure; kernels need their cache
 DECISIONS = {"source", "state", "sink"}
 VALUES = WORDS | DECISIONS
 CORE = VALUES | {"checkpoint", "ports"}
@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": WORDS | {"json_format"},
     "spans": WORDS,
     "json_kernels": {"kernel_cache"},
+    "memory": {"kernel_cache"},
+    "avro_format": WORDS | {"json_format"},
     "source": WORDS | COLUMNS,
     "state": WORDS | COLUMNS,
     "sink": WORDS | COLUMNS,
@@ -41,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel_cache": {"cache"},
     "java": WORDS | {"cache"},
     "storage": WORDS,
+    "registry": WORDS | {"avro_format"},
     "kafka": VALUES | COLUMNS | {"ports"},
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,

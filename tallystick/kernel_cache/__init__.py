@@ -18,6 +18,7 @@ WARM_UP_MODULES = (
     "tallystick.kafka.records",
     "tallystick.sink.json_writer",
     "tallystick.sink.partitioner",
+    "tallystick.source.avro_reader",
     "tallystick.source.json_reader",
 )
 """Modules with a `warm_up()` that compiles each kernel they use."""

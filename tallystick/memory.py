@@ -1,0 +1,81 @@
+"""Memory by address, for kernels: no array to count references of, and one compiled version.
+
+Invariant: none is kept here. A kernel checks every range itself before it reads or writes.
+"""
+
+from tallystick import kernel_cache  # noqa: I001  it must come before numba
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+assert kernel_cache  # imported for its effect
+
+
+def _load(bits):  # type: ignore[no-untyped-def]
+    """An intrinsic that reads `bits` bits at an address into the low end of a uint64."""
+
+    @intrinsic
+    def load(typing_context, address):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            value = builder.load(pointer)
+            value.align = 1
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.uint64(types.int64), generate
+
+    return load
+
+
+def _store(bits):  # type: ignore[no-untyped-def]
+    """An intrinsic that writes the low `bits` bits of a uint64 to an address."""
+
+    @intrinsic
+    def store(typing_context, address, value):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            low = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
+            builder.store(low, pointer).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.uint64), generate
+
+    return store
+
+
+@intrinsic
+def _pointer(typing_context, address):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.CPointer(types.uint8)(types.int64), generate
+
+
+load8, load32, load64 = _load(8), _load(32), _load(64)  # type: ignore[no-untyped-call]
+store8, store32, store64 = _store(8), _store(32), _store(64)  # type: ignore[no-untyped-call]
+
+
+@numba.njit(cache=True, nogil=True)
+def bytes_at(address, size):  # type: ignore[no-untyped-def]
+    """The memory as an array of uint8, which owns nothing."""
+    return numba.carray(_pointer(address), (size,))
+
+
+@numba.njit(cache=True, nogil=True)
+def copy(target, source, size):  # type: ignore[no-untyped-def]
+    """Copy by words, the last one overlapping: no byte outside the two ranges is touched."""
+    if size >= 8:
+        last = size - 8
+        at = 0
+        while at < last:
+            store64(target + at, load64(source + at))
+            at += 8
+        store64(target + last, load64(source + last))
+    elif size >= 4:
+        store32(target, load32(source))
+        store32(target + size - 4, load32(source + size - 4))
+    else:
+        for at in range(size):
+            store8(target + at, load8(source + at))

@@ -1,0 +1,304 @@
+"""Avro records in Confluent's wire format to typed columns, whole batches at a time.
+
+A value is a zero byte, the id of its writer's schema (int32, big-endian), and the Avro binary body.
+Records of one id are decoded together, by a program made for their schema (`avro_plan`); records of
+several ids are put back in order. Every record is read inside its own bytes, so a malformed one
+cannot take a neighbour along.
+
+A schema that cannot be read as the columns asked for is no malformed record but a mistake in
+`value.schema`, or an incompatible change of the writer: it is an error in every mode.
+
+Source: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.json_format import FAILFAST, PERMISSIVE
+from tallystick.source import avro_kernels as k
+from tallystick.source.avro_columns import Int64Array, decode
+from tallystick.source.avro_plan import Plan, make_plan
+from tallystick.source.avro_schema import SchemaError, SchemaSource, SchemaTexts, parse_schema
+from tallystick.source.parsed import Parsed, Where
+from tallystick.spans import Spans, spans_of
+
+BATCH_BYTES_MAX = 1 << 30
+"""Decoded at once: Arrow's offsets have 31 bits."""
+PLANS_KEPT_MAX = 256
+SHOWN_BYTES_MAX = 100
+
+_UNKNOWN_SCHEMA = 1 << 32
+"""In the place of a problem's code: the record names a schema id that nobody knows."""
+
+_SCALAR_TYPES = (
+    pa.types.is_boolean,
+    pa.types.is_int32,
+    pa.types.is_int64,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AvroReader:
+    """A `ValueReader` for Avro; a plain value, pickled to tasks.
+
+    Args:
+        schema: the columns asked for, found by name in the writer's record; a field that it lacks
+            is null.
+        schemas: where a schema id is looked up.
+
+    Raises:
+        OptionError: no column, one named twice, a type that Avro has no form for, or NOT NULL.
+    """
+
+    schema: pa.Schema
+    schemas: SchemaSource
+
+    def __post_init__(self) -> None:
+        _check_fields(list(self.schema), "the Avro schema")
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> Parsed:
+        """Parse one value per record, see `ValueReader`.
+
+        Raises:
+            RecordError: a record is malformed, in mode failfast; the first one is named. Or, in
+                every mode, a writer's schema cannot be read as the columns asked for.
+            RetriableError: the schemas cannot be asked now.
+        """
+        spans = spans_of(values, "value")
+        columns, reasons = [], {}
+        for first, last in _cuts(spans.lengths):
+            batch = _Batch(self, spans, first, last, where)
+            columns.append(batch.columns())
+            problems = batch.problems()
+            if mode == FAILFAST and problems.size:
+                row = int(problems[0])
+                raise _malformed(values[row].as_py(), batch.reason(row), where(row))
+            reasons.update({int(row): batch.reason(row) for row in problems})
+        table = pa.concat_batches(columns) if columns else _nulls(self.schema, 0)
+        if not reasons or mode == PERMISSIVE:
+            return Parsed(table, None, reasons)
+        kept = np.ones(len(values), np.bool_)
+        kept[list(reasons)] = False
+        return Parsed(table.filter(pa.array(kept)), np.flatnonzero(kept), reasons)
+
+
+class _Batch:
+    """A run of records, decoded schema by schema."""
+
+    def __init__(
+        self, reader: AvroReader, spans: Spans, first: int, last: int, where: Where
+    ) -> None:
+        self._reader = reader
+        self._first = first
+        self._where = where
+        self._data = spans.data
+        self._address = spans.address
+        self._starts = spans.starts[first:last]
+        self._lengths = spans.lengths[first:last]
+        count = last - first
+        self._ids = np.zeros(count, np.int32)
+        self._verdicts = np.zeros(count, np.uint8)
+        k.read_envelopes(self._data, self._starts, self._lengths, self._ids, self._verdicts)
+        self._codes = np.zeros(count, np.int64)
+        self._details: dict[int, tuple[Plan, int, int]] = {}
+
+    def columns(self) -> pa.RecordBatch:
+        """All rows; those of tombstones and malformed records are null."""
+        parts, order = [], []
+        for schema_id, rows in self._groups():
+            plan = self._plan(schema_id, int(rows[0]))
+            if plan is None:
+                self._codes[rows] = _UNKNOWN_SCHEMA
+                continue
+            begins = self._starts[rows] + self._address
+            ends = begins + self._lengths[rows]
+            decoded = decode(plan, np.stack([begins + k.ENVELOPE_SIZE, ends]))
+            arrays = pa.RecordBatch.from_arrays(decoded.arrays, schema=self._reader.schema)
+            parts.append(arrays)
+            order.append(rows)
+            self._codes[rows] = decoded.problems[0]
+            for index in np.flatnonzero(decoded.problems[0]):
+                _, pc, found = decoded.problems[:, index].tolist()
+                self._details[int(rows[index])] = (plan, pc, found)
+        return self._in_order(parts, order)
+
+    def problems(self) -> Int64Array:
+        """The malformed rows."""
+        without_id = (self._verdicts == k.TOO_SHORT) | (self._verdicts == k.WRONG_MAGIC)
+        return np.flatnonzero(without_id | (self._codes != 0)) + self._first
+
+    def reason(self, row: int) -> str:
+        """What is wrong with a malformed row."""
+        index = int(row) - self._first
+        verdict, code, schema_id = self._verdicts[index], self._codes[index], self._ids[index]
+        if verdict == k.TOO_SHORT:
+            return (
+                f"it has {self._lengths[index]} bytes, and the zero byte and the schema id alone "
+                f"take {k.ENVELOPE_SIZE}"
+            )
+        if verdict == k.WRONG_MAGIC:
+            found = self._data[self._starts[index]]
+            return f"it begins with byte {found:#04x}, not with the zero byte of the wire format"
+        if code == _UNKNOWN_SCHEMA:
+            return f"its schema id is {schema_id}, which is unknown where schemas are looked up"
+        plan, pc, found = self._details[index]
+        return _body_reason(int(code), int(schema_id), plan, pc, found)
+
+    def _groups(self) -> Iterator[tuple[int, Int64Array]]:
+        """Each schema id, and its rows in order."""
+        rows = np.flatnonzero(self._verdicts == k.GOOD)
+        ids = self._ids[rows]
+        if not len(rows) or (ids == ids[0]).all():
+            if len(rows):
+                yield int(ids[0]), rows
+            return
+        by_id = np.argsort(ids, kind="stable")
+        cuts = np.flatnonzero(np.diff(ids[by_id])) + 1
+        for group in np.split(by_id, cuts):
+            yield int(ids[group[0]]), rows[group]
+
+    def _plan(self, schema_id: int, index: int) -> Plan | None:
+        # No registry gives a negative id: asking for one would be asking for trouble.
+        texts = self._reader.schemas.schema(schema_id) if schema_id >= 0 else None
+        if texts is None:
+            return None
+        try:
+            return _plan(texts, self._reader.schema)
+        except SchemaError as error:
+            raise SchemaError(
+                f"{self._where(self._first + index)}: the value was written with the Avro schema "
+                f"of id {schema_id}, which cannot be read as the columns asked for: {error}"
+            ) from error
+
+    def _in_order(
+        self, parts: Sequence[pa.RecordBatch], order: Sequence[Int64Array]
+    ) -> pa.RecordBatch:
+        count = len(self._verdicts)
+        if not parts:
+            return _nulls(self._reader.schema, count)
+        if len(order) == 1 and len(order[0]) == count:
+            return parts[0]
+        places = np.zeros(count, np.int64)
+        absent = np.ones(count, np.bool_)
+        rows = np.concatenate(order)
+        places[rows] = np.arange(len(rows))
+        absent[rows] = False
+        return pa.concat_batches(parts).take(pa.array(places, mask=absent))
+
+
+@lru_cache(maxsize=PLANS_KEPT_MAX)
+def _plan(texts: SchemaTexts, schema: pa.Schema) -> Plan:
+    return make_plan(parse_schema(texts), schema)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache."""
+    text = '{"type":"record","name":"r","fields":[{"name":"s","type":"string"}]}'
+    plan = _plan((text,), pa.schema([("s", pa.string())]))
+    spans = spans_of(pa.array([b"\x00\x00\x00\x00\x01\x02a"], pa.binary()), "value")
+    ids, verdicts = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+    k.read_envelopes(spans.data, spans.starts, spans.lengths, ids, verdicts)
+    body = spans.address + k.ENVELOPE_SIZE
+    decode(plan, np.array([[body], [body + 2]], np.int64))
+
+
+def _cuts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of rows that are decoded together; a huge record stands alone."""
+    ends = np.cumsum(np.maximum(lengths, 0))
+    first, done = 0, 0
+    while first < len(lengths):
+        fits = int(np.searchsorted(ends, done + BATCH_BYTES_MAX, side="right"))
+        last = max(fits, first + 1)
+        yield first, last
+        first, done = last, int(ends[last - 1])
+
+
+_BODY_REASONS: dict[int, Callable[[int], str]] = {
+    k.TRUNCATED: lambda _: "the value ends inside of it",
+    k.VARINT_TOO_LONG: lambda _: "a number goes on beyond 64 bits",
+    k.INT_RANGE: lambda found: f"{found} is no 32-bit int",
+    k.NOT_BOOLEAN: lambda found: f"byte {found} is no boolean, which is 0 or 1",
+    k.NEGATIVE_LENGTH: lambda found: f"a length is {found}",
+    k.NOT_UTF8: lambda _: "the string is not valid UTF-8",
+    k.ENUM_RANGE: lambda found: f"the enum has no symbol of index {found}",
+    k.UNION_RANGE: lambda found: f"the union has no branch of index {found}",
+    k.MILLIS_RANGE: lambda found: f"{found} ms is beyond a timestamp in microseconds",
+    k.DECIMAL_RANGE: lambda _: "the number has more digits than the decimal type",
+    k.DECIMAL_EMPTY: lambda _: "a decimal of no bytes is no number",
+    k.TOO_MANY_ITEMS: lambda found: f"a block says it has {found} items, more than bytes are left",
+    k.TOO_DEEP: lambda _: f"records are nested in themselves more than {k.FRAMES_MAX} deep",
+}
+
+
+def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, found: int) -> str:
+    if code == k.LEFT_OVER:
+        return f"{found} bytes are left over after the last field of schema {schema_id}"
+    what = _BODY_REASONS[code](found)
+    return f"field {plan.paths[pc]!r} of schema {schema_id}: {what}"
+
+
+def _malformed(record: bytes, reason: str, place: str) -> RecordError:
+    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
+    return RecordError(
+        f"{place}: the value is not Avro in Confluent's wire format (byte 0, four bytes of schema "
+        f"id, body): {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. Read that offset without "
+        f"value.format to see all of it. Mode permissive makes such a record a row of nulls with "
+        f"its bytes in _corrupt_record; dropmalformed leaves it out and counts it."
+    )
+
+
+def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
+    arrays = [pa.nulls(row_count, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
+    names = [each.name for each in fields]
+    if not names:
+        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"{path} names field {name!r} twice: Avro tells fields by their name")
+    for each in fields:
+        _check_field(each, f"field {each.name!r} of {path}")
+
+
+def _check_field(each: pa.Field, path: str) -> None:
+    if not each.nullable:
+        raise OptionError(
+            f"{path} is NOT NULL, but a writer's schema may lack it, and a tombstone is a row of "
+            f"nulls: declare it nullable and filter"
+        )
+    _check_type(each.type, path)
+
+
+def _check_type(kind: pa.DataType, path: str) -> None:
+    if pa.types.is_struct(kind):
+        _check_fields(list(kind), path)
+    elif pa.types.is_list(kind):
+        _check_field(kind.value_field, f"the element of {path}")
+    elif pa.types.is_map(kind):
+        if not pa.types.is_string(kind.key_type):
+            raise OptionError(f"the key of {path} is {kind.key_type}: Avro's maps have string keys")
+        _check_field(kind.item_field, f"the value of {path}")
+    elif not (
+        (pa.types.is_timestamp(kind) and kind.unit == "us")
+        or any(is_type(kind) for is_type in _SCALAR_TYPES)
+    ):
+        raise OptionError(
+            f"{path} has type {kind}, which Avro has no form for: use boolean, int, bigint, float, "
+            f"double, decimal, string, binary, date, timestamp, timestamp_ntz, struct, array or "
+            f"map<string, ...>"
+        )
