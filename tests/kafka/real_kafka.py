@@ -7,11 +7,12 @@ from typing import Any
 
 import confluent_kafka
 
-from tallystick.kafka import offsets
+from tallystick.kafka import offsets, protocol
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.partitions import partitions_of
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.kafka.written import transaction_state
 from tallystick.sink.transaction import ProducedRange, Producer
@@ -25,7 +26,8 @@ Write = Callable[..., tuple[ProducedRange, ...]]
 
 def continue_at(writer: PartitionWriter, partition: TopicPartition, sequence: int) -> None:
     """Make a writer what no writer of ours is: one that goes on where another one stopped."""
-    from tallystick.kafka.writer import _Log
+    from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.writer import _Log
 
     if writer._adds_partitions:
         writer._add_partitions([partition])
@@ -79,3 +81,16 @@ def end_of(client: Client, partition: TopicPartition) -> int:
         client, [partition], offsets.LATEST, isolation=offsets.READ_UNCOMMITTED
     )
     return found[partition]
+
+
+def delete_before(client: Client, partition: TopicPartition, offset: int) -> None:
+    """DeleteRecords; at -1 up to the end."""
+    topic_class = protocol.DeleteRecordsRequest.DeleteRecordsTopic
+    part_class = topic_class.DeleteRecordsPartition
+
+    def make(asked: list[TopicPartition]) -> Any:
+        parts = [part_class(partition_index=each.partition, offset=offset) for each in asked]
+        topics = [topic_class(name=partition.topic, partitions=parts)]
+        return protocol.DeleteRecordsRequest(topics=topics, timeout_ms=5_000)
+
+    client.ask_leaders([partition], make, partitions_of)

@@ -1,20 +1,18 @@
 """What a real cluster tells, and what it tells of logs that are not as they should be."""
 
 import time
-from typing import Any
 
 import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
-from real_kafka import GROUP, Write, commit, numbers
+from real_kafka import GROUP, Write, commit, delete_before, numbers
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
-from tallystick.kafka import admin, protocol
+from tallystick.kafka import admin
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.partitions import partitions_of
 from tallystick.source.discovery import FoundTopic
 from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
@@ -47,19 +45,6 @@ def test_rows_that_are_deleted_already_count_as_none(
     delete_before(client, TopicPartition(topic, 0), 2)
 
     assert broker.foreign_rows(producer, produced) == {}
-
-
-def delete_before(client: Client, partition: TopicPartition, offset: int) -> None:
-    """DeleteRecords; at -1 up to the end."""
-    topic_class = protocol.DeleteRecordsRequest.DeleteRecordsTopic
-    part_class = topic_class.DeleteRecordsPartition
-
-    def make(asked: list[TopicPartition]) -> Any:
-        parts = [part_class(partition_index=each.partition, offset=offset) for each in asked]
-        topics = [topic_class(name=partition.topic, partitions=parts)]
-        return protocol.DeleteRecordsRequest(topics=topics, timeout_ms=5_000)
-
-    client.ask_leaders([partition], make, partitions_of)
 
 
 def test_expired_records_are_a_loss_with_figures(

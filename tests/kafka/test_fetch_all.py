@@ -1,0 +1,501 @@
+"""Many splits at once, against prepared logs on fake brokers."""
+
+import itertools
+import logging
+import struct
+import time
+import uuid
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fake_broker import CLOSE, CODES, SILENCE, FakeBroker, answer, part
+
+from tallystick.errors import (
+    BrokerUnavailableError,
+    CorruptRecordError,
+    LogTruncatedError,
+    PartitionRemovedError,
+    RecordsExpiredError,
+    TopicRecreatedError,
+)
+from tallystick.kafka import turns
+from tallystick.kafka.client import Client
+from tallystick.kafka.fetcher import fetch_all
+from tallystick.kafka.offsets import EARLIEST
+from tallystick.kafka.records import encode, stamp
+from tallystick.kafka.topic_ids import NO_ID, topic_id_text
+from tallystick.sink.transaction import Producer
+from tallystick.source.losses import LENIENT, LossPolicy
+from tallystick.source.split import SplitRange
+
+pytestmark = pytest.mark.timeout(60)
+FIRST_ID, SECOND_ID = uuid.UUID(int=7), uuid.UUID(int=8)
+RECORDS_PER_BATCH = 4
+
+
+def encoded(base: int) -> bytes:
+    values = pa.array([b"%d" % (base + each) for each in range(RECORDS_PER_BATCH)], pa.binary())
+    (made,) = encode(pa.record_batch({"key": values, "value": values}), now_ms=1)
+    return struct.pack(">q", base) + stamp(made.data, Producer("t", 7, 3), base)[8:]
+
+
+class Logs:
+    """Partitions of batches of four records; each part of an answer holds one batch.
+
+    Args:
+        counts: of batches, by partition.
+        parts_max: how many partitions one answer has records of.
+    """
+
+    def __init__(self, counts: dict[int, int], parts_max: int = 1000) -> None:
+        batches = [encoded(index * RECORDS_PER_BATCH) for index in range(max(counts.values()))]
+        self.batches = {index: batches[:count] for index, count in counts.items()}
+        self.end = {index: count * RECORDS_PER_BATCH for index, count in counts.items()}
+        self.earliest: Counter[int] = Counter()
+        self.errors: dict[int, list[str | None]] = {}
+        self.parts_max = parts_max
+        self.topic_id = FIRST_ID
+
+    def fetch(self, request: Any) -> Any:
+        topic_class = part(request, "FetchableTopicResponse")
+        self.parts_left = self.parts_max
+        topics = [
+            topic_class(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=[
+                    self.partition(asked, topic_class.PartitionData, topic.topic_id or NO_ID)
+                    for asked in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+        return answer(request, responses=topics, error_code=0)
+
+    def partition(self, asked: Any, part_class: Any, topic_id: uuid.UUID) -> Any:
+        index, offset = asked.partition, asked.fetch_offset
+        errors = self.errors.get(index)
+        error = errors.pop(0) if errors else None
+        if topic_id != self.topic_id:
+            error = "UnknownTopicId"
+        elif not self.earliest[index] <= offset <= self.end[index]:
+            error = error or "OffsetOutOfRange"
+        found = self.batches[index][offset // RECORDS_PER_BATCH :][:1]
+        if error or offset >= self.end[index] or not self.parts_left:
+            found = []
+        self.parts_left -= len(found)
+        return part_class(
+            partition_index=index,
+            error_code=CODES[error],
+            high_watermark=self.end[index],
+            last_stable_offset=self.end[index],
+            log_start_offset=self.earliest[index],
+            aborted_transactions=[],
+            preferred_read_replica=-1,
+            records=b"".join(found),
+        )
+
+    def list_offsets(self, request: Any) -> Any:
+        topic_class = part(request, "ListOffsetsTopicResponse")
+        return answer(
+            request,
+            topics=[
+                topic_class(
+                    name=topic.name,
+                    partitions=[
+                        topic_class.ListOffsetsPartitionResponse(
+                            partition_index=each.partition_index,
+                            error_code=0,
+                            timestamp=-1,
+                            offset=(self.earliest if each.timestamp == EARLIEST else self.end)[
+                                each.partition_index
+                            ],
+                            leader_epoch=0,
+                        )
+                        for each in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ],
+        )
+
+
+def serving(logs: Logs) -> FakeBroker:
+    broker = FakeBroker({"Fetch": logs.fetch, "ListOffsets": logs.list_offsets})
+    broker.partitions = {"orders": len(logs.end)}
+    return broker
+
+
+def whole(logs: Logs, topic_id: uuid.UUID | None = FIRST_ID) -> list[SplitRange]:
+    text = topic_id_text(topic_id)
+    return [SplitRange("orders", index, 0, end, text) for index, end in logs.end.items()]
+
+
+Read = list[tuple[int, int]]
+"""Partition and offset of what was read, in order."""
+
+
+def read(
+    broker: FakeBroker, splits: list[SplitRange], policy: LossPolicy | None = None, **options: str
+) -> Read:
+    keywords = {} if policy is None else {"policy": policy}
+    found = fetch_all(Client(broker.config(**options)), splits, **keywords)
+    return [
+        (split.partition, offset)
+        for split, batch in found
+        for offset in batch.column("offset").to_pylist()
+    ]
+
+
+def all_of(logs: Logs, *partitions: int) -> Read:
+    return [(index, offset) for index in partitions for offset in range(logs.end[index])]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "CERTAIN_AFTER_S", 0.3)
+
+
+# --- turns and requests -----------------------------------------------------------------------
+
+
+def test_partitions_of_one_leader_take_turns() -> None:
+    logs = Logs({0: 3, 1: 2, 2: 3})
+    with serving(logs) as broker:
+        found = read(broker, whole(logs))
+
+    assert [partition for partition, _ in found[::RECORDS_PER_BATCH]] == [0, 1, 2, 0, 1, 2, 0, 2]
+    assert sorted(found) == all_of(logs, 0, 1, 2)
+
+
+def test_who_got_nothing_of_a_full_answer_comes_first_in_the_next() -> None:
+    logs = Logs({0: 3, 1: 3, 2: 3}, parts_max=1)
+    with serving(logs) as broker:
+        found = read(broker, whole(logs))
+        first = [request.topics[0].partitions[0].partition for request in broker.asked("Fetch")]
+
+    assert first == [0, 1, 2] * 3
+    assert sorted(found) == all_of(logs, 0, 1, 2)
+
+
+def test_many_small_splits_need_few_requests() -> None:
+    logs = Logs(dict.fromkeys(range(300), 1))
+    with serving(logs) as broker:
+        found = read(broker, whole(logs))
+
+        assert sorted(found) == all_of(logs, *range(300))
+        assert len(broker.asked("Fetch")) == 5
+        assert len(broker.asked("Metadata")) == 1
+
+
+def test_the_next_request_is_under_way_while_rows_are_looked_at() -> None:
+    logs = Logs({0: 3})
+    with serving(logs) as broker:
+        found = fetch_all(Client(broker.config()), whole(logs))
+        next(found)
+        until = time.monotonic() + 5
+        while len(broker.asked("Fetch")) < 2:
+            assert time.monotonic() < until, "only one request, and rows were handed over already"
+            time.sleep(0.001)
+
+        assert len(list(found)) == 2
+
+
+def test_what_nobody_waits_for_any_more_does_not_stay_in_memory() -> None:
+    logs = Logs({0: 3})
+    with serving(logs) as broker:
+        client = Client(broker.config())
+        for _ in range(3):
+            found = fetch_all(client, whole(logs))
+            next(found)
+            found.close()
+
+        assert sum(len(batch) for _, batch in fetch_all(client, whole(logs))) == 12
+        (connection,) = (c for node, c in client.network._connections.items() if node >= 0)
+        assert not connection._answers
+        assert not connection._unwanted
+
+
+def test_two_splits_of_one_partition_do_not_get_into_each_others_way() -> None:
+    logs = Logs({0: 6})
+    splits = [SplitRange("orders", 0, 0, 9), SplitRange("orders", 0, 9, 24)]
+    with serving(logs) as broker:
+        found = read(broker, splits)
+        asked = [len(request.topics[0].partitions) for request in broker.asked("Fetch")]
+
+    assert sorted(found) == all_of(logs, 0)
+    assert set(asked) == {1}
+
+
+def test_a_reader_that_takes_long_is_not_to_blame_the_broker() -> None:
+    logs = Logs({0: 3, 1: 3})
+    logs.errors = {1: ["NotLeaderForPartition"] * 2}
+    with serving(logs) as broker:
+        config = broker.config(request_timeout_ms="300", delivery_timeout_ms="400")
+        found = fetch_all(Client(config), whole(logs))
+        rows = len(next(found)[1])
+        time.sleep(0.5)
+        rows += sum(len(batch) for _, batch in found)
+
+    assert rows == 24
+
+
+def test_a_leader_that_moves_takes_only_its_split_along() -> None:
+    logs = Logs({0: 4, 1: 4})
+    with serving(logs) as old, serving(logs) as new:
+        old.nodes = new.nodes = [old, new]
+
+        def tell(request: Any) -> Any:
+            response = old.tell_metadata(request)
+            moved = bool(old.asked("Fetch"))
+            for topic in response.topics:
+                topic.partitions[1].leader_id = int(moved)
+            return response
+
+        def fetch_of_old(request: Any) -> Any:
+            if len(old.asked("Fetch")) > 1:
+                logs.errors[1] = ["NotLeaderForPartition"]
+            return logs.fetch(request)
+
+        old.handlers |= {"Metadata": tell, "Fetch": fetch_of_old}
+        new.handlers |= {"Metadata": tell}
+        found = read(old, whole(logs))
+        moved = [each.partition for r in new.asked("Fetch") for each in r.topics[0].partitions]
+
+    assert sorted(found) == all_of(logs, 0, 1)
+    assert [o for p, o in found if p == 1] == list(range(16))
+    assert set(moved) == {1}
+
+
+@pytest.mark.parametrize("fault", [CLOSE, SILENCE])
+def test_a_broker_that_fails_costs_no_row(fault: str) -> None:
+    logs = Logs({0: 3, 1: 3})
+    faults = iter([None, fault, None, fault])
+    with serving(logs) as broker:
+        broker.handlers["Fetch"] = lambda request: next(faults, None) or logs.fetch(request)
+
+        assert sorted(read(broker, whole(logs))) == all_of(logs, 0, 1)
+
+
+def test_one_leader_that_hangs_does_not_hold_up_the_other() -> None:
+    logs = Logs({0: 4, 1: 4})
+    with serving(logs) as quick, serving(logs) as hanging:
+        quick.nodes = [quick, hanging]
+
+        def tell(request: Any) -> Any:
+            response = quick.tell_metadata(request)
+            for topic in response.topics:
+                topic.partitions[1].leader_id = 1
+            return response
+
+        quick.handlers["Metadata"] = hanging.handlers["Metadata"] = tell
+        hanging.handlers["Fetch"] = lambda request: SILENCE
+        config = quick.config(request_timeout_ms="5000", delivery_timeout_ms="6000")
+        found = fetch_all(Client(config), whole(logs))
+        began = time.monotonic()
+        rows = [split.partition for split, _ in itertools.islice(found, 4)]
+
+        assert rows == [0] * 4
+        assert time.monotonic() - began < 4.0
+        found.close()
+
+
+def test_damage_is_told_and_not_waited_for() -> None:
+    logs = Logs({0: 2})
+    logs.batches[0][0] = logs.batches[0][0][:8] + b"\0\0\0\1" + logs.batches[0][0][12:]
+    with serving(logs) as broker, pytest.raises(CorruptRecordError, match="batch length of 1"):
+        read(broker, whole(logs))
+
+
+# --- topic ids --------------------------------------------------------------------------------
+
+
+def test_a_topic_that_was_created_again_before_the_first_fetch_is_told_by_its_id() -> None:
+    logs = Logs({0: 2})
+    logs.topic_id = SECOND_ID
+    with serving(logs) as broker:
+        broker.topic_id = SECOND_ID
+        with pytest.raises(TopicRecreatedError) as lost:
+            read(broker, whole(logs, FIRST_ID))
+
+        assert not broker.asked("Fetch")
+    assert "orders-0[0,8): next to read is offset 0" in str(lost.value)
+    assert topic_id_text(FIRST_ID) in str(lost.value)
+    assert topic_id_text(SECOND_ID) in str(lost.value)
+    assert "when.recreated=restart" in str(lost.value)
+
+
+@pytest.mark.parametrize("split_id", [FIRST_ID, None])
+def test_a_topic_that_is_created_again_midway_is_not_read_on(split_id: uuid.UUID | None) -> None:
+    logs = Logs({0: 4})
+    with serving(logs) as broker:
+        found = fetch_all(Client(broker.config()), whole(logs, split_id))
+        rows = next(found)[1].column("offset").to_pylist()
+        broker.topic_id = logs.topic_id = SECOND_ID
+        with pytest.raises(TopicRecreatedError, match=r"next to read is offset [48] "):
+            rows.extend(o for _, batch in found for o in batch.column("offset").to_pylist())
+
+    assert rows in ([0, 1, 2, 3], list(range(8))), "one answer was under way"
+
+
+def test_a_broker_that_has_not_heard_of_the_new_topic_yet_is_asked_again() -> None:
+    logs = Logs({0: 2})
+    logs.topic_id = SECOND_ID
+    with serving(logs) as broker:
+
+        def tell(request: Any) -> Any:
+            broker.topic_id = FIRST_ID if len(broker.asked("Metadata")) < 4 else SECOND_ID
+            return broker.tell_metadata(request)
+
+        broker.handlers["Metadata"] = tell
+
+        assert read(broker, whole(logs, SECOND_ID)) == all_of(logs, 0)
+
+
+def test_a_split_without_an_id_reads_the_topic_that_is_there() -> None:
+    logs = Logs({0: 2})
+    logs.topic_id = SECOND_ID
+    with serving(logs) as broker:
+        client = Client(broker.config())
+        client.metadata(["orders"])  # remembers the first
+        broker.topic_id = SECOND_ID
+
+        assert sum(len(batch) for _, batch in fetch_all(client, whole(logs, None))) == 8
+
+
+def test_a_cluster_without_topic_ids_is_read_by_name() -> None:
+    logs = Logs({0: 2})
+    logs.topic_id = NO_ID
+    with serving(logs) as broker:
+        broker.topic_id = NO_ID
+
+        assert read(broker, whole(logs, FIRST_ID)) == all_of(logs, 0)
+        assert broker.asked("Fetch")[0].topics[0].topic == "orders"
+
+
+# --- losses -----------------------------------------------------------------------------------
+
+
+def test_a_missing_partition_is_a_loss_after_a_few_seconds_and_not_after_the_deadline() -> None:
+    logs = Logs({0: 2, 1: 2})
+    with serving(logs) as broker:
+        broker.partitions = {"orders": 1}
+        began = time.monotonic()
+        with pytest.raises(PartitionRemovedError) as lost:
+            read(broker, whole(logs), delivery_timeout_ms="30000")
+
+    assert 0.3 <= time.monotonic() - began < 5
+    assert "orders-1[0,8)" in str(lost.value)
+    assert "when.removed=drop" in str(lost.value)
+
+
+def lose_one(broker: FakeBroker, logs: Logs, how: str) -> None:
+    """Break partition 1."""
+    if how == "expired":
+        logs.earliest[1] = 8
+    elif how == "truncated":
+        logs.end[1] = 4
+    elif how == "removed":
+        broker.partitions = {"orders": 1}
+
+
+LOSSES = [
+    ("expired", LossPolicy(expired="skip"), range(8, 12), "offsets 0 to 8, 8 of them, had expired"),
+    ("truncated", LossPolicy(truncated="resume"), range(4), "offsets 4 to 12, 8 of them, are give"),
+    ("removed", LossPolicy(removed="drop"), range(0), "offsets 0 to 12, 12 of them, are given up"),
+    ("removed", LossPolicy(removed="keep"), range(0), "offsets 0 to 12, 12 of them, are given up"),
+]
+
+
+@pytest.mark.parametrize(("how", "policy", "left", "told"), LOSSES)
+def test_an_accepted_loss_is_told_and_disturbs_no_other_split(
+    how: str, policy: LossPolicy, left: range, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = Logs({0: 3, 1: 3})
+    splits = whole(logs)
+    with serving(logs) as broker, caplog.at_level(logging.WARNING):
+        lose_one(broker, logs, how)
+        found = read(broker, splits, policy)
+
+    assert sorted(found) == all_of(logs, 0) + [(1, offset) for offset in left]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert f"split orders-1[0,12): {told}" in message
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("expired", RecordsExpiredError),
+        ("truncated", LogTruncatedError),
+        ("removed", PartitionRemovedError),
+    ],
+)
+def test_what_is_not_accepted_stops_even_when_all_else_is(how: str, error: type[Exception]) -> None:
+    accepted = {"expired": "skip", "truncated": "resume", "removed": "drop", "recreated": "restart"}
+    logs = Logs({0: 3, 1: 3})
+    splits = whole(logs)
+    with serving(logs) as broker:
+        lose_one(broker, logs, how)
+        with pytest.raises(error):
+            read(broker, splits, LossPolicy(**(accepted | {how: "fail"})))
+
+
+def test_a_topic_that_is_created_again_ends_only_its_own_splits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logs = Logs({0: 2})
+    with serving(logs) as broker, caplog.at_level(logging.WARNING):
+        broker.partitions = {"orders": 1, "invoices": 1}
+        old = SplitRange("invoices", 0, 4, 8, topic_id_text(SECOND_ID))
+        found = fetch_all(Client(broker.config()), [old, *whole(logs)], policy=LENIENT)
+
+        assert {split.topic for split, _ in found} == {"orders"}
+    assert "split invoices-0[4,8): offsets 4 to 8, 4 of them, are given up" in caplog.text
+
+
+def test_a_split_that_expired_as_a_whole_is_skipped_as_a_whole() -> None:
+    logs = Logs({0: 4})
+    logs.earliest[0] = 12
+    with serving(logs) as broker:
+        assert read(broker, [SplitRange("orders", 0, 2, 9)], LENIENT) == []
+
+
+def test_records_that_expire_midway_are_skipped_from_where_the_reader_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logs = Logs({0: 6})
+    with serving(logs) as broker, caplog.at_level(logging.WARNING):
+        offsets = []
+        for _, batch in fetch_all(Client(broker.config()), whole(logs), policy=LENIENT):
+            logs.earliest[0] = 16
+            offsets += batch.column("offset").to_pylist()
+
+    skipped = sorted(set(range(24)) - set(offsets))
+    assert offsets == sorted(set(offsets))
+    assert skipped in (list(range(4, 16)), list(range(8, 16)))
+    assert f"offsets {skipped[0]} to 16, {len(skipped)} of them, had expired" in caplog.text
+
+
+def test_a_log_that_becomes_too_short_before_the_end_of_the_split_is_a_loss() -> None:
+    logs = Logs({0: 2})
+    with (
+        serving(logs) as broker,
+        pytest.raises(LogTruncatedError, match=r"offset 8, and the split"),
+    ):
+        read(broker, [SplitRange("orders", 0, 0, 12)], delivery_timeout_ms="30000")
+
+
+def test_a_position_that_is_within_its_log_after_all_is_tried_again() -> None:
+    logs = Logs({0: 2})
+    logs.errors[0] = [None, "OffsetOutOfRange", "OffsetOutOfRange"]
+    with serving(logs) as broker:
+        assert read(broker, whole(logs)) == all_of(logs, 0)
+
+
+def test_a_leader_that_never_answers_is_no_loss() -> None:
+    logs = Logs({0: 2})
+    logs.errors[0] = ["NotLeaderForPartition"] * 100
+    with serving(logs) as broker, pytest.raises(BrokerUnavailableError, match="NotLeaderForPart"):
+        read(broker, whole(logs), LENIENT, delivery_timeout_ms="600")
