@@ -26,8 +26,7 @@ Write = Callable[..., tuple[ProducedRange, ...]]
 
 def continue_at(writer: PartitionWriter, partition: TopicPartition, sequence: int) -> None:
     """Make a writer what no writer of ours is: one that goes on where another one stopped."""
-    from tallystick.kafka.partitions import partitions_of
-from tallystick.kafka.writer import _Log
+    from tallystick.kafka.writer import _Log
 
     if writer._adds_partitions:
         writer._add_partitions([partition])
