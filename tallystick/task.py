@@ -16,29 +16,32 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.exchange import Frame, grouped, target_of
+from tallystick.json_format import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.fetcher import earliest_offset, fetch
+from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.records import EncodedBatch, encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.source.columns import Layout
+from tallystick.source.columns import Built, Layout
+from tallystick.source.losses import LossPolicy
 from tallystick.source.split import SplitRange
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | None]
+STRICT = LossPolicy()
 
 _clients: dict[tuple[int, KafkaConfig], Client] = {}
 
@@ -51,38 +54,88 @@ def client_for(config: KafkaConfig) -> Client:
     return _clients[key]
 
 
+class DeadLetters(NamedTuple):
+    """Malformed records as raw rows for the sink, among the batches that a reader yields."""
+
+    records: pa.RecordBatch
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """How a task reads its splits, and what it does to the records in place."""
 
     config: KafkaConfig
     layout: Layout
-    fail_on_data_loss: bool = True
+    policy: LossPolicy = STRICT
     functions: tuple[BatchFunction, ...] = ()
 
     def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
-        """The rows of all splits, one after the other, in order within each.
+        """The well-formed rows of all splits, in order within each.
 
         Raises:
-            DataLossError: records expired before they were read, and that is not accepted.
+            DataLossError: records are gone before they were read, and that is not accepted.
             RecordError: a value is malformed, in mode failfast.
         """
-        for split in splits:
-            for records in self._fetch(split):
-                rows = self.layout.build(records, split.topic_partition)
-                if rows.num_rows < records.num_rows:
-                    dropped = records.num_rows - rows.num_rows
-                    logger.warning("%s: %d malformed values dropped, as asked", split, dropped)
-                yield from apply(self.functions, rows)
+        for built in self._built(splits):
+            yield from apply(self.functions, built.rows)
 
-    def _fetch(self, split: SplitRange) -> Iterator[pa.RecordBatch]:
-        client = client_for(self.config)
-        if not self.fail_on_data_loss:
-            # Spark's failOnDataLoss=false: whoever sets it accepts what has expired.
-            earliest = earliest_offset(client, split.topic_partition)
-            start = min(max(split.start_offset, earliest), split.stop_offset)
-            split = SplitRange(split.topic, split.partition, start, split.stop_offset)
-        return fetch(client, split, headers=self.layout.headers)
+    def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
+        """The malformed records of all splits, in order within each."""
+        for built in self._built(splits):
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def read_both(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch | DeadLetters]:
+        """What `read` and `read_dead_letters` yield, in one pass."""
+        for built in self._built(splits):
+            yield from apply(self.functions, built.rows)
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def _built(self, splits: Iterable[SplitRange]) -> Iterator[Built]:
+        left_out = _LeftOut(self.layout.mode)
+        try:
+            fetched = fetch_all(
+                client_for(self.config),
+                splits,
+                headers=self.layout.fetches_headers,
+                policy=self.policy,
+            )
+            for split, records in fetched:
+                built = self.layout.build(records, split.topic_partition)
+                left_out.note(split.topic_partition, built.reasons)
+                yield built
+        finally:
+            left_out.tell()
+
+
+class _LeftOut:
+    """Counts the malformed records that a task leaves out, and tells of them once."""
+
+    def __init__(self, mode: str) -> None:
+        self._fate = {
+            DROPMALFORMED: "dropped, as asked",
+            DEADLETTER: "left to the dead-letter topic",
+        }.get(mode)
+        self._count = 0
+        self._first = ""
+
+    def note(self, partition: TopicPartition, reasons: Mapping[int, str]) -> None:
+        """Take in the malformed records of a batch: offset → reason."""
+        if reasons and not self._count:
+            offset, reason = next(iter(reasons.items()))
+            self._first = (
+                f"topic {partition.topic}, partition {partition.partition}, offset {offset}: "
+                f"{reason}"
+            )
+        self._count += len(reasons)
+
+    def tell(self) -> None:
+        """One warning, if there was anything."""
+        if self._count and self._fate:
+            logger.warning(
+                "%d malformed values %s; the first: %s", self._count, self._fate, self._first
+            )
 
 
 def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -112,21 +165,35 @@ def _one_batch(function: BatchFunction, result: object) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """How a task turns rows into frames for the tasks that write them."""
+    """How a task turns rows into frames for the tasks that write them.
+
+    Args:
+        rows: how rows become records.
+        target_count: how many tasks write.
+        compression: as `KafkaSink` names it.
+        batch_bytes: how large a record batch becomes before compression.
+        functions: what rows pass through first.
+        dead_letters: how malformed records become records of the dead-letter topic; None: there
+            is none, and no reader may yield any.
+    """
 
     rows: RowLayout
     target_count: int
     compression: str
     batch_bytes: int
     functions: tuple[BatchFunction, ...] = ()
+    dead_letters: RowLayout | None = None
 
-    def encode(self, batches: Iterable[pa.RecordBatch], source: int) -> Iterator[Frame]:
+    def encode(
+        self, batches: Iterable[pa.RecordBatch | DeadLetters], source: int
+    ) -> Iterator[Frame]:
         """Partition, encode and compress; `source` is this task's index."""
         sequence = 0
         for batch in batches:
-            for rows in apply(self.functions, batch):
+            layout, parts = self._prepared(batch)
+            for rows in parts:
                 now_ms = time.time_ns() // 1_000_000
-                for partition, records in self.rows.split(rows, spread=source + sequence):
+                for partition, records in layout.split(rows, spread=source + sequence):
                     target = target_of(partition, self.target_count)
                     for encoded in encode(
                         records,
@@ -144,6 +211,15 @@ class EncodePlan:
                             encoded.data,
                         )
                         sequence += 1
+
+    def _prepared(
+        self, batch: pa.RecordBatch | DeadLetters
+    ) -> tuple[RowLayout, Iterable[pa.RecordBatch]]:
+        """Where a batch goes, and what is left of it after the functions, which see rows only."""
+        if isinstance(batch, DeadLetters):
+            assert self.dead_letters is not None, "dead letters, and no topic for them"
+            return self.dead_letters, [batch.records]
+        return self.rows, apply(self.functions, batch)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
     splits      read ─► decode ─► functions ─► encode ─┐ frames  ┌─► write ─► report
     DataFrame   any Spark plan ─► functions ─► encode ─┘ shuffle └
 
+Malformed records that go to a dead-letter topic become frames as well: in the splits engine of the
+same pass. Spark's plans have one kind of row, so behind a DataFrame they are found by reading the
+same splits a second time, in the same job and transaction; only mode deadletter pays for that.
+
 Everything up to the shuffle is pure, so Spark may retry it; the writing stage runs once. Rows that
 a reader of ours decoded travel as raw bytes between RDD stages, which costs least; rows that a
 DataFrame made are encoded where they are, and their frames are shuffled as rows of that plan.
@@ -19,7 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.exchange import FRAME_DDL, Frame
 from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.source.assigner import share_out
+from tallystick.source.assigner import share_out, share_pieces
+from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.failures import meaning_of
 from tallystick.task import EncodePlan, ReadPlan, Report, WritePlan
@@ -27,6 +32,34 @@ from tallystick.task import EncodePlan, ReadPlan, Report, WritePlan
 MakeWritePlan = Callable[[Producer], WritePlan]
 MakeEncodePlan = Callable[[], EncodePlan]
 REPORT_DDL = "report string"
+Shares = tuple[tuple[SplitRange, ...], ...]
+"""The splits of each reader."""
+
+
+def share(
+    spark: SparkSession, splits: tuple[SplitRange, ...], split_count_min: int | None
+) -> Shares:
+    """Divide the splits among as many readers as Spark runs tasks at a time.
+
+    Args:
+        spark: where they run.
+        splits: one per partition.
+        split_count_min: partitions are cut until there are about so many pieces; None: they stay
+            whole, and the reader of each is the one that Flink gives it.
+    """
+    pieces = cut_splits(splits, split_count_min)
+    reader_count = max(1, min(spark.sparkContext.defaultParallelism, len(pieces)))
+    if len(pieces) > len(splits):
+        return share_pieces(pieces, reader_count)
+    return share_out(pieces, reader_count)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The splits of an epoch by reader, and how they are read."""
+
+    shares: Shares
+    plan: ReadPlan
 
 
 @dataclass(frozen=True)
@@ -34,23 +67,21 @@ class SplitsEngine:
     """Runs an epoch from splits that our own readers fetch; no row reaches the JVM."""
 
     spark: SparkSession
-    splits: tuple[SplitRange, ...]
-    read: ReadPlan
+    unread: Unread
     encode: MakeEncodePlan
     write: MakeWritePlan
 
     def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
         """Read, transform and write all of the epoch into the producer's open transaction."""
-        if not self.splits:
+        shares, read = self.unread.shares, self.unread.plan
+        if not any(shares):
             return ()
-        context = self.spark.sparkContext
-        task_count = min(context.defaultParallelism, len(self.splits))
-        shares = share_out(self.splits, task_count)
-        read, encode, write = self.read, self.encode(), self.write(producer)
+        context, task_count = self.spark.sparkContext, len(shares)
+        encode, write = self.encode(), self.write(producer)
 
         def encode_share(index: int, unread: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(unread, maxlen=0)  # Spark does not reuse a worker that left input unread
-            for frame in encode.encode(read.read(shares[index]), source=index):
+            for frame in encode.encode(read.read_both(shares[index]), source=index):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
@@ -66,19 +97,26 @@ class SplitsEngine:
 
 @dataclass(frozen=True)
 class DataFrameEngine:
-    """Runs an epoch from any DataFrame: a micro-batch of the user's, or a transformed one."""
+    """Runs an epoch from any DataFrame: a micro-batch of the user's, or a transformed one.
+
+    Args:
+        dead_letters: where malformed records are to be found, by a second reading; None: nowhere.
+    """
 
     rows: DataFrame
     encode: MakeEncodePlan
     write: MakeWritePlan
+    dead_letters: Unread | None = None
 
     def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
         """Encode and write all rows into the producer's open transaction."""
         encode, write = self.encode(), self.write(producer)
-        return _collect(lambda: write_rows(self.rows, encode, write))
+        return _collect(lambda: write_rows(self.rows, encode, write, self.dead_letters))
 
 
-def write_rows(rows: DataFrame, encode: EncodePlan, write: WritePlan) -> list[Report]:
+def write_rows(
+    rows: DataFrame, encode: EncodePlan, write: WritePlan, dead_letters: Unread | None = None
+) -> list[Report]:
     """One Spark job: encode where the rows are, route the frames, write them."""
 
     def encode_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,9 +128,11 @@ def write_rows(rows: DataFrame, encode: EncodePlan, write: WritePlan) -> list[Re
         report = write.write(frames, _attempt_number())
         yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
+    frames = rows.mapInArrow(encode_rows, FRAME_DDL)
+    if dead_letters is not None:
+        frames = frames.union(_dead_letter_frames(rows.sparkSession, dead_letters, encode))
     reports = (
-        rows.mapInArrow(encode_rows, FRAME_DDL)
-        .repartitionById(encode.target_count, "target")
+        frames.repartitionById(encode.target_count, "target")
         .sortWithinPartitions("source", "sequence")
         .mapInArrow(write_frames, REPORT_DDL)
         .collect()
@@ -100,19 +140,33 @@ def write_rows(rows: DataFrame, encode: EncodePlan, write: WritePlan) -> list[Re
     return [Report.from_json(row["report"]) for row in reports]
 
 
-def read_frame(
-    spark: SparkSession, splits: tuple[SplitRange, ...], read: ReadPlan, ddl: str
-) -> DataFrame:
-    """The records of the splits as a DataFrame, read by our own readers."""
-    task_count = max(1, min(spark.sparkContext.defaultParallelism, len(splits)))
-    shares = share_out(splits, task_count)
+def read_frame(spark: SparkSession, unread: Unread, ddl: str) -> DataFrame:
+    """The well-formed records of the splits as a DataFrame, read by our own readers."""
 
-    def read_share(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column("id").to_pylist():
-                yield from read.read(shares[index])
+    def read_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from unread.plan.read(_chosen(unread.shares, indices))
 
-    return spark.range(0, task_count, 1, task_count).mapInArrow(read_share, ddl)
+    return _one_row_per_reader(spark, unread).mapInArrow(read_share, ddl)
+
+
+def _dead_letter_frames(spark: SparkSession, unread: Unread, encode: EncodePlan) -> DataFrame:
+    def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
+        for frame in encode.encode(letters, source=_task_index()):
+            yield _frame_row(frame)
+
+    return _one_row_per_reader(spark, unread).mapInArrow(encode_share, FRAME_DDL)
+
+
+def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:
+    count = len(unread.shares)
+    return spark.range(0, count, 1, count)
+
+
+def _chosen(shares: Shares, indices: Iterable[pa.RecordBatch]) -> list[SplitRange]:
+    """The splits of the readers whose rows these are."""
+    ids = [index for batch in indices for index in batch.column("id").to_pylist()]
+    return [split for index in ids for split in shares[index]]
 
 
 def _collect(run: Callable[[], list[Report]]) -> tuple[ProducedRange, ...]:

@@ -14,7 +14,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
-from tallystick.spark.engine import DataFrameEngine
+from tallystick.spark.engine import DataFrameEngine, Unread
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.session import tell_what_is_missing
 from tallystick.storage import FileStorage, SystemClock
@@ -36,6 +36,7 @@ class SinkSettings:
     compression: str
     batch_bytes: int
     transaction_timeout_ms: int
+    dead_letter_topic: str | None = None
 
 
 class SinkCluster:
@@ -57,13 +58,19 @@ class SinkCluster:
     def encode_plan(self, spark: SparkSession, functions: tuple[BatchFunction, ...]) -> EncodePlan:
         """How this epoch's tasks encode, with the partitions that the topics have now."""
         counts = self._partition_counts()
-        task_count = min(spark.sparkContext.defaultParallelism, sum(counts.values()))
+        partition_count, dead_letters = sum(counts.values()), None
+        topic = self.settings.dead_letter_topic
+        if topic is not None:
+            dead_letters = RowLayout(self.broker.partition_counts([topic]), topic)
+            partition_count += dead_letters.partition_counts[topic]
+        task_count = min(spark.sparkContext.defaultParallelism, partition_count)
         return EncodePlan(
             rows=RowLayout(counts, self.settings.topic, self.settings.json, self.settings.key),
             target_count=task_count,
             compression=self.settings.compression,
             batch_bytes=self.settings.batch_bytes,
             functions=functions,
+            dead_letters=dead_letters,
         )
 
     def write_plan(self, producer: Producer) -> WritePlan:
@@ -83,7 +90,8 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
         OptionError: something cannot work; all problems are named.
     """
     settings = cluster.settings
-    cluster.broker.partition_counts({settings.token_topic, settings.topic or settings.token_topic})
+    topics = (settings.token_topic, settings.topic, settings.dead_letter_topic)
+    cluster.broker.partition_counts({topic for topic in topics if topic is not None})
     findings = check(
         cluster.broker.cluster_facts(),
         Settings(
@@ -105,6 +113,12 @@ def foreach_batch_runner(
     settings: SinkSettings, name: str | None, accepted: frozenset[str]
 ) -> EpochRunner:
     """What `foreachBatch` calls for a sink that stands behind a query of the user's own."""
+    if settings.dead_letter_topic is not None:
+        raise OptionError(
+            f"dead_letter_topic={settings.dead_letter_topic!r} works in a Pipeline only: behind a "
+            f"query of your own, write malformed rows with a second sink, or read in mode "
+            f"permissive and split them"
+        )
     cluster: list[SinkCluster] = []
 
     def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
@@ -123,7 +137,6 @@ def driver_of(
     identity: Identity,
     storage: FileStorage,
     *,
-    source_broker: KafkaBroker | None = None,
     listener: Listener | None = None,
 ) -> Driver:
     """The driver of one query run, with the real ports."""
@@ -134,14 +147,18 @@ def driver_of(
         cluster.broker,
         storage,
         SystemClock(),
-        source_broker=source_broker,
         **further,
     )
 
 
 def engine_of(
-    cluster: SinkCluster, rows: DataFrame, functions: tuple[BatchFunction, ...] = ()
+    cluster: SinkCluster,
+    rows: DataFrame,
+    functions: tuple[BatchFunction, ...] = (),
+    dead_letters: Unread | None = None,
 ) -> DataFrameEngine:
-    """Runs an epoch from the rows of a DataFrame."""
+    """Runs an epoch from the rows of a DataFrame, and the malformed records that it leaves out."""
     spark = rows.sparkSession
-    return DataFrameEngine(rows, lambda: cluster.encode_plan(spark, functions), cluster.write_plan)
+    return DataFrameEngine(
+        rows, lambda: cluster.encode_plan(spark, functions), cluster.write_plan, dead_letters
+    )

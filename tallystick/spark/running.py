@@ -11,19 +11,20 @@ from pyspark.sql.types import StructType
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.verdict import Identity
-from tallystick.errors import DataLossError
+from tallystick.errors import DataLossError, OptionError
 from tallystick.job import Driver, Listener
+from tallystick.json_format import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import parse_source_options
+from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine
-from tallystick.source.columns import ddl
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
-from tallystick.spark.engine import SplitsEngine, read_frame
+from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
 from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine_of, preflight
+from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
-from tallystick.spark.source import FORMAT, layout_of, read_plan, register
+from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import subscribed
 from tallystick.steps import Step, arrange
 from tallystick.storage import FileStorage
@@ -48,14 +49,12 @@ class PipelineRun:
         self._listener = listener
         self._cluster: SinkCluster | None = None
         options = parse_source_options(source_options, streaming=True)
-        columns = ddl(
-            options.value_schema,
-            mode=options.value_mode,
-            prefix=options.metadata_prefix,
-            headers=options.headers,
-        )
+        _check_dead_letters(options, sink)
+        columns = columns_ddl(options)
+        layout = layout_of(options, _parse(spark, columns), dead_letters=True)
         self._subscription = options.subscription
-        self._read = read_plan(options, layout_of(options, _parse(spark, columns)))
+        self._split_count_min = options.split_count_min
+        self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
 
     def check(self, trigger_interval_ms: int | None) -> None:
@@ -69,10 +68,17 @@ class PipelineRun:
         """
         source = KafkaBroker(self._read.config)
         try:
-            subscribed(source, self._subscription)
+            topics = {each.topic for each in subscribed(source, self._subscription)}
+            cluster_id = source.cluster_id()
         finally:
             source.close()
         self._cluster = SinkCluster(self._sink)
+        dead_letter_topic = self._sink.dead_letter_topic
+        if dead_letter_topic in topics and cluster_id == self._cluster.broker.cluster_id():
+            raise OptionError(
+                f"dead_letter_topic {dead_letter_topic!r} is read by this very pipeline: its dead "
+                f"letters would come back to it for ever. Name another topic, or read others."
+            )
         preflight(self._cluster, self.spark, trigger_interval_ms)
 
     def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
@@ -82,7 +88,6 @@ class PipelineRun:
             self._cluster,
             identity,
             storage,
-            source_broker=KafkaBroker(self._read.config),
             listener=self._listener,
         )
 
@@ -90,20 +95,22 @@ class PipelineRun:
         """Called once per epoch."""
         assert self._cluster is not None, "checked before it is started"
         cluster, stages = self._cluster, self._stages
-        splits = splits_of(batch)
-        read = replace(self._read, functions=stages.before)
+        unread = Unread(
+            share(self.spark, splits_of(batch), self._split_count_min),
+            replace(self._read, functions=stages.before),
+        )
         if stages.frames is None:
             return SplitsEngine(
                 spark=self.spark,
-                splits=splits,
-                read=read,
+                unread=unread,
                 encode=lambda: cluster.encode_plan(self.spark, ()),
                 write=cluster.write_plan,
             )
-        rows = read_frame(self.spark, splits, read, stages.frames.ddl)
+        rows = read_frame(self.spark, unread, stages.frames.ddl)
         for function in stages.frames.functions:
             rows = function(rows)
-        return engine_of(cluster, rows, stages.after)
+        twice = unread if self._read.layout.mode == DEADLETTER else None
+        return engine_of(cluster, rows, stages.after, dead_letters=twice)
 
 
 def start_query(
@@ -116,13 +123,46 @@ def start_query(
     runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted)
     writer = (
         run.spark.readStream.format(FORMAT)
-        .options(**run.source_options)
+        .options(**_without_dead_letters(run.source_options))
         .load()
         .writeStream.queryName(run.name)
         .option("checkpointLocation", checkpoint)
         .foreachBatch(runner)
     )
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
+    """For Spark's side of the source, which plans the epochs and reads no record of a pipeline."""
+    if source_options.get("value.mode") == DEADLETTER:
+        return {**source_options, "value.mode": DROPMALFORMED}
+    return dict(source_options)
+
+
+def _check_dead_letters(options: SourceOptions, sink: SinkSettings) -> None:
+    """Mode and topic come together, and the topic is one of its own."""
+    topic, wanted = sink.dead_letter_topic, options.value_mode == DEADLETTER
+    if wanted and options.value_format == "raw":
+        raise OptionError(
+            "value.mode=deadletter, but value.format is raw, which takes any bytes: give the "
+            "source a value=, or remove the mode"
+        )
+    if wanted and topic is None:
+        raise OptionError(
+            "the source's values have mode='deadletter', but the sink has no topic for malformed "
+            "records: create one and set KafkaSink(dead_letter_topic=...), or choose another mode"
+        )
+    if topic is not None and not wanted:
+        raise OptionError(
+            f"dead_letter_topic={topic!r}, but the mode of the source's values is "
+            f"{options.value_mode!r}: set mode='deadletter' there, e.g. "
+            f"value=Json(..., mode='deadletter'), or remove the topic"
+        )
+    if topic is not None and topic == sink.topic:
+        raise OptionError(
+            f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
+            f"records: name another"
+        )
 
 
 def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,48 @@
+"""Spark is told of the columns that tasks build, for every format and mode."""
+
+from itertools import product
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tallystick.errors import OptionError
+from tallystick.json_format import MODES
+from tallystick.options import SourceOptions, parse_source_options
+from tallystick.spark.layouts import columns_ddl, layout_of
+
+pytestmark = pytest.mark.spark
+
+FORMATS = (
+    {"value.format": "raw"},
+    {"value.format": "string"},
+    {
+        "value.format": "json",
+        "value.schema": "n bigint, at timestamp,",
+        "metadata.prefix": "kafka_",
+    },
+)
+
+
+def options(settings: dict[str, str]) -> SourceOptions:
+    return parse_source_options(
+        {"kafka.bootstrap.servers": "nowhere:1", "subscribe": "t", **settings}, streaming=True
+    )
+
+
+def test_the_schema_that_spark_reads_from_our_ddl_is_that_of_the_rows(spark: SparkSession) -> None:
+    for form, mode, headers in product(FORMATS, MODES, ("true", "false")):
+        asked = options({**form, "value.mode": mode, "includeHeaders": headers})
+        told = spark.createDataFrame([], columns_ddl(asked)).schema
+
+        layout = layout_of(asked, told, dead_letters=True)
+
+        assert layout.schema == to_arrow_schema(told, timezone="UTC"), (form, mode, headers)
+
+
+def test_dead_letters_need_somebody_who_writes_them(spark: SparkSession) -> None:
+    asked = options({"value.format": "string", "value.mode": "deadletter"})
+    told = spark.createDataFrame([], columns_ddl(asked)).schema
+
+    with pytest.raises(OptionError, match=r"in a Pipeline only.*use permissive"):
+        layout_of(asked, told)
