@@ -20,6 +20,7 @@ import urllib3
 
 from tallystick.avro_format import Avro, check_registry
 from tallystick.errors import AuthorizationError, OptionError, RecordError, RetriableError
+from tallystick.source.avro_schema import SchemaTexts
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
@@ -31,9 +32,6 @@ REFERENCES_MAX = 1000
 SHOWN_CHARACTERS_MAX = 200
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-
-SchemaTexts = tuple[str, ...]
-"""A schema, after those that it refers to; see `source.avro_schema`."""
 
 
 class RegistryUnavailableError(RetriableError):

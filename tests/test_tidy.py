@@ -16,7 +16,13 @@ FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 450
 
 WORDS = {"errors", "topic_partition"}
-COLUMNS = {"spans", "json_format", "json_kernels", "kernel_cache", "memory"}  # pure; kernels need their cache
+COLUMNS = {
+    "spans",
+    "json_format",
+    "json_kernels",
+    "kernel_cache",
+    "memory",
+}  # pure; kernels need their cache
 DECISIONS = {"source", "state", "sink"}
 VALUES = WORDS | DECISIONS
 CORE = VALUES | {"checkpoint", "ports"}
@@ -43,21 +49,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel_cache": {"cache"},
     "java": WORDS | {"cache"},
     "storage": WORDS,
-    "registry": WORDS | {"avro_format"},
+    "registry": VALUES | {"avro_format"},
     "kafka": VALUES | COLUMNS | {"ports"},
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
-    "task": VALUES | {"exchange", "kafka"},
+    "task": VALUES | {"exchange", "json_format", "kafka"},
     "steps": WORDS | {"task"},
     "option_table": WORDS | {"json_format", "source"},
-    "options": WORDS | {"json_format", "option_table", "source"},
+    "option_page": {"option_table"},
+    "options": WORDS | {"avro_format", "json_format", "option_table", "source"},
     "spark": CORE
-    | {"exchange", "java", "job", "json_format", "kafka", "options", "steps", "storage", "task"},
+    | {"exchange", "java", "job", "json_format", "kafka", "options", "registry", "steps", "storage"}
+    | {"task"},
+    "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS
-    | {"formats", "json_format", "kafka", "option_table", "options", "source", "spark"},
+    | {
+        "avro_format",
+        "formats",
+        "json_format",
+        "kafka",
+        "option_table",
+        "options",
+        "source",
+        "spark",
+    },
     "pipeline": WORDS | {"endpoints", "job", "spark", "steps", "task"},
-    "__init__": WORDS | {"endpoints", "json_format", "pipeline", "spark"},
+    "__init__": WORDS
+    | {"avro_format", "endpoints", "formats", "json_format", "pipeline", "source", "spark"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
