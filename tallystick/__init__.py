@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tallystick.avro_format import Avro
     from tallystick.endpoints import KafkaSink, KafkaSource
     from tallystick.errors import (
         AuthorizationError,
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
         DataLossError,
         FencedError,
         ForeignRowsError,
+        LogTruncatedError,
         ManifestError,
         OptionError,
+        PartitionRemovedError,
         RecordError,
+        RecordsExpiredError,
         TallystickError,
+        TopicRecreatedError,
     )
+    from tallystick.formats import Text
     from tallystick.json_format import Json
     from tallystick.pipeline import Pipeline
+    from tallystick.source.losses import LossPolicy
     from tallystick.spark.session import configure, spark_session
     from tallystick.spark.source import register
 
@@ -29,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AuthorizationError",
+    "Avro",
     "BrokerUnavailableError",
     "DataLossError",
     "FencedError",
@@ -36,21 +44,30 @@ __all__ = [
     "Json",
     "KafkaSink",
     "KafkaSource",
+    "LogTruncatedError",
+    "LossPolicy",
     "ManifestError",
     "OptionError",
+    "PartitionRemovedError",
     "Pipeline",
     "RecordError",
+    "RecordsExpiredError",
     "TallystickError",
+    "Text",
+    "TopicRecreatedError",
     "configure",
     "register",
     "spark_session",
 ]
 
 _HOMES = {
+    "Avro": "avro_format",
     "Json": "json_format",
     "KafkaSink": "endpoints",
     "KafkaSource": "endpoints",
+    "LossPolicy": "source.losses",
     "Pipeline": "pipeline",
+    "Text": "formats",
     "configure": "spark.session",
     "register": "spark.source",
     "spark_session": "spark.session",

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from pyspark.sql import DataFrame
 
+from tallystick.avro_format import Avro
 from tallystick.errors import OptionError
 from tallystick.formats import Text
 from tallystick.json_format import Json
@@ -64,7 +65,7 @@ class KafkaSource:
     ending_offsets: Offsets | None = None
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
-    value: Json | Text | None = None
+    value: Json | Text | Avro | None = None
     metadata_prefix: str = ""
     headers: bool = False
     losses: LossPolicy = field(default_factory=LossPolicy)
@@ -218,6 +219,7 @@ class KafkaSink:
             compression=self.compression,
             batch_bytes=self.batch_bytes,
             transaction_timeout_ms=self.transaction_timeout_ms,
+            dead_letter_topic=self.dead_letter_topic,
         )
 
 
@@ -268,7 +270,8 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
     }
 
 
-def _value_options(value: Json | Text | None, prefix: str) -> dict[str, str | None]:
+def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, str | None]:
+    form: dict[str, str | None]
     match value:
         case None:
             return {}
@@ -280,6 +283,14 @@ def _value_options(value: Json | Text | None, prefix: str) -> dict[str, str | No
             )
         case Json(schema, mode):
             form = {"value.format": "json"}
+        case Avro(schema, registry, schemas, mode, user_info, ca):
+            form = {
+                "value.format": "avro",
+                "value.registry.url": registry,
+                "value.registry.file": schemas,
+                "value.registry.user.info": user_info,
+                "value.registry.ca": ca,
+            }
     prefixed = {"metadata.prefix": prefix or None}
     return {**form, "value.schema": schema, "value.mode": mode, **prefixed}
 

@@ -22,7 +22,7 @@ class Option:
     Args:
         name: as users write it; case does not matter.
         kind: its type and unit, in words.
-        default: in words; None: it has to be given, or one of its group.
+        default: in words.
         meaning: what it does, in a sentence or two.
         example: a value.
         section: the heading that it stands under.
@@ -31,7 +31,7 @@ class Option:
 
     name: str
     kind: str
-    default: str | None
+    default: str
     meaning: str
     example: str
     section: str
@@ -56,13 +56,13 @@ _GROUP = "The consumer group"
 _OFFSETS = choices("earliest", "latest", "committed") + f", or {_PER_PARTITION}offset"
 
 OPTIONS = (
-    Option("subscribe", "topic names, by comma", None,
+    Option("subscribe", "topic names, by comma", "one of three",
            "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
            "flights,orders", _WHAT),
-    Option("subscribePattern", "regular expression (Python's)", None,
+    Option("subscribePattern", "regular expression (Python's)", "one of three",
            "Read every topic whose whole name matches, also those that are created later. Kafka's internal topics never match.",
            "flights-.*", _WHAT),
-    Option("assign", "JSON: topic → partitions", None, "Read exactly these partitions.",
+    Option("assign", "JSON: topic → partitions", "one of three", "Read exactly these partitions.",
            '{"flights": [0, 1]}', _WHAT),
     Option("partition.discovery.interval.ms", "ms", "300000",
            "How often to look for new partitions and topics; 0 or less: only when a query starts. What is found later is read from its first offset.",
@@ -94,13 +94,15 @@ OPTIONS = (
            "16", _RATE),
     Option("value.format", choices(*VALUE_FORMATS), "raw",
            "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`: the fields of `value.schema` become columns (Avro in Confluent's wire format).", "json", _VALUES),
-    Option("value.schema", "Spark DDL", None, "The fields to read, for `json` and `avro`. What a record has beyond them is ignored, what it lacks is null.",
+    Option("value.schema", "Spark DDL", "none", "The fields to read; `json` and `avro` need it. What a record has beyond them is ignored, what it lacks is null.",
            "dest string, dep_delay double", _VALUES),
     Option("value.mode", choices(*MODES), "failfast",
            "What a malformed value does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
            "permissive", _VALUES),
     Option("value.registry.url", "URL", "not set", "For `avro`: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", _VALUES),
-    Option("value.registry.file", "path", "not set", "For `avro`: a JSON file of schemas by id, instead of a registry.", "schemas.json", _VALUES),
+    Option("value.registry.user.info", "`user:password`", "not set", "Credentials for the registry, if they do not stand in its URL.", "reader:secret", _VALUES),
+    Option("value.registry.ca", "path", "the system's", "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", _VALUES),
+    Option("value.registry.file", "path", "not set", "For `avro`: instead of a registry, a JSON file `{\"1\": <schema>, …}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", _VALUES),
     Option("includeHeaders", _FLAG, "false", "Add the column `headers`.", "true", _VALUES),
     Option("metadata.prefix", "text", "empty", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", _VALUES),
     Option("when.expired", choices(*losses.ON_EXPIRED), "fail",

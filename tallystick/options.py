@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tallystick.avro_format import Avro
 from tallystick.errors import OptionError
 from tallystick.json_format import FAILFAST, MODES
 from tallystick.option_table import BY_NAME, GROUP_OPTION, KAFKA_PREFIX, OPTIONS, VALUE_FORMATS
@@ -48,8 +49,7 @@ class SourceOptions:
     value_format: str = "raw"
     value_schema: str | None = None
     value_mode: str = FAILFAST
-    registry_url: str | None = field(default=None, repr=False)  # may hold a password
-    registry_file: str | None = None
+    avro: Avro | None = None
     metadata_prefix: str = ""
 
     @property
@@ -101,8 +101,7 @@ def parse_source_options(
         value_format=value_format,
         value_schema=plain.get("value.schema"),
         value_mode=_choice(plain, "value.mode", MODES, FAILFAST),
-        registry_url=plain.get("value.registry.url"),
-        registry_file=plain.get("value.registry.file"),
+        avro=_avro(plain) if value_format == "avro" else None,
         metadata_prefix=plain.get("metadata.prefix", ""),
     )
 
@@ -148,12 +147,23 @@ def _check_value(plain: Mapping[str, str], value_format: str) -> None:
             "value.format=json or avro: "
             'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
         )
-    registries = [n for n in ("value.registry.url", "value.registry.file") if n in plain]
-    if len(registries) != (1 if value_format == "avro" else 0):
+    registry = [name for name in plain if name.startswith("value.registry.")]
+    if registry and value_format != "avro":
         raise OptionError(
-            f"value.format={value_format} with {' and '.join(registries) or 'no registry'}: avro "
-            f"needs one of value.registry.url and value.registry.file, other formats take neither"
+            f"{', '.join(registry)}: value.format={value_format} needs no registry: set it to "
+            f"avro, or remove that"
         )
+
+
+def _avro(plain: Mapping[str, str]) -> Avro:
+    return Avro(
+        plain["value.schema"],
+        registry=plain.get("value.registry.url"),
+        schemas=plain.get("value.registry.file"),
+        mode=_choice(plain, "value.mode", MODES, FAILFAST),
+        user_info=plain.get("value.registry.user.info"),
+        ca=plain.get("value.registry.ca"),
+    )
 
 
 def _subscription(plain: Mapping[str, str]) -> Subscription:

@@ -1,7 +1,10 @@
 """What users type wrong, and what they are told."""
 
+from pathlib import Path
+
 import pytest
 
+from tallystick import option_page
 from tallystick.errors import OptionError
 from tallystick.option_table import OPTIONS
 from tallystick.options import parse_source_options
@@ -69,8 +72,8 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"value__format": "xml"}, "expected one of raw, string, json, avro"),
         ({"value__format": "json"}, "needs value.schema"),
         ({"value__schema": "a int"}, "needs value.format=json"),
-        ({"value__format": "avro", "value__schema": "a int"}, "avro needs one of value.registry"),
-        ({"value__registry__url": "http://r"}, "other formats take neither"),
+        ({"value__format": "avro", "value__schema": "a int"}, "set either registry"),
+        ({"value__registry__url": "http://r"}, "needs no registry"),
         ({"startingOffsets": "committed"}, "Name the group in kafka.group.id"),
         ({"committed__fallback": "latest"}, "is for startingOffsets=committed"),
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
@@ -129,6 +132,9 @@ def test_an_option_of_streams_means_nothing_for_a_batch():
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_the_example_of_every_option_is_accepted(option):
     """With what else it needs: the page "Reading from Kafka" shows these examples."""
+    registry = {
+        "value.format": "avro", "value.schema": "a int", "value.registry.url": "http://host:8081"
+    }  # fmt: skip
     needed = {
         "assign": {"subscribe": ""},
         "subscribePattern": {"subscribe": ""},
@@ -137,8 +143,16 @@ def test_the_example_of_every_option_is_accepted(option):
         "value.schema": {"value.format": "json"},
         "value.registry.url": {"value.format": "avro", "value.schema": "a int"},
         "value.registry.file": {"value.format": "avro", "value.schema": "a int"},
+        "value.registry.user.info": registry,
+        "value.registry.ca": registry,
     }
     assert parse(**needed.get(option.name, {}), **{option.name: option.example})
+
+
+def test_the_page_of_the_docs_is_made_from_the_table():
+    page = Path("docs/reading-from-kafka.md").read_text()
+
+    assert option_page.spliced(page) == page, "run python -m tallystick.option_page with the page"
 
 
 def test_secrets_are_not_in_the_repr():

@@ -33,6 +33,8 @@ LOCAL = "local[2]"
 NOT_IN_TIME = "Python worker failed to connect back"
 """Spark gives its source process 10 s to come up; on a busy machine that may take another try."""
 
+STARTED = "Started"
+"""Not an event of the coordinator: the query runs, and has not planned anything yet."""
 RETURNED = "EpochReturned"
 """Not an event of the coordinator: the epoch is over, and Spark has not logged it yet."""
 
@@ -171,6 +173,7 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     hook(fate, spec.get("writing_dies_once"))
     for _ in range(3):
         query = start(spark, spec, fate)
+        fate.meet(STARTED)
         try:
             return query.awaitTermination()
         except StreamingQueryException as error:

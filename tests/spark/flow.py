@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -14,7 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 import tallystick as ts
 from tallystick.checkpoint import coordinator as c
 from tallystick.testing import EmbeddedKafka
-from tests.spark.topics import assert_exact, numbered, produce
+from tests.spark.topics import WAIT_S, assert_exact, numbered, produce
 
 NOT_IN_TIME = "Python worker failed to connect back"
 _numbers = count()
@@ -49,10 +50,22 @@ class Flow:
         """The checkpoint folder."""
         return self.folder / "checkpoint"
 
-    def feed(self, record_count: int, *, keys: int = 7) -> None:
-        """Append numbered records to the input."""
+    def feed(self, record_count: int, *, keys: int = 7, partition: int = -1) -> None:
+        """Append numbered records to the input; a partition that grew keeps to its own keys."""
         records = numbered(record_count, first=len(self.input), keys=keys)
-        produce(self.confluent, self.topic_in, records)
+        produce(self.confluent, self.topic_in, records, partition=partition)
+        self.input += records
+
+    def grow(self, record_count: int) -> None:
+        """Add a partition to the input, with records of keys that no other partition has."""
+        new, self.partitions = self.partitions, self.partitions + 1
+        futures = AdminClient(self.confluent).create_partitions(
+            [NewPartitions(self.topic_in, self.partitions)]
+        )
+        futures[self.topic_in].result(WAIT_S)
+        self.kafka.wait_until_in_sync([self.topic_in])
+        records = [(f"new{new}", value) for _, value in numbered(record_count)]
+        produce(self.confluent, self.topic_in, records, partition=new)
         self.input += records
 
     def source(self, **settings: Any) -> ts.KafkaSource:

@@ -8,6 +8,8 @@ from tests.spark.flow import Flow
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 KILLS = [
+    ("Started", 1),  # before the first plan
+    ("EpochRequested", 1),  # planned and logged, and nothing read yet
     ("ProducerFenced", 1),
     ("CommittedRead", 1),
     ("TransactionCommitted", 1),  # of the lineage's first token: nothing was written yet
@@ -20,18 +22,25 @@ KILLS = [
     ("EpochReturned", 2),  # between our commit and Spark's own
 ]
 """The fact behind which the driver dies, and the how-manieth of its kind in that run."""
+GROWN_AFTER = {"Started", "EpochRequested", "EpochRan"}
+"""Before the first plan, after a plan and before its read, after a read and before its commit."""
 
 
 def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_nothing(
     flow: Flow, drivers: Drivers
 ) -> None:
-    flow.feed(600)
+    """With partitions added while it is down."""
+    flow.feed(600, partition=0)
     for fact, occurrence in KILLS:
         driver = drivers.take(spares=1)
         driver.run(flow.spec(kill_at=fact, occurrence=occurrence, epoch_records=40))
         driver.wait_until_killed()
         driver.stop()
-        flow.feed(20)
+        is_planned = (flow.checkpoint / "offsets" / "0").exists()
+        assert is_planned == (fact != "Started")
+        if fact in GROWN_AFTER:
+            flow.grow(30)
+        flow.feed(20, partition=0)
 
     flow.run(flow.pipeline(max_offsets_per_trigger=200))
 

@@ -204,7 +204,7 @@ def test_a_stream_loses_nothing_of_a_first_batch_that_dies_nor_of_partitions_tha
     assert reader.follow(subscribe=topic, maxOffsetsPerTrigger="12") == values(110, 140)
     assert [p.numInputRows for p in reader.progress if p.numInputRows] == [12, 12, 6]
 
-    query = reader.start(subscribe=topic)
+    query = reader.start(subscribe=topic, **{"partition.discovery.interval.ms": "1"})
     try:
         grow(3)
         feed(kafka, topic, 10, first=140, partition=2)
@@ -230,7 +230,7 @@ def test_records_deleted_unread_stop_the_query_unless_that_is_accepted(
     for future in admin.delete_records([TopicPartition(topic, 0, 45)]).values():
         future.result(WAIT_S)
 
-    lost = rf"DataLossError.*{topic}-0\[30,60\).*earliest left is 45: 15 offsets"
+    lost = rf"RecordsExpiredError.*{topic}-0\[30,60\).*earliest left is 45: 15 offsets"
     with pytest.raises(StreamingQueryException, match=lost):
         reader.follow(**options)
     assert reader.follow(**options, failOnDataLoss="false") == values(45, 60)
