@@ -195,7 +195,8 @@ def table(ways: dict[str, Way], costs: dict[str, list[Cost]], records: int) -> s
 def load(bootstrap: str, records: int, partitions: int) -> None:
     """Write the events through librdkafka, lz4; the same ones every time."""
     new = NewTopic(TOPIC, num_partitions=partitions, replication_factor=1)
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([new])[TOPIC].result(WAIT_S)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # its answers come while it lives
+    admin.create_topics([new])[TOPIC].result(WAIT_S)
     config = {"compression.type": "lz4", "linger.ms": 50, "acks": 1}
     buffered = {"queue.buffering.max.messages": 1_000_000}
     producer = Producer({"bootstrap.servers": bootstrap, **config, **buffered})
