@@ -28,6 +28,8 @@ RETRY_COUNT_MAX = 5
 BACKOFF_S = 0.1
 """Before the second try twice this, doubled with each further one: about 6 s in all."""
 RETRIED_STATUSES = (429, 500, 502, 503, 504)
+NOT_FOUND_CODES = (40401, 40402, 40403)
+"""No such subject, version, schema; a plain 404 is about the path."""
 REFERENCES_MAX = 1000
 SHOWN_CHARACTERS_MAX = 200
 
@@ -157,11 +159,11 @@ class SchemaRegistry:
         if isinstance(answer, dict):
             if response.status == 200:
                 return answer
-            if response.status == 404 and "error_code" in answer:
+            if answer.get("error_code") in NOT_FOUND_CODES:
                 return None
         raise RegistryUnavailableError(
-            f"GET {url} answers {response.status}: {shown!r}. Expected a schema, or 404 with an "
-            f"error_code: check that the URL is that of a schema registry."
+            f"GET {url} answers {response.status}: {shown!r}. Expected a schema, or an error_code "
+            f"from 40401 to 40403: check that the URL is that of a schema registry."
         )
 
 
