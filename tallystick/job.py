@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -13,6 +13,7 @@ from tallystick.errors import DataLossError, ManifestError, RetriableError
 from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.shown import requests, shown
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ def _ignore(_: c.Event) -> None:
 class Driver:
     """Runs the epochs of one query run, one at a time, in the order that Spark asks for them.
 
+    Positions of sources on the target's cluster are committed in the epoch's transaction; showing
+    those of other clusters is not the driver's business (`spark.group_offsets`).
+
     Args:
         identity: the pipeline and its checkpoint.
         target: the transactional id, and where the token goes.
         broker: the cluster that is written to.
-        source_broker: where offsets of sources on another cluster are published; None: nowhere.
         storage: the checkpoint location.
         clock: for names and pauses.
         listener: told every event.
@@ -60,7 +63,6 @@ class Driver:
         storage: Storage,
         clock: Clock,
         *,
-        source_broker: Broker | None = None,
         listener: Listener = _ignore,
     ) -> None:
         if not __debug__:
@@ -69,10 +71,14 @@ class Driver:
         self._identity = identity
         self._target = target
         self._broker = broker
-        self._source_broker = source_broker
         self._storage = storage
         self._clock = clock
         self._listener = listener
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster whose transactions commit the epochs, and the positions of sources there."""
+        return self._target.cluster_id
 
     def run_epoch(self, request: Request, engine: Engine) -> None:
         """Run one epoch to its end, or find that it is committed already.
@@ -95,7 +101,6 @@ class Driver:
                 )
             match action:
                 case c.EndEpoch():
-                    self._publish_offsets(request)
                     return
                 case c.Stop(error):
                     raise error
@@ -144,7 +149,8 @@ class Driver:
         self._broker.stage_offsets(action.producer, self._target.token_group, token)
         for source in _sources(action.sources):
             if source.cluster_id == self._target.cluster_id:
-                self._broker.stage_offsets(action.producer, source.group, _shown(source))
+                for positions in requests(shown(source)):
+                    self._broker.stage_offsets(action.producer, source.group, positions)
         return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
 
     def _read_committed(self) -> Committed:
@@ -159,20 +165,10 @@ class Driver:
         manifest = None if data is None else m.decode(data, token.manifest_path)
         return Committed(token, manifest, manifest_exists=manifest is not None)
 
-    def _publish_offsets(self, request: Request) -> None:
-        """Show the positions of sources on other clusters; those of this one went with the rows."""
-        for source in _sources(request.sources):
-            if source.cluster_id != self._target.cluster_id and self._source_broker is not None:
-                self._source_broker.commit_offsets(source.group, _shown(source))
-
 
 def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
     parsed = [parse_source(text) for text in texts]
     return [source for source in parsed if source is not None and source.group]
-
-
-def _shown(source: SourceOffsets) -> Mapping[TopicPartition, tuple[int, str]]:
-    return {partition: (offset, "") for partition, offset in source.positions.items()}
 
 
 TOKEN_VERSION = 1

@@ -7,10 +7,11 @@ together. The id of the query lives there too and is the lineage of our manifest
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.checkpoint.verdict import Identity, Request
@@ -18,6 +19,8 @@ from tallystick.errors import DataLossError, OptionError
 from tallystick.job import Driver
 from tallystick.ports import Engine
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.spark.group_offsets import shown_in_transaction
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
@@ -51,9 +54,7 @@ def current_run(spark: SparkSession) -> QueryRun:
         raise OptionError(
             "KafkaSink is for writeStream.foreachBatch(sink): call it from there only"
         )
-    jvm: Any = context._jvm
-    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-    execution = queries.get(jvm.java.util.UUID.fromString(query_id))
+    execution = execution_of(spark, query_id)
     trigger = execution.trigger()
     timed = trigger.getClass().getSimpleName() == "ProcessingTimeTrigger"
     return QueryRun(
@@ -63,6 +64,62 @@ def current_run(spark: SparkSession) -> QueryRun:
         checkpoint=str(execution.resolvedCheckpointRoot()),
         trigger_interval_ms=int(trigger.intervalMs()) if timed else None,
     )
+
+
+def execution_of(spark: SparkSession, query_id: str) -> Any:
+    """Spark's own object of a running query, in the JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return queries.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
+    """The options of each source of a kind in a running query; they may hold secrets."""
+    leaves = [
+        leaf
+        for leaf in _items(execution.analyzedPlan().collectLeaves())
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+    ]
+    ours = [leaf for leaf in leaves if leaf.sourceName().lower() == source_name]
+    return [dict(leaf.extraOptions().asCaseSensitiveMap()) for leaf in ours]
+
+
+def committed_batch(execution: Any) -> int | None:
+    """The newest micro-batch that Spark's commit log holds; None if there is none.
+
+    The log of a temporary checkpoint goes with its query: then it is the newest of this run.
+    """
+    try:
+        newest = execution.commitLog().getLatestBatchId()
+        if newest.isDefined():
+            return int(newest.get())
+    except Py4JJavaError:
+        pass  # its folder is deleted
+    progress = execution.lastProgress()
+    return None if progress is None else int(progress.batchId())
+
+
+def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOffsets]]:
+    """A committed micro-batch, and the end offsets of those of its sources that are ours."""
+    try:
+        entry = execution.offsetLog().get(batch_id)
+        found = [each for each in _items(entry.get().offsets()) if each.isDefined()]
+        texts = [each.get().json() for each in found]
+    except Py4JJavaError:
+        progress = execution.lastProgress()
+        if progress is None:
+            raise
+        batch_id = int(progress.batchId())
+        texts = [source.endOffset() for source in progress.sources()]
+    parsed = [parse_source(text or "") for text in texts]
+    return batch_id, [source for source in parsed if source is not None]
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """What a Scala collection holds."""
+    iterator = sequence.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
 
 
 def logged_sources(storage: FileStorage, batch_id: int) -> tuple[str, ...]:
@@ -154,12 +211,14 @@ class EpochRunner:
         if self._run_id is None or self._run_id != run_id:
             self._open(current_run(rows.sparkSession))
             self._run_id = run_id
+        assert run_id is not None
         assert self._driver is not None
         assert self._storage is not None
         sources = logged_sources(self._storage, batch_id)
         previous = logged_sources(self._storage, batch_id - 1) if batch_id > 0 else ()
         engine = _Witness(self._make_engine(Batch(rows, sources, previous)))
         self._driver.run_epoch(Request(batch_id, sources), engine)
+        shown_in_transaction(run_id, self._driver.cluster_id, batch_id)
         if not engine.has_run and self._storage.names(STATE_FOLDER):
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
             # same, and it comes about by running the plan; the rows of it are in Kafka already.

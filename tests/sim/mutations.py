@@ -28,6 +28,8 @@ from tallystick.job import Driver
 from tallystick.sim import engine
 from tallystick.sim.faults import Fault
 from tallystick.sim.kafka_cluster import KafkaCluster
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.shown import shown
 
 Replacement = Callable[[], Any]
 
@@ -118,14 +120,22 @@ for fault in (Fault.LATE_EFFECT, Fault.CRASH_LATE):
     )
 
 
+def _on_the_sinks_cluster(driver: Driver, action: c.CommitTransaction) -> list[SourceOffsets]:
+    return [each for each in job._sources(action.sources) if each.cluster_id == driver.cluster_id]
+
+
+def _with_metadata(positions: Mapping[Any, int]) -> dict[Any, tuple[int, str]]:
+    return {partition: (offset, "") for partition, offset in positions.items()}
+
+
 @mutation("the token is committed after the rows", Driver, "_commit", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
         token = {self._target.token_partition: job.encode_token(action.token)}
         if not action.token.manifest_path:
             return original(self, action)
-        for source in job._sources(action.sources):
-            self._broker.stage_offsets(action.producer, source.group, job._shown(source))
+        for source in _on_the_sinks_cluster(self, action):
+            self._broker.stage_offsets(action.producer, source.group, _with_metadata(shown(source)))
         event = c.TransactionCommitted(self._broker.commit_transaction(action.producer))
         self._broker.commit_offsets(self._target.token_group, token)
         return event
@@ -147,8 +157,8 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
         event = original(self, replace(action, sources=()))
-        for source in job._sources(action.sources):
-            self._broker.commit_offsets(source.group, job._shown(source))
+        for source in _on_the_sinks_cluster(self, action):
+            self._broker.commit_offsets(source.group, _with_metadata(shown(source)))
         return event
 
     return commit

@@ -1,0 +1,179 @@
+"""Positions in consumer groups, for epochs that no transaction of ours commits.
+
+`kafka-consumer-groups` and lag exporters read them; nothing here does, and no restart depends on
+them. So a failure is told and counted, and never stops a query.
+
+Invariants:
+    * Only positions that differ from what the group shows are sent.
+    * A position that this run has not committed itself only moves a group forward: what an older
+      run left in the log must not overwrite what a newer one has shown (docs/decisions/0007).
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tallystick.errors import OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.shown import requests, shown
+from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, str]
+"""Where positions are shown: cluster id and consumer group."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceClient:
+    """How one source of a query reaches its cluster."""
+
+    group: str
+    config: KafkaConfig
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done for one query, in this process."""
+
+    commits: int = 0
+    positions: int = 0
+    failures: int = 0
+
+
+COUNTS: defaultdict[str, Counts] = defaultdict(Counts)
+"""By the query's name, or its id; for metrics."""
+
+_in_transaction: dict[str, dict[str, int]] = {}
+
+
+def shown_in_transaction(run_id: str, cluster_id: str, batch_id: int) -> None:
+    """Say that the transaction of this epoch showed the positions of sources on the cluster.
+
+    They are not committed again: a driver that was replaced, and does not know it yet, would put
+    its old positions over newer ones, which in a transaction Kafka refuses.
+    """
+    _in_transaction.setdefault(run_id, {})[cluster_id] = batch_id
+
+
+def in_transaction(run_id: str, cluster_id: str, batch_id: int) -> bool:
+    """Whether a transaction has shown the positions of this epoch already."""
+    return _in_transaction.get(run_id, {}).get(cluster_id, -1) >= batch_id
+
+
+def forget_transactions(run_id: str) -> None:
+    """The run is over."""
+    _in_transaction.pop(run_id, None)
+
+
+class GroupOffsets:
+    """What the consumer groups of one query run show. One thread at a time.
+
+    Args:
+        query: its name or id, for messages and counts.
+        clients: how its sources reach their clusters.
+        connect: makes a broker of a configuration.
+    """
+
+    def __init__(
+        self,
+        query: str,
+        clients: Sequence[SourceClient],
+        connect: Callable[[KafkaConfig], KafkaBroker] = KafkaBroker,
+    ) -> None:
+        self._query = query
+        self._clients = clients
+        self._connect = connect
+        self._brokers: dict[KafkaConfig, KafkaBroker] = {}
+        self._shown: dict[Place, dict[TopicPartition, int]] = {}
+        self._told: set[tuple[Place, str]] = set()
+
+    def show(self, sources: Iterable[SourceOffsets], *, forward_only: bool = False) -> bool:
+        """Commit the positions that the groups do not show yet.
+
+        Args:
+            sources: the positions of an epoch that is committed.
+            forward_only: leave alone what shows more already.
+
+        Returns:
+            Whether the groups show them all now; if not, a later call sends them again.
+        """
+        done = True
+        for place, positions in _by_place(sources).items():
+            try:
+                self._show(place, positions, forward_only)
+            except Exception as error:
+                self._tell(place, error)
+                done = False
+            else:
+                self._told = {told for told in self._told if told[0] != place}
+        return done
+
+    def close(self) -> None:
+        """Close the connections."""
+        for broker in self._brokers.values():
+            broker.close()
+        self._brokers.clear()
+
+    def _show(self, place: Place, positions: Mapping[TopicPartition, int], forward: bool) -> None:
+        broker = self._broker(place)
+        _, group = place
+        if place not in self._shown:
+            self._shown[place] = broker.committed_offsets(group, positions)
+        known = self._shown[place]
+        changed = {
+            partition: offset
+            for partition, offset in positions.items()
+            if (known.get(partition, -1) < offset if forward else known.get(partition) != offset)
+        }
+        counts = COUNTS[self._query]
+        for part in requests(changed):
+            broker.commit_offsets(group, part)
+            known.update({partition: offset for partition, (offset, _) in part.items()})
+            counts.commits += 1
+            counts.positions += len(part)
+
+    def _broker(self, place: Place) -> KafkaBroker:
+        """A connection to the cluster, with the rights of the source whose group it is."""
+        cluster_id, group = place
+        for client in sorted(self._clients, key=lambda client: client.group != group):
+            if client.config not in self._brokers:
+                self._brokers[client.config] = self._connect(client.config)
+            broker = self._brokers[client.config]
+            if broker.cluster_id() == cluster_id:
+                return broker
+        raise OptionError(
+            f"no source of the query is connected to cluster {cluster_id}, whose offsets its "
+            f"checkpoint holds: was kafka.bootstrap.servers changed?"
+        )
+
+    def _tell(self, place: Place, error: Exception) -> None:
+        COUNTS[self._query].failures += 1
+        cause = (place, type(error).__name__)
+        if cause in self._told:
+            return
+        self._told.add(cause)
+        logger.warning(
+            "query %s: group %r on cluster %s does not show its positions, which are committed all "
+            "the same; tried again with the next epoch: %s: %s",
+            self._query,
+            place[1],
+            place[0],
+            type(error).__name__,
+            error,
+        )
+
+
+def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartition, int]]:
+    """The positions to show; where two sources share a group and a partition, the one behind."""
+    places: dict[Place, dict[TopicPartition, int]] = {}
+    for source in sources:
+        if not source.group:
+            continue
+        found = places.setdefault((source.cluster_id, source.group), {})
+        for partition, offset in shown(source).items():
+            found[partition] = min(offset, found.get(partition, offset))
+    return places

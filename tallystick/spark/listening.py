@@ -1,0 +1,252 @@
+"""Hears of every epoch that Spark commits, and shows its positions in the sources' groups.
+
+One listener per session, one thread per query run: a cluster that does not answer holds up neither
+Spark's listeners nor other queries. Only the newest positions of a run wait; older ones are moot.
+
+At the end of a run, and at the end of the process, the positions are those of Spark's commit log.
+So nothing depends on events that are still on their way.
+"""
+
+import atexit
+import logging
+import time
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from tallystick.kafka.config import KafkaConfig
+from tallystick.options import parse_source_options
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.group_offsets import (
+    COUNTS,
+    GroupOffsets,
+    SourceClient,
+    forget_transactions,
+    in_transaction,
+)
+from tallystick.spark.progress import sources_of
+from tallystick.spark.query import (
+    committed_batch,
+    committed_sources,
+    execution_of,
+    source_options,
+)
+
+logger = logging.getLogger(__name__)
+
+EXIT_WAIT_S = 10.0
+"""How long the end of the process may wait for positions on their way to Kafka."""
+
+Observer = Callable[[str, StreamingQueryProgress | None], None]
+"""Told a query's name, or id, and each progress of it; None once it has ended."""
+OBSERVERS: list[Observer] = []
+
+_listening: set[str] = set()
+_runs: dict[str, "Run"] = {}
+
+
+def listen(spark: SparkSession, source_name: str) -> None:
+    """Show the positions of every query that is started in this session from now on.
+
+    Calling it again changes nothing. Spark Connect runs queries in another process: nothing is
+    shown there.
+
+    Args:
+        spark: the session.
+        source_name: the name of our format.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        return
+    session_id = spark._jsparkSession.sessionUUID()
+    if session_id in _listening:
+        return
+    if not _listening:
+        atexit.register(show_at_exit)
+    spark.streams.addListener(Listener(spark, source_name))
+    _listening.add(session_id)
+
+
+def show_at_exit() -> None:
+    """Show what runs have committed last, for a script that ends right after `query.stop()`."""
+    deadline = time.monotonic() + EXIT_WAIT_S
+    runs = list(_runs.values())
+    for run in runs:
+        run.end()
+    for run in runs:
+        run.join(max(0.0, deadline - time.monotonic()))
+        if run.is_alive():
+            logger.warning(
+                "query %s: the process ends before its consumer groups show its last positions; "
+                "they are committed all the same, and shown when the query is started again",
+                run.query,
+            )
+
+
+class Run(Thread):
+    """Shows the positions of one query run.
+
+    Args:
+        query: its name, or id.
+        run_id: Spark's id of the run.
+        execution: Spark's object of the run, in the JVM.
+        offsets: what its groups show.
+    """
+
+    def __init__(self, query: str, run_id: str, execution: Any, offsets: GroupOffsets) -> None:
+        super().__init__(name=f"tallystick-offsets-{query}", daemon=True)
+        self.query = query
+        self._run_id = run_id
+        self._execution = execution
+        self._offsets = offsets
+        self._first = committed_batch(execution)
+        self._caught_up = False
+        self._changed = Condition()
+        self._newest: tuple[int, list[SourceOffsets]] | None = None
+        self._woken = True
+        self._ending = False
+
+    def tell(self, batch_id: int, sources: list[SourceOffsets]) -> None:
+        """An epoch is committed."""
+        with self._changed:
+            self._newest = (batch_id, sources)
+        self.wake()
+
+    def wake(self) -> None:
+        """Try again what could not be shown, if there is anything."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        """There will be no further epoch."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Serve until the end."""
+        try:
+            while not self._ended():
+                self._try(self._show)
+            self._try(self._read_log)
+            self._try(self._show)
+        finally:
+            self._offsets.close()
+            _forget(self._run_id)
+
+    def _ended(self) -> bool:
+        """Wait for something to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or self._ending)
+            self._woken = False
+            return self._ending
+
+    def _try(self, do: Callable[[], None]) -> None:
+        """What Kafka refuses is told by `GroupOffsets`; this is for what else may be in the way."""
+        try:
+            do()
+        except Exception as error:
+            COUNTS[self.query].failures += 1
+            logger.warning("query %s: its positions could not be shown: %s", self.query, error)
+
+    def _show(self) -> None:
+        """Show the newest epoch; before the first one, what an earlier run may not have shown."""
+        with self._changed:
+            newest = self._newest
+        if newest is None:
+            if self._first is not None and not self._caught_up:
+                _, sources = committed_sources(self._execution, self._first)
+                self._caught_up = self._offsets.show(sources, forward_only=True)
+            return
+        batch_id, sources = newest
+        left = [s for s in sources if not in_transaction(self._run_id, s.cluster_id, batch_id)]
+        if self._offsets.show(left):
+            with self._changed:
+                self._newest = None if self._newest is newest else self._newest
+                self._caught_up = True
+
+    def _read_log(self) -> None:
+        """Take what is committed by now, whether or not Spark has told of it."""
+        batch_id = committed_batch(self._execution)
+        if batch_id is not None and (self._first is None or batch_id > self._first):
+            with self._changed:
+                self._newest = committed_sources(self._execution, batch_id)
+
+
+class Listener(StreamingQueryListener):
+    """Carries Spark's events to the runs and observers; nothing here waits, or fails a query."""
+
+    def __init__(self, spark: SparkSession, source_name: str) -> None:
+        self._session = spark
+        self._source_name = source_name
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Called while the query starts, and before its first epoch."""
+        run_id, query = str(event.runId), event.name or str(event.id)
+        self._names[run_id] = query
+        try:
+            execution = execution_of(self._session, str(event.id))
+            clients = _clients(source_options(execution, self._source_name))
+            if any(client.group for client in clients):
+                _runs[run_id] = run = Run(query, run_id, execution, GroupOffsets(query, clients))
+                run.start()
+        except Exception as error:
+            logger.warning(
+                "query %s: its consumer groups will not show its positions, as the settings of "
+                "its sources cannot be found: %s",
+                query,
+                type(error).__name__,  # the text may hold the options, and so secrets
+            )
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Called after an epoch is committed."""
+        progress = event.progress
+        run_id = str(progress.runId)
+        run, sources = _runs.get(run_id), list(sources_of(progress))
+        if run is not None and sources:
+            run.tell(progress.batchId, sources)
+        if sources:
+            _observe(self._names.get(run_id, str(progress.id)), progress)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Called now and then while there is nothing to do."""
+        if run := _runs.get(str(event.runId)):
+            run.wake()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Called after the last epoch."""
+        run_id = str(event.runId)
+        if run := _runs.get(run_id):
+            run.end()
+        else:
+            _forget(run_id)
+        _observe(self._names.pop(run_id, str(event.id)), None)
+
+
+def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:
+    parsed = [parse_source_options(options, streaming=True) for options in sources]
+    return [SourceClient(each.group, KafkaConfig.from_options(each.client)) for each in parsed]
+
+
+def _observe(query: str, progress: StreamingQueryProgress | None) -> None:
+    for observer in OBSERVERS:
+        try:
+            observer(query, progress)
+        except Exception:
+            logger.exception("query %s: an observer of its progress failed", query)
+
+
+def _forget(run_id: str) -> None:
+    _runs.pop(run_id, None)
+    forget_transactions(run_id)

@@ -1,0 +1,95 @@
+"""How far a query's Tallystick sources are, from Spark's own progress.
+
+Spark logs and reports our offsets as JSON text that only we can read well: here it becomes numbers.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql.streaming.listener import SourceProgress as SparkSourceProgress
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.topic_partition import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgress:
+    """One source after an epoch.
+
+    Args:
+        index: which of the query's sources it is, counted over all kinds of sources.
+        cluster_id: the cluster that it reads.
+        group: the consumer group that shows its positions; "": none does.
+        positions: the next offset to read of each partition.
+        latest: the end of each partition, as far as Spark has been told; may be empty.
+        skipped: ranges (from, to) that were lost unread, and that this epoch passed over.
+    """
+
+    index: int
+    cluster_id: str
+    group: str
+    positions: Mapping[TopicPartition, int]
+    latest: Mapping[TopicPartition, int] = field(default_factory=dict)
+    skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> dict[TopicPartition, int]:
+        """How many offsets of each partition are left to read; absent where the end is unknown."""
+        return {
+            partition: max(0, end - self.positions[partition])
+            for partition, end in self.latest.items()
+            if partition in self.positions
+        }
+
+    @property
+    def lag_total(self) -> int | None:
+        """All of `lag`; None where no end is known."""
+        return sum(self.lag.values()) if self.latest else None
+
+    @property
+    def skipped_total(self) -> int:
+        """How many offsets this epoch passed over."""
+        return sum(stop - start for start, stop in self.skipped.values())
+
+
+def source_progress(query: StreamingQuery | StreamingQueryProgress) -> list[SourceProgress]:
+    """Positions, lag and losses of each Tallystick source of a query.
+
+    Args:
+        query: a query, for what its last epoch did; or one entry of its `recentProgress`.
+
+    Returns:
+        One value per source that is ours; empty before the first epoch.
+    """
+    progress = query.lastProgress if isinstance(query, StreamingQuery) else query
+    if progress is None:
+        return []
+    found = (_one(index, source) for index, source in enumerate(progress.sources))
+    return [each for each in found if each is not None]
+
+
+def sources_of(progress: StreamingQueryProgress) -> Iterator[SourceOffsets]:
+    """The end offsets of the sources that are ours, as they were logged."""
+    for source in progress.sources:
+        if offsets := parse_source(source.endOffset or ""):
+            yield offsets
+
+
+def _one(index: int, source: SparkSourceProgress) -> SourceProgress | None:
+    end = parse_source(source.endOffset or "")
+    if end is None:
+        return None
+    latest = parse_source(source.latestOffset or "")
+    progress = SourceProgress(
+        index=index,
+        cluster_id=end.cluster_id,
+        group=end.group,
+        positions=end.positions,
+        latest={} if latest is None else latest.positions,
+    )
+    # An epoch that read nothing from this source repeats the offsets of the one before, and its
+    # losses with them.
+    again = source.startOffset == source.endOffset
+    return progress if again else replace(progress, skipped=end.skipped)

@@ -1,0 +1,205 @@
+"""Consumer groups show how far queries have read; librdkafka is the one who looks."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.spark.group_offsets import COUNTS
+from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import Flow, finish
+from tests.spark.topics import WAIT_S, ends, produce
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+NewTopic = Callable[..., str]
+EXIT_JOB = Path(__file__).with_name("exit_job.py")
+NOTHING = -1001
+"""What librdkafka says where a group has no offset."""
+
+
+class Reader:
+    """Starts queries, and asks Kafka what their groups show."""
+
+    def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, folder: Path) -> None:
+        self.spark, self.kafka, self.folder = spark, kafka, folder
+
+    def options(self, topic: str, group: str, **further: str) -> dict[str, str]:
+        """The options of a source."""
+        return {
+            **self.kafka.kafka_options,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "kafka.group.id": group,
+            **further,
+        }
+
+    def stream(self, topic: str, group: str, **further: str) -> DataFrame:
+        """A source."""
+        options = self.options(topic, group, **further)
+        return self.spark.readStream.format("tallystick").options(**options).load()
+
+    def writer(self, rows: DataFrame, name: str) -> Any:
+        """A query without a sink of ours."""
+        checkpoint = str(self.folder / name)
+        writer = rows.writeStream.queryName(name).format("noop")
+        return writer.option("checkpointLocation", checkpoint)
+
+    def shown(self, group: str, topic: str, partitions: int) -> list[int]:
+        """The offsets that a group has in Kafka."""
+        consumer = Consumer({**self.kafka.confluent_options(), "group.id": group})
+        asked = [TopicPartition(topic, partition) for partition in range(partitions)]
+        deadline = time.monotonic() + WAIT_S
+        try:
+            while True:
+                try:
+                    return [found.offset for found in consumer.committed(asked, timeout=WAIT_S)]
+                except KafkaException:  # the coordinator of the broker's first group comes up
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+        finally:
+            consumer.close()
+
+    def feed(self, topic: str, *counts: int) -> None:
+        """So many records into each partition."""
+        for partition, count in enumerate(counts):
+            records = [(None, str(number)) for number in range(count)]
+            produce(self.kafka.confluent_options(), topic, records, partition=partition)
+
+    def wait_for(self, group: str, topic: str, expected: list[int]) -> None:
+        """Positions arrive a moment after the epoch that they belong to."""
+        wait_until(lambda: self.shown(group, topic, len(expected)), expected)
+
+
+def wait_until(ask: Callable[[], Any], expected: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while (found := ask()) != expected:
+        assert time.monotonic() < deadline, f"expected {expected}, found {found}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def reader(spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path) -> Reader:
+    return Reader(spark, kafka, tmp_path)
+
+
+def test_every_source_of_a_query_shows_each_epoch_in_its_own_group(
+    reader: Reader, tallystick_topic: NewTopic
+) -> None:
+    """Two groups, and a third that is switched off."""
+    one, two = tallystick_topic("one", partitions=2), tallystick_topic("two")
+    rows = (
+        reader.stream(one, "group-one")
+        .union(reader.stream(two, "group-two"))
+        .union(reader.stream(two, "group-off", **{"commit.offsets.on.checkpoint": "false"}))
+    )
+    reader.feed(one, 3, 5)
+    reader.feed(two, 7)
+    query = reader.writer(rows, "each").start()
+    try:
+        reader.wait_for("group-one", one, [3, 5])
+        reader.wait_for("group-two", two, [7])
+        reader.feed(one, 0, 2)
+        reader.wait_for("group-one", one, [3, 7])
+    finally:
+        query.stop()
+    assert COUNTS["each"].positions == 2 + 1 + 1, "only what has changed is sent"
+    assert COUNTS["each"].failures == 0
+    assert reader.shown("group-off", two, 1) == [NOTHING]
+
+    reader.feed(two, 1)
+    finish(reader.writer(rows, "each").trigger(availableNow=True).start)
+
+    reader.wait_for("group-two", two, [8])
+
+
+def test_a_failure_to_show_is_told_once_counted_and_made_up_for(
+    reader: Reader,
+    tallystick_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = tallystick_topic("refused")
+    commit = KafkaBroker.commit_offsets
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("no way")
+
+    monkeypatch.setattr(KafkaBroker, "commit_offsets", refuse)
+    query = reader.writer(reader.stream(topic, "group-refused"), "refused").start()
+    try:
+        for failures in (1, 2):
+            reader.feed(topic, 1)
+            wait_until(lambda: COUNTS["refused"].failures, failures)
+        assert reader.shown("group-refused", topic, 1) == [NOTHING]
+        monkeypatch.setattr(KafkaBroker, "commit_offsets", commit)
+        reader.feed(topic, 1)
+        reader.wait_for("group-refused", topic, [3])
+        assert query.isActive
+    finally:
+        query.stop()
+    told = [record for record in caplog.records if "does not show" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_what_the_transaction_shows_is_not_committed_a_second_time(flow: Flow) -> None:
+    """Else a driver that was replaced could put its positions over newer ones."""
+    assert flow.spark is not None
+    reader = Reader(flow.spark, flow.kafka, flow.folder)
+    flow.feed(50)
+    sink, group = flow.sink(), f"{flow.name}-group"
+
+    def run() -> None:
+        rows = reader.stream(flow.topic_in, group).select("key", "value")
+        finish(reader.writer(rows, flow.name).trigger(availableNow=True).foreachBatch(sink).start)
+        ended_runs(flow.name)
+
+    run()
+    run()  # nothing new: what Spark's log holds is what the transaction showed
+    assert COUNTS[flow.name].commits == 0
+    assert COUNTS[flow.name].failures == 0
+    expected = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
+    assert reader.shown(group, flow.topic_in, 3) == [expected[p] for p in range(3)]
+
+
+def ended_runs(query: str) -> None:
+    """Wait until the threads of a query's runs have ended: they send nothing any more."""
+    name = f"tallystick-offsets-{query}"
+    wait_until(lambda: [t for t in threading.enumerate() if t.name == name], [])
+
+
+def test_a_script_that_ends_at_once_and_one_that_is_killed_show_their_last_epoch(
+    reader: Reader, tallystick_topic: NewTopic
+) -> None:
+    """Killed between Spark's commit and Kafka's: the next start makes up for it, as it is."""
+    topic = tallystick_topic("exit")
+
+    def run(*, die: bool) -> int:
+        spec = {
+            "options": reader.options(topic, "group-exit"),
+            "checkpoint": str(reader.folder / "exit"),
+            "die_before_showing": die,
+        }
+        return subprocess.run([sys.executable, EXIT_JOB, json.dumps(spec)], timeout=300).returncode
+
+    reader.feed(topic, 9)
+    assert run(die=False) == 0
+    assert reader.shown("group-exit", topic, 1) == [9], "it had to arrive before the process ended"
+
+    reader.feed(topic, 4)
+    assert run(die=True) == -signal.SIGKILL
+    assert reader.shown("group-exit", topic, 1) == [9]
+    rows = reader.stream(topic, "group-exit")
+    finish(reader.writer(rows, "exit").trigger(availableNow=True).start)
+    reader.wait_for("group-exit", topic, [13])
