@@ -3,7 +3,6 @@
 Spark's own `cast(value as string)` puts U+FFFD where bytes are no text, and nobody hears of it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ class TextReader:
         try:
             return Parsed(_batch(values.cast(pa.string())))
         except pa.ArrowInvalid:
-            reasons = {row: _reason(values[row].as_py()) for row in _bad_rows(values, 0)}
+            reasons = _reasons(values)
         if mode == FAILFAST:
             row, reason = next(iter(reasons.items()))
             raise malformed_error(values, row, "UTF-8 text", reason, where(row))
@@ -46,22 +45,14 @@ def _batch(texts: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([texts], schema=TEXT_SCHEMA)
 
 
-def _bad_rows(values: pa.Array, first: int) -> Iterator[int]:
-    """The rows that are no text, in order: what fails as a whole is halved."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            yield first
-            return
-        middle = len(values) // 2
-        yield from _bad_rows(values[:middle], first)
-        yield from _bad_rows(values[middle:], first + middle)
-
-
-def _reason(value: bytes) -> str:
-    try:
-        value.decode()
-    except UnicodeDecodeError as error:
-        return f"it is not valid UTF-8: {error.reason} at byte {error.start}"
-    raise AssertionError(f"Arrow and Python disagree whether this is UTF-8: {value!r}")
+def _reasons(values: pa.Array) -> dict[int, str]:
+    """What is wrong with each row that is no text; one pass over a batch that has such rows."""
+    reasons = {}
+    for row, value in enumerate(values.to_pylist()):
+        try:
+            if value is not None:
+                value.decode()
+        except UnicodeDecodeError as error:
+            reasons[row] = f"it is not valid UTF-8: {error.reason} at byte {error.start}"
+    assert reasons, "Arrow and Python disagree about what UTF-8 is"
+    return reasons

@@ -165,6 +165,7 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
         (NUMBERS, None, {}, r"no topic for malformed.*dead_letter_topic="),
         (plain, dead, {}, r"'failfast': set mode='deadletter'"),
         (None, dead, {}, r"'failfast': set mode='deadletter'"),
+        (None, dead, {"options": {"value.mode": "deadletter"}}, r"raw, which takes any bytes"),
         (NUMBERS, flow.topic_out, {}, r"is the output topic itself"),
         (NUMBERS, "no-such-topic", {}, r"'no-such-topic'"),
         (NUMBERS, dead, loop, r"is read by this very pipeline"),
@@ -173,6 +174,9 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
         with pytest.raises(ts.OptionError, match=told):
             flow.run(flow.pipeline(value=value_read, sink=sink, **settings))
     assert not flow.checkpoint.exists()
+    assert flow.spark is not None
+    with pytest.raises(ts.OptionError, match="in a Pipeline only"):
+        flow.sink(dead_letter_topic=dead)(flow.spark.range(1), 0)
 
 
 def assert_in_order(flow: Flow) -> None:
