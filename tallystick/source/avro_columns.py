@@ -14,7 +14,7 @@ Int64Array = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 ITEMS_FIRST = 1024
-"""Slots for the items of an array or map at first; doubled until they suffice."""
+"""Slots for the items of an array or map at first, besides one per record; doubled as needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Pool:
     def __init__(self, plan: Plan, record_count: int) -> None:
         self._plan = plan
         self.contexts = np.zeros((plan.context_count, 2), np.int64)
-        self.contexts[:, 1] = ITEMS_FIRST
+        self.contexts[:, 1] = ITEMS_FIRST + record_count
         self.contexts[0, 1] = record_count
         self._lay_out()
 

@@ -67,22 +67,34 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @_kernel
-def read_envelopes(data, starts, lengths, ids, verdicts):  # type: ignore[no-untyped-def]
-    """The schema id of each value, and whether it has one."""
+def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-untyped-def]
+    """The schema id of each value, and whether it has one; True: all have the same.
+
+    Args:
+        address: what the starts count from.
+        starts: where each value begins.
+        lengths: bytes, -1 for null.
+        ids: gets the ids, 0 where there is none.
+        verdicts: gets GOOD or what there is instead.
+    """
+    is_same = len(starts) > 0
     for row in range(len(starts)):
-        at = starts[row]
+        at = address + starts[row]
+        verdict = GOOD
         if lengths[row] < 0:
-            verdicts[row] = TOMBSTONE
+            verdict = TOMBSTONE
         elif lengths[row] < ENVELOPE_SIZE:
-            verdicts[row] = TOO_SHORT
-        elif data[at] != 0:
-            verdicts[row] = WRONG_MAGIC
-        else:
-            value = np.uint32(0)
+            verdict = TOO_SHORT
+        elif load8(at) != np.uint64(0):
+            verdict = WRONG_MAGIC
+        value = np.uint64(0)
+        if verdict == GOOD:
             for index in range(1, ENVELOPE_SIZE):
-                value = np.uint32(value << np.uint32(8)) | np.uint32(data[at + index])
-            ids[row] = np.int32(value)
-            verdicts[row] = GOOD
+                value = (value << np.uint64(8)) | load8(at + index)
+        ids[row] = np.int32(np.int64(value))
+        verdicts[row] = verdict
+        is_same = is_same and verdict == GOOD and ids[row] == ids[0]
+    return is_same
 
 
 @_kernel

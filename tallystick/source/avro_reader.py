@@ -19,19 +19,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import FAILFAST, PERMISSIVE
+from tallystick.errors import OptionError
+from tallystick.json_format import FAILFAST, MODES, PERMISSIVE
 from tallystick.source import avro_kernels as k
 from tallystick.source.avro_columns import Int64Array, decode
 from tallystick.source.avro_plan import Plan, make_plan
 from tallystick.source.avro_schema import SchemaError, SchemaSource, SchemaTexts, parse_schema
-from tallystick.source.parsed import Parsed, Where
+from tallystick.source.parsed import Parsed, Where, malformed_error
 from tallystick.spans import Spans, spans_of
 
 BATCH_BYTES_MAX = 1 << 30
 """Decoded at once: Arrow's offsets have 31 bits."""
 PLANS_KEPT_MAX = 256
-SHOWN_BYTES_MAX = 100
+EXPECTED = "Avro in Confluent's wire format (byte 0, four bytes of schema id, body)"
 
 _UNKNOWN_SCHEMA = 1 << 32
 """In the place of a problem's code: the record names a schema id that nobody knows."""
@@ -76,6 +76,7 @@ class AvroReader:
                 every mode, a writer's schema cannot be read as the columns asked for.
             RetriableError: the schemas cannot be asked now.
         """
+        assert mode in MODES, mode
         spans = spans_of(values, "value")
         columns, reasons = [], {}
         for first, last in _cuts(spans.lengths):
@@ -84,7 +85,7 @@ class AvroReader:
             problems = batch.problems()
             if mode == FAILFAST and problems.size:
                 row = int(problems[0])
-                raise _malformed(values[row].as_py(), batch.reason(row), where(row))
+                raise malformed_error(values, row, EXPECTED, batch.reason(row), where(row))
             reasons.update({int(row): batch.reason(row) for row in problems})
         table = pa.concat_batches(columns) if columns else _nulls(self.schema, 0)
         if not reasons or mode == PERMISSIVE:
@@ -110,7 +111,9 @@ class _Batch:
         count = last - first
         self._ids = np.zeros(count, np.int32)
         self._verdicts = np.zeros(count, np.uint8)
-        k.read_envelopes(self._data, self._starts, self._lengths, self._ids, self._verdicts)
+        self._is_one_schema = k.read_envelopes(
+            self._address, self._starts, self._lengths, self._ids, self._verdicts
+        )
         self._codes = np.zeros(count, np.int64)
         self._details: dict[int, tuple[Plan, int, int]] = {}
 
@@ -122,9 +125,12 @@ class _Batch:
             if plan is None:
                 self._codes[rows] = _UNKNOWN_SCHEMA
                 continue
-            begins = self._starts[rows] + self._address
-            ends = begins + self._lengths[rows]
-            decoded = decode(plan, np.stack([begins + k.ENVELOPE_SIZE, ends]))
+            which = slice(None) if self._is_one_schema else rows
+            bodies = np.empty((2, len(rows)), np.int64)
+            np.add(self._starts[which], self._address, out=bodies[0])
+            np.add(bodies[0], self._lengths[which], out=bodies[1])
+            bodies[0] += k.ENVELOPE_SIZE
+            decoded = decode(plan, bodies)
             arrays = pa.RecordBatch.from_arrays(decoded.arrays, schema=self._reader.schema)
             parts.append(arrays)
             order.append(rows)
@@ -158,11 +164,12 @@ class _Batch:
 
     def _groups(self) -> Iterator[tuple[int, Int64Array]]:
         """Each schema id, and its rows in order."""
+        if self._is_one_schema:
+            yield int(self._ids[0]), np.arange(len(self._ids))
+            return
         rows = np.flatnonzero(self._verdicts == k.GOOD)
         ids = self._ids[rows]
-        if not len(rows) or (ids == ids[0]).all():
-            if len(rows):
-                yield int(ids[0]), rows
+        if not len(rows):
             return
         by_id = np.argsort(ids, kind="stable")
         cuts = np.flatnonzero(np.diff(ids[by_id])) + 1
@@ -209,7 +216,7 @@ def warm_up() -> None:
     plan = _plan((text,), pa.schema([("s", pa.string())]))
     spans = spans_of(pa.array([b"\x00\x00\x00\x00\x01\x02a"], pa.binary()), "value")
     ids, verdicts = np.zeros(1, np.int32), np.zeros(1, np.uint8)
-    k.read_envelopes(spans.data, spans.starts, spans.lengths, ids, verdicts)
+    k.read_envelopes(spans.address, spans.starts, spans.lengths, ids, verdicts)
     body = spans.address + k.ENVELOPE_SIZE
     decode(plan, np.array([[body], [body + 2]], np.int64))
 
@@ -247,16 +254,6 @@ def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, found: int) -> 
         return f"{found} bytes are left over after the last field of schema {schema_id}"
     what = _BODY_REASONS[code](found)
     return f"field {plan.paths[pc]!r} of schema {schema_id}: {what}"
-
-
-def _malformed(record: bytes, reason: str, place: str) -> RecordError:
-    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
-    return RecordError(
-        f"{place}: the value is not Avro in Confluent's wire format (byte 0, four bytes of schema "
-        f"id, body): {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. Read that offset without "
-        f"value.format to see all of it. Mode permissive makes such a record a row of nulls with "
-        f"its bytes in _corrupt_record; dropmalformed leaves it out and counts it."
-    )
 
 
 def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:

@@ -662,20 +662,23 @@ def test_damage_never_reaches_a_neighbour(values):
     for value in values:
         between += [value, GOOD]
 
-    rows = parse(between, COLUMNS, SOURCE, "permissive")
+    found = parse(between, COLUMNS, SOURCE, "permissive")
 
-    assert rows.columns.to_pylist()[::2] == [ROW] * (len(values) + 1)
-    for place, value in enumerate(values):
-        alone = parse([value], COLUMNS, SOURCE, "permissive")
-        assert alone.columns.slice(0, 1).to_pylist() == [rows.columns.to_pylist()[2 * place + 1]]
-        assert alone.reasons.get(0) == rows.reasons.get(2 * place + 1)
+    good = parse([GOOD], COLUMNS, SOURCE).columns
+    for row in range(0, len(between), 2):
+        assert found.columns.slice(row, 1) == good
+    for row in range(1, len(between), 2):
+        alone = parse([between[row]], COLUMNS, SOURCE, "permissive")
+        assert found.columns.slice(row, 1) == alone.columns
+        assert found.reasons.get(row) == alone.reasons.get(0)
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
-def test_a_value_is_good_exactly_when_it_is_what_an_encoder_writes_back(values):
-    """Whatever passes, re-encoded by fastavro and read again, is the same row."""
-    parsed = parse(values, COLUMNS, SOURCE, "deadletter")
+def test_what_passes_is_the_same_once_an_encoder_has_written_it(values):
+    """Nothing is read that the type cannot hold; damage that passes is another good record."""
+    columns = COLUMNS.set(COLUMNS.get_field_index("t"), pa.field("t", pa.int64()))  # any number
+    parsed = parse(values, columns, SOURCE, "deadletter")
     rows = parsed.columns.to_pylist()
     again: list[bytes | None] = [framed(body(SCHEMA, {**row, "skipped": b""})) for row in rows]
 
-    assert parse(again, COLUMNS, SOURCE).columns.to_pylist() == rows
+    assert parse(again, columns, SOURCE).columns == parsed.columns
