@@ -44,6 +44,9 @@ _LZ4_UNCOMPRESSED = 0x80000000
 _LZ4_END = struct.pack("<I", 0)
 
 _READ_BYTES = 1 << 20
+_READ_BYTES_MIN = 1 << 17
+_USUAL_RATIO = 8
+"""Room for too much costs time, for it is allocated and given back; so does a second read."""
 
 
 @cache
@@ -185,18 +188,19 @@ def _unsnappy_block(block: memoryview, size_before: int, size_max: int) -> bytes
 
 def _stream(buffer: Buffer, name: str, size_max: int) -> Buffer:
     """Decompress a format whose frames need not say how large they become."""
-    parts: list[bytes] = []
+    parts: list[pa.Buffer] = []
     size = 0
+    at_once = min(max(_READ_BYTES_MIN, _USUAL_RATIO * len(buffer)), _READ_BYTES)
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(buffer)), name) as stream:
-            while part := stream.read(_READ_BYTES):
+            while part := stream.read_buffer(at_once):
                 parts.append(part)
-                size += len(part)
+                size += part.size
                 if size > size_max:
                     raise _too_large(name, size_max)
     except (OSError, pa.ArrowInvalid) as error:
         raise CorruptRecordError(f"the {name} data are damaged: {error}") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return memoryview(parts[0]) if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(name: str, size_max: int) -> CorruptRecordError:

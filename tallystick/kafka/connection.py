@@ -20,6 +20,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.config import KafkaConfig
@@ -147,7 +149,7 @@ class Connection:
         return payload
 
     def _read(self, size: int, deadline: float) -> memoryview:
-        buffer = memoryview(bytearray(size))
+        buffer = np.empty(size, np.uint8).data  # unlike a bytearray, not zeroed first
         filled = 0
         while filled < size:
             self._socket.settimeout(_left(deadline, self.name))

@@ -6,7 +6,7 @@ Invariants
     No decoded column exceeds `COLUMN_BYTES_MAX`: decoding stops before, at a batch boundary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,9 @@ from tallystick.topic_partition import TopicPartition
 
 COLUMN_BYTES_MAX = 2**31 - 1
 """What the 32-bit offsets of an Arrow binary column can address."""
+
+PIECE_BYTES = 4 << 20
+"""Small enough to stay in the processor's cache from one pass over the records to the next."""
 
 HEADERS_TYPE = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -87,7 +90,35 @@ def decode(
     Raises:
         CorruptRecordError: a batch is damaged, or of a format before Kafka 0.11.
     """
+    pieces = decode_pieces(
+        data,
+        topic_partition=topic_partition,
+        start_offset=start_offset,
+        stop_offset=stop_offset,
+        aborted=aborted,
+        headers=headers,
+        piece_bytes=COLUMN_BYTES_MAX,
+    )
+    return next(pieces)
+
+
+def decode_pieces(
+    data: Buffer,
+    *,
+    topic_partition: TopicPartition,
+    start_offset: int,
+    stop_offset: int,
+    aborted: Sequence[tuple[int, int]] | None,
+    headers: bool,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[Decoded]:
+    """Decode all of it as `decode` does, as one Arrow batch after another: at least one.
+
+    `piece_bytes` is how many bytes of decompressed records an Arrow batch is made of; a larger
+    record batch makes one of its own.
+    """
     assert 0 <= start_offset <= stop_offset, (start_offset, stop_offset)
+    assert 0 < piece_bytes <= COLUMN_BYTES_MAX, piece_bytes
     view = memoryview(data).cast("B")
     visible: list[tuple[BatchHeader, Buffer]] = []
     records_bytes = 0
@@ -105,17 +136,19 @@ def decode(
             if not hidden and header.record_count > 0:
                 records = _records(header, view)
                 records_bytes += len(records)
-                if records_bytes > COLUMN_BYTES_MAX and visible:
-                    break
+                if records_bytes > piece_bytes and visible:
+                    yield Decoded(
+                        _to_arrow(visible, start_offset, stop_offset, headers), next_offset
+                    )
+                    visible, records_bytes = [], len(records)
                 visible.append((header, records))
             next_offset = min(header.last_offset + 1, stop_offset)
-        batch = _to_arrow(visible, start_offset, stop_offset, headers)
+        yield Decoded(_to_arrow(visible, start_offset, stop_offset, headers), next_offset)
     except DamagedBatchError as damage:
         raise CorruptRecordError(
             f"{topic_partition}, {damage}. Compare the replicas with "
             "kafka-dump-log.sh; a damaged one heals when its log directory is re-created."
         ) from None
-    return Decoded(batch, next_offset)
 
 
 class _AbortedTransactions:

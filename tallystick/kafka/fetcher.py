@@ -18,7 +18,7 @@ import pyarrow as pa
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetch_request import Isolation, Part
 from tallystick.kafka.offsets import earliest_offset
-from tallystick.kafka.records import decode
+from tallystick.kafka.records import decode_pieces
 from tallystick.kafka.turns import Turns
 from tallystick.source.losses import LossPolicy
 from tallystick.source.split import SplitRange
@@ -66,7 +66,7 @@ def fetch_all(
         isolation: whether records of open and aborted transactions are left out.
 
     Yields:
-        Batches with the columns of `records.decode`, none of them empty, and whose they are.
+        Batches with the columns of `records.decode_pieces`, none of them empty, and whose they are.
 
     Raises:
         RecordsExpiredError: records were deleted unread.
@@ -95,19 +95,17 @@ def fetch_all(
 
 
 def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.RecordBatch]:
-    """The records of a part; more than one batch only when one cannot hold them."""
+    """The records of a part, piece by piece."""
     split = part.cursor.split
-    position = part.start
-    while position < part.stop:
-        decoded = decode(
-            part.records,
-            topic_partition=split.topic_partition,
-            start_offset=position,
-            stop_offset=split.stop_offset,
-            aborted=part.aborted if isolation == "read_committed" else None,
-            headers=headers,
-        )
-        assert position < decoded.next_offset <= part.stop, (part.cursor.split, position)
-        position = decoded.next_offset
-        if decoded.batch.num_rows:
-            yield decoded.batch
+    pieces = decode_pieces(
+        part.records,
+        topic_partition=split.topic_partition,
+        start_offset=part.start,
+        stop_offset=split.stop_offset,
+        aborted=part.aborted if isolation == "read_committed" else None,
+        headers=headers,
+    )
+    for piece in pieces:
+        if piece.batch.num_rows:
+            yield piece.batch
+    assert piece.next_offset == part.stop, (split, part.start, part.stop, piece.next_offset)

@@ -9,6 +9,7 @@ from tallystick.kafka.decoder import (
     RECORD_SCHEMA_WITH_HEADERS,
     Decoded,
     decode,
+    decode_pieces,
 )
 from tallystick.kafka.encoder import EncodedBatch, encode, stamp
 from tallystick.sink.transaction import Producer
@@ -23,6 +24,7 @@ __all__ = [
     "EncodedBatch",
     "batch_headers",
     "decode",
+    "decode_pieces",
     "encode",
     "stamp",
     "warm_up",
