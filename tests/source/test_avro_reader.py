@@ -624,6 +624,7 @@ def check_against_fastavro(fields: list[Leaf], data: st.DataObject) -> None:
 
 
 @given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=8), st.data())
+@settings(deadline=None)  # the first run compiles
 def test_flat_records_are_what_fastavro_reads(fields, data):
     check_against_fastavro(fields, data)
 
@@ -655,7 +656,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_damage_never_reaches_a_neighbour(values):
     """And what becomes of a damaged value does not depend on what stands beside it."""
     between: list[bytes | None] = [GOOD]
@@ -674,6 +675,7 @@ def test_damage_never_reaches_a_neighbour(values):
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
+@settings(deadline=None)
 def test_what_passes_is_the_same_once_an_encoder_has_written_it(values):
     """Nothing is read that the type cannot hold; damage that passes is another good record."""
     columns = COLUMNS.set(COLUMNS.get_field_index("t"), pa.field("t", pa.int64()))  # any number
