@@ -272,13 +272,16 @@ def _per_partition(
     text: str, name: str, example: str, read: Callable[[Any], dict[int, int]]
 ) -> dict[TopicPartition, int]:
     try:
-        return {
+        found = {
             TopicPartition(topic, partition): offset
             for topic, column in json.loads(text).items()
             for partition, offset in read(column).items()
         }
-    except (ValueError, AttributeError, TypeError, AssertionError):
+    except (ValueError, AttributeError, TypeError):
         raise OptionError(f"{name}={text!r}: expected {example}") from None
+    if any(partition < 0 for _, partition in found):
+        raise OptionError(f"{name}={text!r}: partitions are numbered from 0: expected {example}")
+    return found
 
 
 def _policy(plain: Mapping[str, str]) -> LossPolicy:

@@ -65,6 +65,7 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"startingOffsets": "first"}, "'first': expected"),
         ({"startingOffsets": '{"flights": {"0": -3}}'}, "-2 (earliest) or -1 (latest)"),
         ({"startingOffsets": '{"flights": {"x": 3}}'}, "expected"),
+        ({"startingOffsets": '{"flights": {"-1": 3}}'}, "numbered from 0"),
         ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
         ({"maxOffsetsPerTrigger": "many"}, "a whole number from 1"),
         ({"includeHeaders": "yes"}, "expected true or false"),

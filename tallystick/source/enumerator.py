@@ -73,12 +73,14 @@ class Enumerator:
         self._new_starts: dict[tuple[TopicPartition, str], int] = {}
         self._earliest: Positions = {}
         self._ends: Positions = {}
+        self._new: list[TopicPartition] = []  # found, and without a position
 
     # --- events -------------------------------------------------------------------------------
 
     def restored(self, offsets: SourceOffsets) -> None:
         """Spark's log ends with this plan: it is read, or will be, whatever happens."""
         self._state = offsets
+        self._new = self._compare()
 
     def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
         """The topics as they are now: all, or all that the subscription names.
@@ -93,6 +95,7 @@ class Enumerator:
             if self._subscription.partitions(topic, facts.partition_count)
         }
         self._found_at_ms = now_ms
+        self._new = self._compare()
         logged = {} if self._state is None else self._state.gone
         before = {**logged, **self._missed_since}
         self._missed_since = {topic: before.get(topic, now_ms) for topic in self._removed()}
@@ -124,7 +127,7 @@ class Enumerator:
         """Partitions that were found and have no start yet, sorted."""
         return sorted(
             partition
-            for partition in self._new()
+            for partition in self._new
             if (partition, self._found_id(partition.topic)) not in self._new_starts
         )
 
@@ -138,7 +141,7 @@ class Enumerator:
             for partition in state.positions
             if partition.topic not in others and self._subscription.covers(partition)
         )
-        return sorted({*old, *self._new()})
+        return sorted({*old, *self._new})
 
     @property
     def suspicious(self) -> list[TopicPartition]:
@@ -157,7 +160,7 @@ class Enumerator:
         return SourceOffsets(
             cluster_id=cluster_id,
             group=group,
-            positions={p: self._start_of(p) for p in sorted(self._new())},
+            positions={p: self._start_of(p) for p in sorted(self._new)},
             initial=True,
             topic_ids={topic: facts.topic_id for topic, facts in self._found.items()},
             stops=stops,
@@ -176,7 +179,7 @@ class Enumerator:
         draft = _Draft(state)
         self._leave_removed(draft)
         self._replace_recreated(draft)
-        for partition in sorted(self._new()):
+        for partition in sorted(self._new):
             if (partition, self._found_id(partition.topic)) in self._new_starts:
                 draft.start(partition, self._start_of(partition))
         self._skip_expired(draft)
@@ -190,7 +193,7 @@ class Enumerator:
             raise BrokenInvariantError("the enumerator was asked to plan before it was restored")
         return self._state
 
-    def _new(self) -> list[TopicPartition]:
+    def _compare(self) -> list[TopicPartition]:
         """Partitions that were found and have no position; none of a bounded stream's."""
         if self._state is not None and self._state.stops is not None:
             return []
