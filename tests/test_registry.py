@@ -3,8 +3,10 @@
 import base64
 import json
 import pickle
+import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +23,7 @@ from tallystick.registry import (
     schema_source,
 )
 from tallystick.testing.free_ports import free_ports
+from tallystick.testing.security import Stores, create_stores
 
 PERSON = '{"type": "record", "name": "Person", "fields": [{"name": "home", "type": "Home"}]}'
 HOME = '{"type": "record", "name": "Home", "fields": [{"name": "city", "type": "City"}]}'
@@ -78,6 +81,14 @@ def registry() -> Iterator[Registry]:
         }
     )
 
+    with serving(known):
+        yield known
+
+
+@contextmanager
+def serving(known: Registry, stores: Stores | None = None) -> Iterator[None]:
+    """The registry over HTTP, or with stores over HTTPS."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, answer = known.answer(self.path, self.headers["Authorization"])
@@ -92,12 +103,19 @@ def registry() -> Iterator[Registry]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     known.url = f"http://127.0.0.1:{server.server_port}"
+    if stores is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(stores.keystore)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        known.url = known.url.replace("http:", "https:")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield known
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_a_schema_is_asked_for_once(registry):
@@ -200,6 +218,18 @@ def test_refused_credentials_are_not_tried_again(registry):
 
     assert len(registry.asked) == 1
     assert "wrong" not in str(e.value)
+
+
+def test_a_registry_is_believed_when_the_authority_named_has_signed_it(tmp_path: Path):
+    stores = create_stores(tmp_path, "127.0.0.1")
+    known = Registry({"/schemas/ids/1": {"schema": CITY}})
+    with serving(known, stores):
+        signed = SchemaRegistry(known.url, ca=str(stores.truststore))
+        strange = SchemaRegistry(known.url, retries=0)
+
+        assert signed.schema(1) == (CITY,)
+        with pytest.raises(RegistryUnavailableError, match=r"(?i)certificate"):
+            strange.schema(1)
 
 
 # ---- files ----
