@@ -365,6 +365,37 @@ def test_a_split_without_an_id_reads_the_topic_that_is_there() -> None:
         assert sum(len(batch) for _, batch in fetch_all(client, whole(logs, None))) == 8
 
 
+def test_no_split_goes_on_in_a_new_topic_that_another_splits_look_up_has_shown() -> None:
+    logs = Logs({0: 4, 1: 4})
+    logs.errors[1] = ["NotLeaderForPartition"]
+    with serving(logs) as broker:
+
+        def fetch(request: Any) -> Any:
+            response = logs.fetch(request)
+            if len(broker.asked("Fetch")) == 2:
+                time.sleep(0.1)  # the other split is due for a look-up when this answer comes
+                broker.topic_id = logs.topic_id = SECOND_ID
+            return response
+
+        broker.handlers["Fetch"] = fetch
+        with pytest.raises(TopicRecreatedError):
+            read(broker, whole(logs, FIRST_ID))
+        asked = {request.topics[0].topic_id for request in broker.asked("Fetch")}
+
+    assert asked == {FIRST_ID}
+
+
+def test_a_topic_that_is_gone_is_not_taken_for_the_one_that_was_known_before() -> None:
+    logs = Logs({0: 2})
+    with serving(logs) as broker:
+        client = Client(broker.config())
+        client.metadata(["orders"])
+        broker.partitions = {}
+
+        with pytest.raises(PartitionRemovedError):
+            list(fetch_all(client, whole(logs, SECOND_ID)))
+
+
 def test_a_cluster_without_topic_ids_is_read_by_name() -> None:
     logs = Logs({0: 2})
     logs.topic_id = NO_ID
