@@ -159,6 +159,7 @@ def _repeated(output: Output, pool: _Pool) -> pa.Array:
     lengths, valid = pool.slots(output)
     parts = [_array(part, pool) for part in output.parts]
     if pa.types.is_map(output.kind):
+        assert parts[0].null_count == 0, "Arrow ends the process over a null key"
         entries = [output.kind.key_field, output.kind.item_field]
         parts = [pa.StructArray.from_arrays(parts, fields=entries)]
     buffers = [_bitmap(valid), pa.py_buffer(_offsets(lengths, valid))]
