@@ -10,6 +10,8 @@ there were before it.
 import argparse
 import json
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,25 +98,23 @@ def main() -> None:
     parser.add_argument("--max-offsets", type=int, default=1_000_000)
     arguments = parser.parse_args()
     driver = Driver(arguments.topics, arguments.partitions, arguments.max_offsets)
-    epochs = [driver.run() for _ in range(arguments.epochs)]
-    print(table(epochs))
-
-
-def table(epochs: list[Epoch]) -> str:
-    """The shown epochs, in Markdown."""
     headings = ["epoch", "read log ms", "plan ms", "write log ms", "splits ms", "all ms"]
-    rows = []
-    for number in SHOWN:
-        if number <= len(epochs):
-            near = epochs[max(0, number - AROUND) : number]
-            times = [
-                float(np.median([getattr(epoch, name) for epoch in near]))
-                for name in ("read_ms", "plan_ms", "write_ms", "split_ms")
-            ]
-            last = epochs[number - 1]
-            shown = [f"{each:.1f}" for each in (*times, sum(times))]
-            rows.append([str(number), *shown, f"{last.size:,}", f"{last.splits:,}"])
-    return markdown([*headings, "bytes", "splits"], rows)
+    print(markdown([*headings, "bytes", "splits"], []))
+    near: deque[Epoch] = deque(maxlen=AROUND)
+    for number in range(1, arguments.epochs + 1):
+        near.append(driver.run())
+        if number in SHOWN:
+            print(row(number, near), flush=True)
+
+
+def row(number: int, near: Sequence[Epoch]) -> str:
+    """One shown epoch, in Markdown."""
+    times = [
+        float(np.median([getattr(epoch, name) for epoch in near]))
+        for name in ("read_ms", "plan_ms", "write_ms", "split_ms")
+    ]
+    shown = [f"{each:.1f}" for each in (*times, sum(times))]
+    return f"| {' | '.join([str(number), *shown, f'{near[-1].size:,}', f'{near[-1].splits:,}'])} |"
 
 
 if __name__ == "__main__":
