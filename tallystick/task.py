@@ -15,6 +15,7 @@ two attempts of a task apart, they share producer id and epoch):
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
-from tallystick.exchange import Frame, grouped, target_of
+from tallystick.exchange import Frame, grouped, last_frames, target_of
 from tallystick.json_format import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -188,7 +189,7 @@ class EncodePlan:
         self, batches: Iterable[pa.RecordBatch | DeadLetters], source: int
     ) -> Iterator[Frame]:
         """Partition, encode and compress; `source` is this task's index."""
-        sequence = 0
+        sequence, attempt = 0, secrets.randbits(63)
         for batch in batches:
             layout, parts = self._prepared(batch)
             for rows in parts:
@@ -209,8 +210,10 @@ class EncodePlan:
                             partition.partition,
                             encoded.record_count,
                             encoded.data,
+                            attempt,
                         )
                         sequence += 1
+        yield from last_frames(source, sequence, attempt, self.target_count)
 
     def _prepared(
         self, batch: pa.RecordBatch | DeadLetters
@@ -224,11 +227,15 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class Report:
-    """What a writing task did: the ranges that it wrote, or why the epoch must be given up."""
+    """What a writing task did: the ranges that it wrote, or why the epoch must be given up.
+
+    `attempts` are the (source, attempt) pairs whose rows it got; see `exchange`.
+    """
 
     produced: tuple[ProducedRange, ...] = ()
     error: str = ""
     message: str = ""
+    attempts: tuple[tuple[int, int], ...] = ()
 
     def to_error(self) -> TallystickError | None:
         """The error that the task met, if it met one."""
@@ -246,7 +253,8 @@ class Report:
         """Read back what `to_json` made."""
         fields = json.loads(text)
         produced = tuple(ProducedRange(**written) for written in fields["produced"])
-        return cls(produced, fields["error"], fields["message"])
+        attempts = tuple((source, attempt) for source, attempt in fields["attempts"])
+        return cls(produced, fields["error"], fields["message"], attempts)
 
 
 @dataclass(frozen=True)
@@ -270,7 +278,9 @@ class WritePlan:
                     f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
                     f"writing with the same producer epoch, so this one does not"
                 )
-            return Report(produced=self._write(frames))
+            heard: set[tuple[int, int]] = set()
+            produced = self._write(_with_rows(frames, heard))
+            return Report(produced, attempts=tuple(sorted(heard)))
         except TallystickError as error:
             return Report(error=type(error).__name__, message=str(error))
 
@@ -294,3 +304,11 @@ class WritePlan:
         finally:
             produced = writer.close()
         return produced
+
+
+def _with_rows(frames: Iterable[Frame], heard: set[tuple[int, int]]) -> Iterator[Frame]:
+    """The frames that hold rows; note of all which attempt of which source they come from."""
+    for frame in frames:
+        heard.add((frame.source, frame.attempt))
+        if frame.record_count:
+            yield frame

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.exchange import FRAME_DDL, Frame
+from tallystick.exchange import FRAME_DDL, Frame, check_same_attempts
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.assigner import share_out, share_pieces
 from tallystick.source.planner import cut_splits
@@ -179,6 +179,7 @@ def _collect(run: Callable[[], list[Report]]) -> tuple[ProducedRange, ...]:
         error_met = report.to_error()
         if error_met is not None:
             raise error_met
+    check_same_attempts(report.attempts for report in reports)
     return tuple(produced for report in reports for produced in report.produced)
 
 
@@ -215,5 +216,6 @@ _FRAME_SCHEMA = pa.schema(
         ("partition", pa.int32()),
         ("record_count", pa.int32()),
         ("data", pa.binary()),
+        ("attempt", pa.int64()),
     ]
 )

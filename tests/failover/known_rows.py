@@ -72,7 +72,9 @@ class Shape:
         for sequence in range(self.batch_count):
             for partition in parts:
                 batch = encoded[partition][sequence]
-                yield Frame(0, 0, sequence, self.topic, partition, batch.record_count, batch.data)
+                yield Frame(
+                    0, 0, sequence, self.topic, partition, batch.record_count, batch.data, 0
+                )
 
 
 class RowsEngine:
