@@ -5,7 +5,7 @@ column is a run of slots; the n-th item of its context (context 0: the records; 
 that is read has one of its own) stands in the n-th slot. A slot is null until its byte of validity
 is set, so a null, or a record that turns out malformed, leaves nothing.
 
-Everything is an address (see `memory`): arrays as arguments made it ten times as slow.
+Everything is an address (see `memory`): arrays as arguments made it several times as slow.
 
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
