@@ -44,7 +44,10 @@ class SourceMetrics(Collector):
             if progress is None:
                 self._latest.pop(query, None)
                 return
-            sources = self._latest[query] = source_progress(progress)
+            sources = source_progress(progress)
+            if not sources:
+                return
+            self._latest[query] = sources
             query_id, batch_id = str(progress.id), progress.batchId
             if self._counted.get(query_id, -1) >= batch_id:
                 return

@@ -69,6 +69,13 @@ def test_a_partition_that_is_not_read_yet_has_no_lag():
     assert source.lag == {ONE: 3}
 
 
+def test_queries_that_do_not_read_with_us_are_left_out():
+    registry = CollectorRegistry()
+    metrics.register(registry).observe("theirs", progress(0, (None, '{"theirs": 1}', None)))
+
+    assert registry.get_sample_value("tallystick_epochs_total", {"query": "theirs"}) is None
+
+
 def test_losses_count_once_per_epoch():
     """Spark repeats a source's last offsets while only another source of the query reads."""
     registry = CollectorRegistry()

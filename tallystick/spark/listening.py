@@ -48,8 +48,11 @@ EXIT_WAIT_S = 10.0
 """How long the end of the process may wait for positions on their way to Kafka."""
 
 Observer = Callable[[str, StreamingQueryProgress | None], None]
-"""Told a query's name, or id, and each progress of it; None once it has ended."""
+"""Told a query's name, or id, and each progress, whatever it reads; None once it has ended."""
 OBSERVERS: list[Observer] = []
+
+Committed = tuple[int, list[SourceOffsets]]
+"""A micro-batch that Spark has committed, and the end offsets of its sources that are ours."""
 
 _listening: set[str] = set()
 _runs: dict[str, "Run"] = {}
@@ -111,14 +114,14 @@ class Run(Thread):
         self._first = committed_batch(execution)
         self._caught_up = False
         self._changed = Condition()
-        self._newest: tuple[int, list[SourceOffsets]] | None = None
+        self._newest: StreamingQueryProgress | Committed | None = None
         self._woken = True
         self._ending = False
 
-    def tell(self, batch_id: int, sources: list[SourceOffsets]) -> None:
+    def tell(self, progress: StreamingQueryProgress) -> None:
         """An epoch is committed."""
         with self._changed:
-            self._newest = (batch_id, sources)
+            self._newest = progress  # parsed in the thread, unless it is moot by then
         self.wake()
 
     def wake(self) -> None:
@@ -168,7 +171,7 @@ class Run(Thread):
                 _, sources = committed_sources(self._execution, self._first)
                 self._caught_up = self._offsets.show(sources, forward_only=True)
             return
-        batch_id, sources = newest
+        batch_id, sources = newest if isinstance(newest, tuple) else _committed(newest)
         left = [s for s in sources if not in_transaction(self._run_id, s.cluster_id, batch_id)]
         if self._offsets.show(left):
             with self._changed:
@@ -179,8 +182,9 @@ class Run(Thread):
         """Take what is committed by now, whether or not Spark has told of it."""
         batch_id = committed_batch(self._execution)
         if batch_id is not None and (self._first is None or batch_id > self._first):
+            newest = committed_sources(self._execution, batch_id)
             with self._changed:
-                self._newest = committed_sources(self._execution, batch_id)
+                self._newest = newest
 
 
 class Listener(StreamingQueryListener):
@@ -213,11 +217,9 @@ class Listener(StreamingQueryListener):
         """Called after an epoch is committed."""
         progress = event.progress
         run_id = str(progress.runId)
-        run, sources = _runs.get(run_id), list(sources_of(progress))
-        if run is not None and sources:
-            run.tell(progress.batchId, sources)
-        if sources:
-            _observe(self._names.get(run_id, str(progress.id)), progress)
+        if run := _runs.get(run_id):
+            run.tell(progress)
+        _observe(self._names.get(run_id, str(progress.id)), progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Called now and then while there is nothing to do."""
@@ -232,6 +234,10 @@ class Listener(StreamingQueryListener):
         else:
             _forget(run_id)
         _observe(self._names.pop(run_id, str(event.id)), None)
+
+
+def _committed(progress: StreamingQueryProgress) -> Committed:
+    return progress.batchId, list(sources_of(progress))
 
 
 def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:

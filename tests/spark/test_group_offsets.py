@@ -6,17 +6,35 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.spark.group_offsets import COUNTS
+from tallystick.kafka.config import KafkaConfig
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.group_offsets import (
+    COUNTS,
+    GroupOffsets,
+    SourceClient,
+    forget_transactions,
+    in_transaction,
+    shown_in_transaction,
+)
+from tallystick.spark.progress import source_progress
 from tallystick.testing import EmbeddedKafka
+from tallystick.topic_partition import TopicPartition as Partition
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import WAIT_S, ends, produce
 
@@ -33,6 +51,7 @@ class Reader:
 
     def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, folder: Path) -> None:
         self.spark, self.kafka, self.folder = spark, kafka, folder
+        self._consumers: dict[str, Consumer] = {}  # they only look: none joins its group
 
     def options(self, topic: str, group: str, **further: str) -> dict[str, str]:
         """The options of a source."""
@@ -57,19 +76,20 @@ class Reader:
 
     def shown(self, group: str, topic: str, partitions: int) -> list[int]:
         """The offsets that a group has in Kafka."""
-        consumer = Consumer({**self.kafka.confluent_options(), "group.id": group})
+        if group not in self._consumers:
+            options = {**self.kafka.confluent_options(), "group.id": group}
+            self._consumers[group] = Consumer(options)
         asked = [TopicPartition(topic, partition) for partition in range(partitions)]
         deadline = time.monotonic() + WAIT_S
-        try:
-            while True:
-                try:
-                    return [found.offset for found in consumer.committed(asked, timeout=WAIT_S)]
-                except KafkaException:  # the coordinator of the broker's first group comes up
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.1)
-        finally:
-            consumer.close()
+        while True:
+            try:
+                found = self._consumers[group].committed(asked, timeout=WAIT_S)
+            except KafkaException:  # the coordinator of the broker's first group comes up
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return [partition.offset for partition in found]
 
     def feed(self, topic: str, *counts: int) -> None:
         """So many records into each partition."""
@@ -82,11 +102,15 @@ class Reader:
         wait_until(lambda: self.shown(group, topic, len(expected)), expected)
 
 
+def of(topic: str, *positions: int) -> dict[Partition, int]:
+    return {Partition(topic, number): offset for number, offset in enumerate(positions)}
+
+
 def wait_until(ask: Callable[[], Any], expected: Any) -> None:
     deadline = time.monotonic() + WAIT_S
     while (found := ask()) != expected:
         assert time.monotonic() < deadline, f"expected {expected}, found {found}"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -116,6 +140,9 @@ def test_every_source_of_a_query_shows_each_epoch_in_its_own_group(
         query.stop()
     assert COUNTS["each"].positions == 2 + 1 + 1, "only what has changed is sent"
     assert COUNTS["each"].failures == 0
+    first, second, third = source_progress(query)
+    assert (first.positions, first.lag_total) == (of(one, 3, 7), 0)
+    assert (second.group, third.group) == ("group-two", "")
     assert reader.shown("group-off", two, 1) == [NOTHING]
 
     reader.feed(two, 1)
@@ -153,28 +180,39 @@ def test_a_failure_to_show_is_told_once_counted_and_made_up_for(
     assert len(told) == 1
 
 
-def test_what_the_transaction_shows_is_not_committed_a_second_time(flow: Flow) -> None:
+def test_what_the_transaction_shows_is_not_committed_a_second_time(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a driver that was replaced could put its positions over newer ones."""
     assert flow.spark is not None
     reader = Reader(flow.spark, flow.kafka, flow.folder)
     flow.feed(50)
     sink, group = flow.sink(), f"{flow.name}-group"
+    show, offered = GroupOffsets.show, Counter[bool]()
+
+    def watch(self: Any, sources: Any, *, forward_only: bool = False) -> bool:
+        offered[forward_only] += len(sources)
+        return show(self, sources, forward_only=forward_only)
+
+    monkeypatch.setattr(GroupOffsets, "show", watch)
 
     def run() -> None:
-        rows = reader.stream(flow.topic_in, group).select("key", "value")
-        finish(reader.writer(rows, flow.name).trigger(availableNow=True).foreachBatch(sink).start)
-        ended_runs(flow.name)
+        rows = reader.stream(flow.topic_in, group, maxOffsetsPerTrigger="20")
+        writer = reader.writer(rows.select("key", "value"), flow.name)
+        finish(writer.trigger(availableNow=True).foreachBatch(sink).start)
+        wait_until_runs_have_ended(flow.name)
 
     run()
+    assert offered == {False: 0}
     run()  # nothing new: what Spark's log holds is what the transaction showed
-    assert COUNTS[flow.name].commits == 0
-    assert COUNTS[flow.name].failures == 0
+    assert offered == {False: 0, True: 1}
+    assert COUNTS[flow.name].commits == COUNTS[flow.name].failures == 0
     expected = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
     assert reader.shown(group, flow.topic_in, 3) == [expected[p] for p in range(3)]
 
 
-def ended_runs(query: str) -> None:
-    """Wait until the threads of a query's runs have ended: they send nothing any more."""
+def wait_until_runs_have_ended(query: str) -> None:
+    """A run's thread that has ended sends nothing any more."""
     name = f"tallystick-offsets-{query}"
     wait_until(lambda: [t for t in threading.enumerate() if t.name == name], [])
 
@@ -203,3 +241,43 @@ def test_a_script_that_ends_at_once_and_one_that_is_killed_show_their_last_epoch
     rows = reader.stream(topic, "group-exit")
     finish(reader.writer(rows, "exit").trigger(availableNow=True).start)
     reader.wait_for("group-exit", topic, [13])
+
+
+def test_thousands_of_partitions_are_shown_and_then_only_those_that_moved(
+    kafka: EmbeddedKafka, tallystick_topic: NewTopic
+) -> None:
+    """In one request they would be larger than what Kafka appends to its own topic at once."""
+    count, group = 2_500, "g" * 200
+    topic = tallystick_topic("t" * 200, partitions=count)
+    config = KafkaConfig.from_options({"bootstrap.servers": kafka.bootstrap_servers})
+    groups = GroupOffsets("thousands", [SourceClient(group, config)])
+    cluster_id = str(AdminClient(kafka.confluent_options()).list_topics(timeout=WAIT_S).cluster_id)
+    try:
+        positions = of(topic, *range(count))
+        assert groups.show([SourceOffsets(cluster_id, group, positions)])
+        positions[Partition(topic, 7)] = 8
+        assert groups.show([SourceOffsets(cluster_id, group, positions)])
+        assert COUNTS["thousands"].positions == count + 1
+
+        positions[Partition(topic, 9)] = 3
+        older = GroupOffsets("older", [SourceClient(group, config)])
+        assert older.show([SourceOffsets(cluster_id, group, positions)], forward_only=True)
+        assert COUNTS["older"].positions == 0
+        older.close()
+        found = groups._broker((cluster_id, group)).committed_offsets(group, positions)
+        assert found == {**positions, Partition(topic, 9): 9}
+    finally:
+        groups.close()
+        admin = AdminClient(kafka.confluent_options())
+        admin.delete_topics([topic])[topic].result(WAIT_S)
+
+
+def test_an_epoch_is_in_a_transaction_for_the_cluster_that_committed_it_and_no_later_one() -> None:
+    shown_in_transaction("run", "sink", 3)
+
+    assert in_transaction("run", "sink", 3)
+    assert not in_transaction("run", "sink", 4), "the user's function did not call the sink"
+    assert not in_transaction("run", "elsewhere", 3)
+    assert not in_transaction("next run", "sink", 3)
+    forget_transactions("run")
+    assert not in_transaction("run", "sink", 3)
