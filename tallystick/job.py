@@ -150,7 +150,9 @@ class Driver:
         for source in _sources(action.sources):
             if source.cluster_id == self._target.cluster_id:
                 for positions in requests(shown(source)):
-                    self._broker.stage_offsets(action.producer, source.group, positions)
+                    self._broker.stage_offsets(
+                        action.producer, source.group, positions, for_show=True
+                    )
         return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
 
     def _read_committed(self) -> Committed:

@@ -36,13 +36,21 @@ class Broker(Protocol):
         ...
 
     def stage_offsets(
-        self, producer: Producer, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+        self,
+        producer: Producer,
+        group: str,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        *,
+        for_show: bool = False,
     ) -> None:
-        """Put (offset, metadata) per partition into the open transaction (TxnOffsetCommit)."""
+        """Put (offset, metadata) per partition into the open transaction (TxnOffsetCommit).
+
+        With `for_show`, offsets of topics that are gone are left out: no restart needs them.
+        """
         ...
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Commit offsets of a group without members, outside any transaction."""
+        """Commit offsets of a group without members, outside any transaction, for show."""
         ...
 
     def last_sequences(

@@ -10,8 +10,10 @@ Invariants:
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, FencedError
@@ -33,8 +35,13 @@ ABORTED = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 """Coordinator states of a transaction that was, or is being, given up."""
 COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 """Coordinator states of a transaction that was, or is being, made visible."""
-ABSENT = -1
+NO_OFFSET = -1
 """The offset that Kafka answers where a group has committed none."""
+ABSENT = frozenset({"UnknownTopicOrPartition"})
+ASK_AGAIN_S = 0.2
+
+Offsets = Mapping[TopicPartition, tuple[int, str]]
+"""(offset, metadata) by partition."""
 
 
 class KafkaBroker:
@@ -81,14 +88,15 @@ class KafkaBroker:
         return self._fetch_offsets(group, [topic_partition]).get(topic_partition)
 
     def stage_offsets(
-        self, producer: Producer, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+        self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
     ) -> None:
         """See `ports.Broker.stage_offsets`.
 
         Raises:
             EpochAbortedError: the transaction is lost, or another run has taken over.
             AuthorizationError: READ on the group or on a topic is missing.
-            BrokerUnavailableError: the deadline passed; a topic that does not exist ends so too.
+            BrokerUnavailableError: the deadline passed; a topic that does not exist ends so too,
+                unless `for_show`.
         """
         if not offsets:
             return
@@ -98,7 +106,7 @@ class KafkaBroker:
         topic_class = request_class.TxnOffsetCommitRequestTopic
         part_class = topic_class.TxnOffsetCommitRequestPartition
 
-        def make() -> Any:
+        def make(some: Offsets) -> Any:
             return request_class(
                 transactional_id=producer.transactional_id,
                 group_id=group,
@@ -107,13 +115,13 @@ class KafkaBroker:
                 generation_id=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=_offset_topics(topic_class, part_class, offsets),
+                topics=_offset_topics(topic_class, part_class, some),
                 **self._generation(4, 5),
             )
 
-        self.client.call(make, Coordinator("group", group), _codes_by_partition)
+        self._settle(make, group, offsets, for_show=for_show)
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
         """See `ports.Broker.commit_offsets`."""
         if not offsets:
             return
@@ -121,17 +129,17 @@ class KafkaBroker:
         topic_class = request_class.OffsetCommitRequestTopic
         part_class = topic_class.OffsetCommitRequestPartition
 
-        def make() -> Any:
+        def make(some: Offsets) -> Any:
             return request_class(
                 group_id=group,
                 generation_id_or_member_epoch=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=_offset_topics(topic_class, part_class, offsets),
+                topics=_offset_topics(topic_class, part_class, some),
                 max_version=8,
             )
 
-        self.client.call(make, Coordinator("group", group), _codes_by_partition)
+        self._settle(make, group, offsets, for_show=True)
 
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
@@ -238,6 +246,36 @@ class KafkaBroker:
         )
 
     # --- requests -----------------------------------------------------------------------------
+
+    def _settle(
+        self, make: Callable[[Offsets], Any], group: str, offsets: Offsets, *, for_show: bool
+    ) -> None:
+        """Send offsets until all are taken, or are those of topics that are gone and for show.
+
+        Kafka takes no offset for a topic that it does not have. An epoch that read the last of one
+        must be able to commit all the same.
+        """
+        accept = ABSENT if for_show else frozenset()
+        patience_until = time.monotonic() + cluster.METADATA_LAG_MAX_S
+        left = dict(offsets)
+        while True:
+            response = self.client.call(
+                partial(make, left), Coordinator("group", group), _codes_by_partition, accept=accept
+            )
+            denied = {
+                TopicPartition(topic.name, part.partition_index)
+                for topic in response.topics
+                for part in topic.partitions
+                if protocol.error_name(part.error_code) in accept
+            }
+            if not denied:
+                return
+            if time.monotonic() > patience_until:
+                gone = ", ".join(sorted({partition.topic for partition in denied}))
+                logger.warning("group %r shows no positions for what is gone: %s", group, gone)
+                return
+            left = {partition: left[partition] for partition in denied}
+            time.sleep(ASK_AGAIN_S)
 
     def _generation(self, before: int, since: int) -> dict[str, int]:
         """The version to speak: one below the KIP-890 generation, or at least in it."""
@@ -380,7 +418,7 @@ class KafkaBroker:
             for found in response.groups
             for topic in found.topics
             for part in topic.partitions
-            if part.committed_offset != ABSENT
+            if part.committed_offset != NO_OFFSET
         }
 
 

@@ -61,7 +61,9 @@ class SimulatedBroker:
             "committed_offset", lambda: self._cluster.committed_offset(group, topic_partition)
         )
 
-    def stage_offsets(self, producer: Producer, group: str, offsets: Offsets) -> None:
+    def stage_offsets(
+        self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
+    ) -> None:
         """See `ports.Broker.stage_offsets`."""
         self._send("stage_offsets", lambda: self._cluster.stage(producer, group, offsets))
 

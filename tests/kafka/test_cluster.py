@@ -142,6 +142,20 @@ def test_a_group_without_members_takes_offsets(broker: KafkaBroker, topic: str) 
     assert broker.committed_offset(group, TopicPartition(topic, 2)) == (9, "note")
 
 
+def test_an_epoch_that_read_the_last_of_a_deleted_topic_can_commit_all_the_same(
+    topic: str, transactional_id: str, broker: KafkaBroker
+) -> None:
+    """Its position is only for show; a token under a topic that is gone is an error."""
+    producer, group = broker.fence(transactional_id, None), f"{GROUP}-{transactional_id}"
+    here, gone = TopicPartition(topic, 0), TopicPartition("deleted-meanwhile", 0)
+    broker.stage_offsets(producer, group, {here: (1, ""), gone: (5, "")}, for_show=True)
+    commit(broker, producer)
+
+    assert broker.committed_offsets(group, [here, gone]) == {here: 1}
+    broker.commit_offsets(group, {here: (2, ""), gone: (6, "")})
+    assert broker.committed_offsets(group, [here, gone]) == {here: 2}
+
+
 def test_a_pending_token_is_waited_for(
     config: KafkaConfig, topic: str, transactional_id: str, broker: KafkaBroker
 ) -> None:
