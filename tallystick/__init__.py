@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tallystick.avro_format import Avro
     from tallystick.endpoints import KafkaSink, KafkaSource
     from tallystick.errors import (
         AuthorizationError,
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
         TallystickError,
         TopicRecreatedError,
     )
-    from tallystick.formats import Text
-    from tallystick.json_format import Json
+    from tallystick.formats import Avro, Json, Text
     from tallystick.pipeline import Pipeline
     from tallystick.source.losses import LossPolicy
+    from tallystick.spark.progress import SourceProgress, source_progress
     from tallystick.spark.session import configure, spark_session
     from tallystick.spark.source import register
 
@@ -52,24 +51,28 @@ __all__ = [
     "Pipeline",
     "RecordError",
     "RecordsExpiredError",
+    "SourceProgress",
     "TallystickError",
     "Text",
     "TopicRecreatedError",
     "configure",
     "register",
+    "source_progress",
     "spark_session",
 ]
 
 _HOMES = {
-    "Avro": "avro_format",
-    "Json": "json_format",
+    "Avro": "formats",
+    "Json": "formats",
     "KafkaSink": "endpoints",
     "KafkaSource": "endpoints",
     "LossPolicy": "source.losses",
     "Pipeline": "pipeline",
     "Text": "formats",
     "configure": "spark.session",
+    "SourceProgress": "spark.progress",
     "register": "spark.source",
+    "source_progress": "spark.progress",
     "spark_session": "spark.session",
 }
 """Public name -> the module that it is loaded from; all others are errors."""

@@ -9,10 +9,8 @@ from functools import cached_property
 
 from pyspark.sql import DataFrame
 
-from tallystick.avro_format import Avro
 from tallystick.errors import OptionError
-from tallystick.formats import Text
-from tallystick.json_format import Json
+from tallystick.formats import Avro, Json, Text
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.option_table import GROUP_OPTION, KAFKA_PREFIX

@@ -1,9 +1,46 @@
 """Formats of a record's value: what a user asks for; the readers and writers do it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from tallystick.errors import OptionError
-from tallystick.json_format import FAILFAST, MODES
+
+FAILFAST = "failfast"
+PERMISSIVE = "permissive"
+DROPMALFORMED = "dropmalformed"
+DEADLETTER = "deadletter"
+MODES = (FAILFAST, PERMISSIVE, DROPMALFORMED, DEADLETTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """One JSON object per record, as typed columns.
+
+    Args:
+        schema: the fields to read, as Spark DDL text such as `"dest string, dep_delay double"`;
+            fields that a record has beyond them are ignored, missing ones are null. A sink needs
+            none: it writes all columns.
+        mode: what a malformed record does. `"failfast"` stops the query and names the record;
+            `"permissive"` makes it a row of nulls with its raw bytes in the column
+            `_corrupt_record`; `"dropmalformed"` leaves it out and counts it; `"deadletter"` writes
+            it to the sink's `dead_letter_topic`, in the same transaction (in a Pipeline only). A
+            record without a value (a tombstone) is a row of nulls in every mode.
+
+    Raises:
+        OptionError: the mode is none of the four, or the schema is empty text.
+    """
+
+    schema: str | None = None
+    mode: str = FAILFAST
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"Json(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+        if self.schema is not None and not self.schema.strip():
+            raise OptionError(
+                "Json(schema=...) is empty: name the fields to read as Spark DDL, "
+                "e.g. 'dest string, dep_delay double'"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +59,76 @@ class Text:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"Text(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Avro:
+    """One Avro record per value, in Confluent's wire format, as typed columns.
+
+    Args:
+        schema: the fields to read, as Spark DDL text such as `"dest string, delay double"`; fields
+            that the writer's schema has beyond them are skipped, ones that it lacks are null.
+        registry: the URL of the schema registry that knows the writers' schemas; may name user and
+            password as `https://user:password@host`.
+        schemas: instead of a registry: a JSON file `{"1": <schema>, ...}` of schemas by id, or a
+            folder of files `1.avsc`, ...; every worker must be able to read it.
+        mode: what a malformed record does, as in `Json`.
+        user_info: `user:password` for the registry; never shown.
+        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+
+    Raises:
+        OptionError: not one of registry and schemas, an unknown mode, no URL, or empty text.
+    """
+
+    schema: str
+    registry: str | None = field(default=None, repr=False)
+    schemas: str | None = None
+    mode: str = FAILFAST
+    user_info: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"Avro(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+        if not self.schema.strip():
+            raise OptionError(
+                "Avro(schema=...) is empty: name the fields to read as Spark DDL, "
+                "e.g. 'dest string, delay double'"
+            )
+        if (self.registry is None) == (self.schemas is None):
+            raise OptionError(
+                "Avro() needs the writers' schemas from one place: set either registry, e.g. "
+                "'http://localhost:8081', or schemas, a file of schemas by id"
+            )
+        if self.schemas is not None and not self.schemas.strip():
+            raise OptionError("Avro(schemas='') is empty: name a file or folder of schemas")
+        if self.registry is None and (self.user_info is not None or self.ca is not None):
+            raise OptionError("Avro(user_info=..., ca=...) are for a registry: none is set")
+        if self.registry is not None:
+            check_registry(self.registry, self.user_info)
+
+
+def check_registry(url: str, user_info: str | None) -> None:
+    """Check where a registry is said to be, without asking there.
+
+    Raises:
+        OptionError: what is wrong, without any secret.
+    """
+    try:
+        parts = urlsplit(url)
+        has_host = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_host = has_host and (parts.port is None or parts.port > 0) and "," not in parts.netloc
+        has_host = has_host and not parts.query and not parts.fragment
+    except ValueError:  # a port that is no number
+        has_host = False
+    if not has_host:  # not shown: it may hold a password
+        raise OptionError(
+            "the registry's URL cannot be used: expected one http(s)://host:port[/path], "
+            "such as 'http://localhost:8081'"
+        )
+    if user_info is not None and ":" not in user_info:
+        raise OptionError("the registry's user_info must be user:password; it has no colon")
+    if user_info is not None and parts.username is not None:
+        raise OptionError(
+            "the registry's user is given twice, in the URL and as user_info: keep one"
+        )

@@ -7,7 +7,7 @@ one word changed.
 
 from dataclasses import dataclass
 
-from tallystick.json_format import MODES
+from tallystick.formats import MODES
 from tallystick.source import losses
 
 KAFKA_PREFIX = "kafka."

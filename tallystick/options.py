@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.avro_format import Avro
 from tallystick.errors import OptionError
-from tallystick.json_format import FAILFAST, MODES
+from tallystick.formats import FAILFAST, MODES, Avro
 from tallystick.option_table import BY_NAME, GROUP_OPTION, KAFKA_PREFIX, OPTIONS, VALUE_FORMATS
 from tallystick.source import losses
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound

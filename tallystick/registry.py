@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.fs
 import urllib3
 
-from tallystick.avro_format import Avro, check_registry
 from tallystick.errors import AuthorizationError, OptionError, RecordError, RetriableError
+from tallystick.formats import Avro, check_registry
 from tallystick.source.avro_schema import SchemaTexts
 
 CONNECT_TIMEOUT_S = 5.0

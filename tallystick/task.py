@@ -26,7 +26,7 @@ import pyarrow as pa
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.exchange import Frame, grouped, last_frames, target_of
-from tallystick.json_format import DEADLETTER, DROPMALFORMED
+from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tallystick.avro_format import Avro
 from tallystick.errors import AuthorizationError, OptionError, RecordError
+from tallystick.formats import Avro
 from tallystick.registry import (
     RegistryUnavailableError,
     SchemaFile,

@@ -15,9 +15,8 @@ from tallystick import kernel_cache  # noqa: I001  it must come before numba
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+
+from tallystick.memory import copy, load8, store8
 
 assert kernel_cache  # imported for its effect
 
@@ -40,60 +39,6 @@ _ONE = np.uint64(1)
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
-def _load(bits):  # type: ignore[no-untyped-def]
-    """An intrinsic that reads `bits` bits at an address into the low end of a uint64."""
-
-    @intrinsic
-    def load(typing_context, address):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            value = builder.load(pointer)
-            value.align = 1
-            return value if bits == 64 else builder.zext(value, ir.IntType(64))
-
-        return types.uint64(types.int64), generate
-
-    return load
-
-
-def _store(bits):  # type: ignore[no-untyped-def]
-    """An intrinsic that writes the low `bits` bits of a uint64 to an address."""
-
-    @intrinsic
-    def store(typing_context, address, value):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            low = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
-            builder.store(low, pointer).align = 1
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.uint64), generate
-
-    return store
-
-
-_load8, _load32, _load64 = _load(8), _load(32), _load(64)  # type: ignore[no-untyped-call]
-_store8, _store32, _store64 = _store(8), _store(32), _store(64)  # type: ignore[no-untyped-call]
-
-
-@_kernel
-def _copy(target, source, size):  # type: ignore[no-untyped-def]
-    """Copy by words, the last one overlapping: no byte outside the two ranges is touched."""
-    if size >= 8:
-        last = size - 8
-        at = 0
-        while at < last:
-            _store64(target + at, _load64(source + at))
-            at += 8
-        _store64(target + last, _load64(source + last))
-    elif size >= 4:
-        _store32(target, _load32(source))
-        _store32(target + size - 4, _load32(source + size - 4))
-    else:
-        for at in range(size):
-            _store8(target + at, _load8(source + at))
-
-
 # ---- reading ------------------------------------------------------------------------------------
 
 
@@ -104,7 +49,7 @@ def _read_varint(at, end):  # type: ignore[no-untyped-def]
     shift = np.uint64(0)
     after = np.int64(FAILED)
     while at < end and shift < np.uint64(64):
-        byte = _load8(at)
+        byte = load8(at)
         at += 1
         value |= (byte & _SEVEN_BITS) << shift
         if byte < _CONTINUE:
@@ -261,7 +206,7 @@ def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
         if length > 0:
             if length > capacity - size:
                 return -1
-            _copy(target + size, spans[0, row], length)
+            copy(target + size, spans[0, row], length)
             size += length
         offsets[row + 1] = size
     return size
@@ -280,7 +225,7 @@ def control_type(at, size):  # type: ignore[no-untyped-def]
     size, at = _read_varint(at, end)
     if size < 4 or _skip(at, size, end) == FAILED:
         return -1
-    return np.int64(_load8(at + 2) << np.uint64(8) | _load8(at + 3))  # after the int16 version
+    return np.int64(load8(at + 2) << np.uint64(8) | load8(at + 3))  # after the int16 version
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -305,10 +250,10 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
 def _write_varint(at, value):  # type: ignore[no-untyped-def]
     rest = _zigzag(value)
     while rest >= _CONTINUE:
-        _store8(at, (rest & _SEVEN_BITS) | _CONTINUE)
+        store8(at, (rest & _SEVEN_BITS) | _CONTINUE)
         at += 1
         rest >>= _SEVEN
-    _store8(at, rest)
+    store8(at, rest)
     return at + 1
 
 
@@ -321,7 +266,7 @@ def _blob_size(length):  # type: ignore[no-untyped-def]
 def _write_blob(at, source, length):  # type: ignore[no-untyped-def]
     at = _write_varint(at, length)
     if length > 0:
-        _copy(at, source, length)
+        copy(at, source, length)
         at += length
     return at
 
@@ -378,7 +323,7 @@ def encode_records(  # type: ignore[no-untyped-def]
             problem = NEEDS_LARGER_BUFFER if row == first else 0
             return row, at - target, timestamp_max, problem, size
         at = _write_varint(at, body)
-        _store8(at, np.uint64(0))  # attributes, unused
+        store8(at, np.uint64(0))  # attributes, unused
         at = _write_varint(at + 1, timestamp_delta)
         at = _write_varint(at, row - first)
         at = _write_blob(at, key_data + key_starts[row], key_length)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError
-from tallystick.json_format import FAILFAST, MODES, PERMISSIVE
+from tallystick.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.source import avro_kernels as k
 from tallystick.source.avro_columns import Int64Array, decode
 from tallystick.source.avro_plan import Plan, make_plan

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
-from tallystick.json_format import DEADLETTER, FAILFAST, PERMISSIVE
+from tallystick.formats import DEADLETTER, FAILFAST, PERMISSIVE
 from tallystick.source.dead_letters import dead_letters
 from tallystick.source.parsed import ValueReader
 from tallystick.source.text_reader import TextReader
@@ -89,7 +89,7 @@ class Layout:
 
     Args:
         value: what reads the value; None: it stays binary.
-        mode: what to do about a malformed value, one of `json_format.MODES`.
+        mode: what to do about a malformed value, one of `formats.MODES`.
         prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
 

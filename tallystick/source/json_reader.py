@@ -27,7 +27,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import FAILFAST, MODES, PERMISSIVE
+from tallystick.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.json_kernels import (
     CONTROL_CHARACTER,
     EMPTY,
@@ -96,7 +96,7 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
     Args:
         values: binary; a null (tombstone) is a row of nulls in every mode.
         schema: passed by `check_schema`. Fields that it does not name are ignored.
-        mode: one of `json_format.MODES`; see `ValueReader.parse`.
+        mode: one of `formats.MODES`; see `ValueReader.parse`.
         where: names the topic, partition and offset of an input row.
 
     Raises:

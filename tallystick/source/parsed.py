@@ -44,7 +44,7 @@ class ValueReader(Protocol):
 
         Args:
             values: binary; a null (tombstone) is a row of nulls in every mode, never malformed.
-            mode: one of `json_format.MODES`: failfast raises at the first malformed record;
+            mode: one of `formats.MODES`: failfast raises at the first malformed record;
                 permissive keeps it as a row of nulls; dropmalformed and deadletter leave it out.
                 All but failfast say why in `Parsed.reasons`.
             where: for messages.

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.json_format import FAILFAST, MODES, PERMISSIVE
+from tallystick.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.source.parsed import Parsed, Where, malformed_error
 
 TEXT_SCHEMA = pa.schema([pa.field("value", pa.string())])

@@ -5,7 +5,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
-from tallystick.json_format import DEADLETTER, PERMISSIVE
+from tallystick.formats import DEADLETTER, PERMISSIVE
 from tallystick.options import SourceOptions
 from tallystick.registry import schema_source
 from tallystick.source.avro_reader import AvroReader

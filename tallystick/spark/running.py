@@ -12,11 +12,12 @@ from pyspark.sql.types import StructType
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.verdict import Identity
 from tallystick.errors import DataLossError, OptionError
+from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.job import Driver, Listener
-from tallystick.json_format import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine
+from tallystick.source.losses import FAIL
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
@@ -25,7 +26,7 @@ from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.source import FORMAT, read_plan, register
-from tallystick.spark.topics import subscribed
+from tallystick.spark.topics import check_named, find_topics
 from tallystick.steps import Step, arrange
 from tallystick.storage import FileStorage
 
@@ -68,7 +69,9 @@ class PipelineRun:
         """
         source = KafkaBroker(self._read.config)
         try:
-            topics = {each.topic for each in subscribed(source, self._subscription)}
+            topics = find_topics(source, self._subscription)
+            if self._read.policy.removed == FAIL:  # else one that is gone is no reason to stop
+                check_named(source, self._subscription, topics)
             cluster_id = source.cluster_id()
         finally:
             source.close()

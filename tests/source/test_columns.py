@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import MODES
+from tallystick.formats import MODES
 from tallystick.kafka.records import RECORD_SCHEMA_WITH_HEADERS
 from tallystick.source.columns import Built, Layout
 from tallystick.source.dead_letters import OWN_HEADERS, REASON_LENGTH_MAX

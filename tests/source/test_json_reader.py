@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.json_format import MODES, Json
+from tallystick.formats import MODES, Json
 from tallystick.json_kernels import CONTROL_CHARACTER, GOOD, NOT_UTF8, join_records
 from tallystick.source import json_reader
 from tallystick.source.json_reader import JsonReader, check_schema, parse_json

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import RecordError
-from tallystick.json_format import MODES
+from tallystick.formats import MODES
 from tallystick.source.text_reader import TextReader
 
 VALUES = st.lists(

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallystick.errors import OptionError
-from tallystick.json_format import MODES
+from tallystick.formats import MODES
 from tallystick.options import SourceOptions, parse_source_options
 from tallystick.spark.layouts import columns_ddl, layout_of
 
