@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sim bench clean
+.PHONY: help setup demo test check sim stress bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,6 +12,7 @@ help:
 	@echo "make test    all tests, on real brokers and a real Spark"
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three"
 	@echo "make bench   ours beside Flink and Spark's connector on the same work"
 
 setup: $(READY)
@@ -36,6 +37,10 @@ check: setup
 
 sim: setup
 	@$(BIN)/python -m tallystick.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+
+stress: setup
+	@STRESS_SECONDS=60 $(BIN)/python -m pytest tests/spark/test_topics_in_motion.py
+	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
