@@ -15,6 +15,8 @@ SESSION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    # Many small queries: the thorough compiler would cost more than it gains.
+    "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1",
 }
 PLACE = [(name, "ascending") for name in ("topic", "partition", "offset")]
 
