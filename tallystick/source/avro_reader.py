@@ -25,7 +25,7 @@ from tallystick.source import avro_kernels as k
 from tallystick.source.avro_columns import Int64Array, decode
 from tallystick.source.avro_plan import Plan, make_plan
 from tallystick.source.avro_schema import SchemaError, SchemaSource, SchemaTexts, parse_schema
-from tallystick.source.parsed import Parsed, Where, malformed_error
+from tallystick.source.parsed import Parsed, Where, check_names, malformed_error
 from tallystick.spans import Spans, spans_of
 
 BATCH_BYTES_MAX = 1 << 30
@@ -262,12 +262,7 @@ def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
-    names = [each.name for each in fields]
-    if not names:
-        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"{path} names field {name!r} twice: Avro tells fields by their name")
+    check_names(fields, path, "Avro")
     for each in fields:
         _check_field(each, f"field {each.name!r} of {path}")
 

@@ -37,7 +37,7 @@ from tallystick.json_kernels import (
     RECORD_OVERHEAD,
     join_records,
 )
-from tallystick.source.parsed import Parsed, Where, malformed_error
+from tallystick.source.parsed import Parsed, Where, check_names, malformed_error
 from tallystick.spans import Spans, spans_of
 
 BLOCK_BYTES_MAX = 64 << 20
@@ -270,12 +270,7 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
-    names = [field.name for field in fields]
-    if not names:
-        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"{path} names field {name!r} twice: JSON tells fields by their name")
+    check_names(fields, path, "JSON")
     for field in fields:
         _check_field(field, f"field {field.name!r} of {path}")
 

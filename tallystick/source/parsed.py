@@ -1,6 +1,6 @@
 """What a value format makes of a column of bytes, the same for every format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.errors import RecordError
+from tallystick.errors import OptionError, RecordError
 
 SHOWN_BYTES_MAX = 100
 
@@ -73,3 +73,24 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
         f"record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
         f"counts it; deadletter, in a Pipeline, writes it to a topic of its own."
     )
+
+
+def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
+    """Check that fields can be told apart by their names.
+
+    Args:
+        fields: those of one record.
+        path: where they stand, for messages.
+        form: the format, for messages.
+
+    Raises:
+        OptionError: there is none, or a name is there twice.
+    """
+    names = [each.name for each in fields]
+    if not names:
+        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(
+                f"{path} names field {name!r} twice: {form} tells fields by their name"
+            )
