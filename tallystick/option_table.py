@@ -104,6 +104,8 @@ OPTIONS = (
     Option("value.registry.ca", "path", "the system's", "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", _VALUES),
     Option("value.registry.file", "path", "not set", "For `avro`: instead of a registry, a JSON file `{\"1\": <schema>, …}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", _VALUES),
     Option("includeHeaders", _FLAG, "false", "Add the column `headers`.", "true", _VALUES),
+    Option("metadata.columns", "names, by comma, or `none`", "all", "Which of Kafka's columns there are beside the value: `key`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`. Spark cannot leave out what a query does not use, so naming what you need makes reading cheaper.",
+           "key,offset", _VALUES),
     Option("metadata.prefix", "text", "empty", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", _VALUES),
     Option("when.expired", choices(*losses.ON_EXPIRED), "fail",
            "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),

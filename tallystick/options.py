@@ -15,6 +15,7 @@ from tallystick.formats import FAILFAST, MODES, Avro
 from tallystick.option_table import BY_NAME, GROUP_OPTION, KAFKA_PREFIX, OPTIONS, VALUE_FORMATS
 from tallystick.source import losses
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound
+from tallystick.source.columns import METADATA
 from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import Assignment, Subscription, TopicList, TopicPattern
 from tallystick.topic_partition import TopicPartition
@@ -50,6 +51,7 @@ class SourceOptions:
     value_mode: str = FAILFAST
     avro: Avro | None = None
     metadata_prefix: str = ""
+    metadata_columns: tuple[str, ...] = METADATA
 
     @property
     def shown_group(self) -> str:
@@ -102,6 +104,7 @@ def parse_source_options(
         value_mode=_choice(plain, "value.mode", MODES, FAILFAST),
         avro=_avro(plain) if value_format == "avro" else None,
         metadata_prefix=plain.get("metadata.prefix", ""),
+        metadata_columns=_metadata(plain),
     )
 
 
@@ -163,6 +166,17 @@ def _avro(plain: Mapping[str, str]) -> Avro:
         user_info=plain.get("value.registry.user.info"),
         ca=plain.get("value.registry.ca"),
     )
+
+
+def _metadata(plain: Mapping[str, str]) -> tuple[str, ...]:
+    text = plain.get("metadata.columns", ",".join(METADATA))
+    wanted = {name.strip().lower() for name in text.split(",")} - {"", "none"}
+    unknown = sorted(wanted - {name.lower() for name in METADATA})
+    if unknown:
+        raise OptionError(
+            f"metadata.columns={text!r}: {unknown[0]!r} is none of {', '.join(METADATA)}; or none"
+        )
+    return tuple(name for name in METADATA if name.lower() in wanted)
 
 
 def _subscription(plain: Mapping[str, str]) -> Subscription:

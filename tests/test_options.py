@@ -69,6 +69,7 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
         ({"maxOffsetsPerTrigger": "many"}, "a whole number from 1"),
         ({"includeHeaders": "yes"}, "expected true or false"),
+        ({"metadata.columns": "key,ofset"}, "'ofset' is none of key, topic"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
         ({"value__format": "xml"}, "expected one of raw, string, json, avro"),
         ({"value__format": "json"}, "needs value.schema"),

@@ -6,9 +6,10 @@
 
 Names, types and order of the raw form are those of Spark's Kafka source. Where a value becomes
 several columns, the Kafka columns may carry a prefix, for values with a field of the same name.
+Kafka's columns other than the value may be left out: each costs Spark a check and a copy per row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,8 @@ KAFKA_FIELDS = (
     pa.field("timestamp", TIMESTAMP_TYPE),
     pa.field("timestampType", pa.int32()),
 )
+METADATA = tuple(each.name for each in KAFKA_FIELDS if each.name != "value")
+"""Kafka's columns beside the value, in their order."""
 _DDL_TYPES = {
     "key": "binary",
     "value": "binary",
@@ -47,7 +50,15 @@ _DDL_TYPES = {
 }
 
 
-def ddl(value_ddl: str | None, *, mode: str, prefix: str, headers: bool, text: bool = False) -> str:
+def ddl(
+    value_ddl: str | None,
+    *,
+    mode: str,
+    prefix: str,
+    headers: bool,
+    text: bool = False,
+    metadata: Collection[str] = METADATA,
+) -> str:
     """The schema of the columns as Spark's DDL text.
 
     Args:
@@ -56,8 +67,9 @@ def ddl(value_ddl: str | None, *, mode: str, prefix: str, headers: bool, text: b
         prefix: put before the names of the Kafka columns when there is a `value_ddl`.
         headers: whether there is a `headers` column.
         text: without a `value_ddl`, whether the value is read as text.
+        metadata: which of Kafka's columns there are beside the value.
     """
-    names = [each.name for each in KAFKA_FIELDS] + (["headers"] if headers else [])
+    names = [each.name for each in _kafka_fields(metadata)] + (["headers"] if headers else [])
     corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
     if value_ddl is None:
         types = _DDL_TYPES | {"value": "string"} if text else _DDL_TYPES
@@ -92,6 +104,7 @@ class Layout:
         mode: what to do about a malformed value, one of `formats.MODES`.
         prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
+        metadata: which of Kafka's columns there are beside the value.
 
     Raises:
         OptionError: a field of the value has the name of another column.
@@ -101,6 +114,7 @@ class Layout:
     mode: str = FAILFAST
     prefix: str = ""
     headers: bool = False
+    metadata: tuple[str, ...] = METADATA
 
     def __post_init__(self) -> None:
         names = self.schema.names
@@ -114,7 +128,7 @@ class Layout:
     def schema(self) -> pa.Schema:
         """The Arrow schema of what `build` returns."""
         headers = [pa.field("headers", HEADERS_TYPE)] if self.headers else []
-        fields = [*KAFKA_FIELDS, *headers]
+        fields = [*_kafka_fields(self.metadata), *headers]
         if self.value is None:
             return pa.schema(fields)
         corrupt = [pa.field(CORRUPT_COLUMN, pa.binary())] if self.mode == PERMISSIVE else []
@@ -170,18 +184,31 @@ class Layout:
         self, records: pa.RecordBatch, topic_partition: TopicPartition, values: pa.Array | None
     ) -> list[pa.Array]:
         """The Kafka columns; `values` is what stands in column `value`, None if there is none."""
-        rows = records.num_rows
-        micros = records.column("timestamp").to_numpy() * 1000
-        columns = [
-            records.column("key"),
-            *([] if values is None else [values]),
-            pa.repeat(pa.scalar(topic_partition.topic, pa.string()), rows),
-            pa.array(np.full(rows, topic_partition.partition, np.int32)),
-            records.column("offset"),
-            pa.array(micros, pa.int64()).cast(TIMESTAMP_TYPE),
-            records.column("timestampType"),
+        names = [each.name for each in _kafka_fields(self.metadata)]
+        if self.headers:
+            names.append("headers")
+        return [
+            values if name == "value" else _kafka_column(name, records, topic_partition)
+            for name in names
+            if name != "value" or values is not None
         ]
-        return [*columns, records.column("headers")] if self.headers else columns
+
+
+def _kafka_fields(metadata: Collection[str]) -> list[pa.Field]:
+    return [each for each in KAFKA_FIELDS if each.name == "value" or each.name in metadata]
+
+
+def _kafka_column(name: str, records: pa.RecordBatch, topic_partition: TopicPartition) -> pa.Array:
+    match name:
+        case "topic":
+            return pa.repeat(pa.scalar(topic_partition.topic, pa.string()), records.num_rows)
+        case "partition":
+            return pa.array(np.full(records.num_rows, topic_partition.partition, np.int32))
+        case "timestamp":
+            micros = records.column("timestamp").to_numpy() * 1000
+            return pa.array(micros, pa.int64()).cast(TIMESTAMP_TYPE)
+        case _:
+            return records.column(name)
 
 
 def _corrupt(values: pa.Array, reasons: Mapping[int, str]) -> pa.Array:

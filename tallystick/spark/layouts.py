@@ -23,6 +23,7 @@ def columns_ddl(options: SourceOptions) -> str:
         prefix=options.metadata_prefix,
         headers=options.headers,
         text=options.value_format == "string",
+        metadata=options.metadata_columns,
     )
 
 
@@ -45,7 +46,11 @@ def layout_of(options: SourceOptions, schema: StructType, *, dead_letters: bool 
             "whether _corrupt_record is null"
         )
     return Layout(
-        _reader(options, schema), options.value_mode, options.metadata_prefix, options.headers
+        _reader(options, schema),
+        options.value_mode,
+        options.metadata_prefix,
+        options.headers,
+        options.metadata_columns,
     )
 
 
@@ -61,5 +66,6 @@ def _reader(options: SourceOptions, schema: StructType) -> ValueReader | None:
 
 def _value_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
     """The fields that the value becomes: they stand before Kafka's own."""
-    kafka_columns = 6 + options.headers + (options.value_mode == PERMISSIVE)
-    return to_arrow_schema(StructType(schema.fields[:-kafka_columns]), timezone="UTC")
+    beside = len(options.metadata_columns) + options.headers + (options.value_mode == PERMISSIVE)
+    fields = schema.fields[: len(schema.fields) - beside]
+    return to_arrow_schema(StructType(fields), timezone="UTC")

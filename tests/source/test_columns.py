@@ -140,3 +140,13 @@ def test_a_field_named_like_a_kafka_column_needs_a_prefix():
     with pytest.raises(OptionError, match=r"'offset'.*metadata.prefix"):
         Layout(value)
     assert "kafka_offset" in Layout(value, prefix="kafka_").schema.names
+
+
+def test_columns_of_kafka_that_nobody_asked_for_are_not_there():
+    records = decoded([(b"k", b'{"n":1}', None)])
+
+    few = Layout(NUMBERS, metadata=("offset", "key")).build(records, FROM).rows
+    none = Layout(metadata=()).build(records, FROM).rows
+
+    assert few.schema.names == ["n", "key", "offset"]
+    assert none.to_pydict() == {"value": [b'{"n":1}']}

@@ -21,6 +21,13 @@ FORMATS = (
         "value.schema": "n bigint, at timestamp,",
         "metadata.prefix": "kafka_",
     },
+    {
+        "value.format": "avro",
+        "value.schema": "n bigint, tags array<string>",
+        "value.registry.file": "asked-when-it-reads.json",
+        "metadata.columns": "offset, KEY",
+    },
+    {"value.format": "json", "value.schema": "n bigint", "metadata.columns": "none"},
 )
 
 
