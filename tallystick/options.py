@@ -86,7 +86,7 @@ def parse_source_options(
     return SourceOptions(
         subscription=_subscription(plain),
         client=client,
-        start=_start(plain, "latest" if streaming else "earliest"),
+        start=_start(plain, streaming),
         stop=_stop(plain, streaming=bool(streaming)),
         group=plain.get(GROUP_OPTION, ""),
         commit_offsets=_flag(plain, "commit.offsets.on.checkpoint", default=True),
@@ -214,7 +214,8 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _start(plain: Mapping[str, str], default: str) -> Bound:
+def _start(plain: Mapping[str, str], streaming: bool | None) -> Bound:
+    default = "latest" if streaming else "earliest"
     strategy = _choice(plain, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     if _the_one(plain, "starting") == "startingOffsets":
         text = plain.get("startingoffsets", default).strip().lower()
@@ -222,6 +223,11 @@ def _start(plain: Mapping[str, str], default: str) -> Bound:
         if text != "committed":
             if "committed.fallback" in plain:
                 raise OptionError("committed.fallback is for startingOffsets=committed: remove it")
+            if text == "latest" and streaming is False:
+                raise OptionError(
+                    "startingOffsets=latest would read nothing in a batch: name offsets, a time, "
+                    "or earliest"
+                )
             return _offsets(plain, "startingOffsets", default)
         if not plain.get(GROUP_OPTION):
             raise OptionError(

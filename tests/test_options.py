@@ -126,6 +126,11 @@ def test_the_group_is_shown_unless_that_is_switched_off():
     assert parse(**group, commit__offsets__on__checkpoint="false").shown_group == ""
 
 
+def test_a_batch_that_starts_at_the_end_is_a_mistake():
+    with pytest.raises(OptionError, match="would read nothing in a batch"):
+        parse(streaming=False, startingOffsets="latest")
+
+
 def test_an_option_of_streams_means_nothing_for_a_batch():
     with pytest.raises(OptionError, match=r"maxOffsetsPerTrigger means nothing for spark\.read"):
         parse(streaming=False, maxOffsetsPerTrigger="5")

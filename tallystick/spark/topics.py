@@ -1,5 +1,7 @@
 """What a subscription and its bounds mean in a cluster right now."""
 
+import logging
+import re
 from collections.abc import Collection, Mapping
 
 from tallystick.errors import OptionError
@@ -7,14 +9,38 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound
 from tallystick.source.discovery import FoundTopic
-from tallystick.source.subscription import Assignment, Subscription
+from tallystick.source.subscription import Assignment, Subscription, TopicPattern
 from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
 
 
 def find_topics(broker: KafkaBroker, subscription: Subscription) -> dict[str, FoundTopic]:
     """The topics that a subscription covers at this moment; named ones may be missing."""
     found = broker.describe_topics(subscription.named)
-    return {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
+    covered = {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
+    if isinstance(subscription, TopicPattern) and subscription.pattern not in _told:
+        _told.add(subscription.pattern)
+        _tell_of_near_misses(subscription.pattern, found, covered)
+    return covered
+
+
+_told: set[str] = set()
+"""Patterns that this process has told of, so that it tells once."""
+
+
+def _tell_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
+    """Spark's connector searches for the pattern within names; who comes from there expects it."""
+    within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
+    if within:
+        logger.warning(
+            "subscribePattern=%r is matched against whole names; it occurs within %s, which are "
+            "not read (Spark's own connector would read them): write .* where anything may stand",
+            pattern,
+            ", ".join(within[:5]) + (" and others" if len(within) > 5 else ""),
+        )
+    elif not covered:
+        logger.warning("subscribePattern=%r matches none of %d topics", pattern, len(found))
 
 
 def subscribed(broker: KafkaBroker, subscription: Subscription) -> list[TopicPartition]:

@@ -121,6 +121,7 @@ CASES = {
     "deleted records not accepted": batch(
         {"subscribe": "deleted", "startingOffsets": offsets("deleted", 3)}, fails=True
     ),
+    "a batch that begins at its end": batch(UNEQUAL, {"startingOffsets": "latest"}, fails=True),
     "a batch that ends at its beginning": batch(UNEQUAL, {"endingOffsets": "earliest"}, fails=True),
     "offsets of a stranger": batch(
         {"subscribe": "oddities", "startingOffsets": offsets("unequal", 0, 0, 0, 0)}, fails=True

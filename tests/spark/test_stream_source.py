@@ -148,7 +148,6 @@ def test_what_is_read_follows_subscription_and_offsets(
         startingOffsets=json.dumps({one: {"0": 4, "1": -2}}),
         endingOffsets=json.dumps({one: {"0": -1, "1": 3}}),
     ) == [*span(one, 0, 4, 10), *span(one, 1, 0, 3)]
-    assert reader.offsets(subscribe=two, startingOffsets="latest") == []
     cut = reader.load(subscribe=two, minPartitions="4")
     assert cut.rdd.getNumPartitions() == 4
     assert sorted(row.offset for row in cut.select("offset").collect()) == list(range(10))
