@@ -128,6 +128,25 @@ def test_a_failed_epoch_gives_the_same_splits_to_other_readers_whatever_their_nu
     assert sorted(split for share in shares for split in share) == sorted(splits)
 
 
+def test_what_an_epoch_completed_is_not_handed_out_again_whoever_fails_later():
+    """Flink's FailedSubtaskDoNotRevertCompletedCheckpoint.
+
+    An epoch that was not completed is the same log entry again, its counterpart
+    SubtaskFailedAndRevertUncompletedAssignments.
+    """
+    enumerator, first = fresh(t=1)
+    enumerator.restored(first)
+    completed = planned(enumerator, {T0: 4}).offsets
+    enumerator.restored(completed)
+    failed = planned(enumerator, {T0: 9}).offsets
+
+    again = restarted(failed, topics(t=1))
+    later = planned(again, {T0: 12}).offsets
+
+    assert plan_splits(completed, failed) == (SplitRange("t", 0, 4, 9, "id-t"),)
+    assert plan_splits(failed, later) == (SplitRange("t", 0, 9, 12, "id-t"),)
+
+
 def test_a_restored_partition_that_cannot_be_seen_keeps_its_position():
     """FLINK-6006 and FLINK-10342: what is visible right now says nothing about what was read."""
     stored = SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"})
