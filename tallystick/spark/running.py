@@ -1,6 +1,7 @@
 """A started pipeline: Spark's micro-batches on one side, driver and engine on the other."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, find_topics
 from tallystick.steps import Step, arrange
 from tallystick.storage import FileStorage
+
+logger = logging.getLogger(__name__)
 
 
 class PipelineRun:
@@ -76,8 +79,15 @@ class PipelineRun:
         finally:
             source.close()
         self._cluster = SinkCluster(self._sink)
+        is_same = cluster_id == self._cluster.broker.cluster_id()
+        if self._sink.topic in topics and is_same:
+            logger.warning(
+                "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
+                self.name,
+                self._sink.topic,
+            )
         dead_letter_topic = self._sink.dead_letter_topic
-        if dead_letter_topic in topics and cluster_id == self._cluster.broker.cluster_id():
+        if dead_letter_topic in topics and is_same:
             raise OptionError(
                 f"dead_letter_topic {dead_letter_topic!r} is read by this very pipeline: its dead "
                 f"letters would come back to it for ever. Name another topic, or read others."
