@@ -1,7 +1,7 @@
 """One reader of `reading.py`, in a process of its own; stays up, and reads when told to.
 
 `reading_worker.py confluent|spark|ours|plan BOOTSTRAP TOPIC RECORDS`; then, on stdin, one line per
-read: `raw` or `json`. Each is answered by `READ <seconds>` when all records have been read.
+read: `raw` or `json`, or, without Kafka's other columns, `value` or `fields`. Each is answered by `READ <seconds>` when all records have been read.
 """
 
 import os
@@ -30,7 +30,8 @@ CONSUME_RECORDS = 10_000
 WAIT_S = 60.0
 
 Read = Callable[[str], int]
-"""Reads the topic as "raw" or "json" and returns how many records there were."""
+"""Reads the topic as a kind and returns how many records there were."""
+JSON_KINDS = ("json", "fields")
 
 
 def confluent(bootstrap: str, topic: str, records: int) -> Read:
@@ -60,10 +61,11 @@ def spark(bootstrap: str, topic: str, records: int) -> Read:
 
     def frame(kind: str) -> DataFrame:
         rows = session.read.format(CONNECTOR).options(**_options(bootstrap, topic)).load()
-        if kind == "raw":
-            return rows
+        beside = () if kind in ("value", "fields") else KAFKA_COLUMNS
+        if kind not in JSON_KINDS:
+            return rows.select("value", *beside)
         event = F.from_json(F.col("value").cast("string"), EVENT)
-        return rows.select(event.alias("event"), *KAFKA_COLUMNS).select("event.*", *KAFKA_COLUMNS)
+        return rows.select(event.alias("event"), *beside).select("event.*", *beside)
 
     return _noop(frame)
 
@@ -108,8 +110,9 @@ def _options(bootstrap: str, topic: str) -> dict[str, str]:
 
 
 def _our_options(bootstrap: str, topic: str, kind: str) -> dict[str, str]:
-    json = {"value.format": "json", "value.schema": EVENT} if kind == "json" else {}
-    return {**_options(bootstrap, topic), **json}
+    json = {"value.format": "json", "value.schema": EVENT} if kind in JSON_KINDS else {}
+    few = {"metadata.columns": "none"} if kind in ("value", "fields") else {}
+    return {**_options(bootstrap, topic), **json, **few}
 
 
 def _session(config: dict[str, str]) -> SparkSession:
