@@ -1,7 +1,8 @@
 """One reader of `reading.py`, in a process of its own; stays up, and reads when told to.
 
 `reading_worker.py confluent|spark|ours|plan BOOTSTRAP TOPIC RECORDS`; then, on stdin, one line per
-read: `raw` or `json`, or, without Kafka's other columns, `value` or `fields`. Each is answered by `READ <seconds>` when all records have been read.
+read: `raw` or `json`, or, without Kafka's other columns, `value` or `fields`. Each is answered by
+`READ <seconds>` when all records have been read.
 """
 
 import os
