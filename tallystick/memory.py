@@ -54,7 +54,8 @@ def _pointer(typing_context, address):  # type: ignore[no-untyped-def]
 
 
 load8, load32, load64 = _load(8), _load(32), _load(64)  # type: ignore[no-untyped-call]
-store8, store32, store64 = _store(8), _store(32), _store(64)  # type: ignore[no-untyped-call]
+store8, store16 = _store(8), _store(16)  # type: ignore[no-untyped-call]
+store32, store64 = _store(32), _store(64)  # type: ignore[no-untyped-call]
 
 
 @numba.njit(cache=True, nogil=True)

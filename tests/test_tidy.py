@@ -21,6 +21,7 @@ COLUMNS = {
     "formats",
     "json_kernels",
     "kernel_cache",
+    "bits",
     "memory",
 }  # pure; kernels need their cache
 DECISIONS = {"source", "state", "sink"}
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": WORDS,
     "spans": WORDS,
     "json_kernels": {"kernel_cache"},
+    "bits": {"kernel_cache"},
     "memory": {"kernel_cache"},
     "source": WORDS | COLUMNS,
     "state": WORDS | COLUMNS,

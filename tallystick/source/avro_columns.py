@@ -108,7 +108,7 @@ def _array(output: Output, pool: _Pool) -> pa.Array:
     if output.stored is Stored.NOTHING:
         return pa.nulls(int(pool.contexts[output.context, 0]), output.kind)
     values, valid = pool.slots(output)
-    bitmap = _bitmap(valid)
+    bitmap = validity(valid)
     if output.stored is Stored.SPAN:
         return _bytes_array(output, pool)
     if output.stored is Stored.ENUM:
@@ -146,12 +146,25 @@ def _numbers(output: Output, values: Int64Array) -> NDArray[np.generic]:
 
 def _bytes_array(output: Output, pool: _Pool) -> pa.Array:
     starts, valid = pool.slots(output)
-    lengths = pool.slots(output, 1)[0]
+    return text_array(output.kind, starts, pool.slots(output, 1)[0], valid)
+
+
+def text_array(
+    kind: pa.DataType, starts: Int64Array, lengths: NDArray[np.integer], valid: Bytes
+) -> pa.Array:
+    """A binary or string array with bytes from anywhere.
+
+    Args:
+        kind: binary or string.
+        starts: the address of each value; the caller keeps what stands there.
+        lengths: bytes, of no matter for a null.
+        valid: 0 for null.
+    """
     offsets = _offsets(lengths, valid)
     text = np.empty(int(offsets[-1]), np.uint8)
     copy_spans(starts, offsets, text.ctypes.data)
-    buffers = [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(output.kind, len(valid), buffers)
+    buffers = [validity(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(kind, len(valid), buffers)
 
 
 def _repeated(output: Output, pool: _Pool) -> pa.Array:
@@ -162,11 +175,11 @@ def _repeated(output: Output, pool: _Pool) -> pa.Array:
         assert parts[0].null_count == 0, "Arrow ends the process over a null key"
         entries = [output.kind.key_field, output.kind.item_field]
         parts = [pa.StructArray.from_arrays(parts, fields=entries)]
-    buffers = [_bitmap(valid), pa.py_buffer(_offsets(lengths, valid))]
+    buffers = [validity(valid), pa.py_buffer(_offsets(lengths, valid))]
     return pa.Array.from_buffers(output.kind, len(valid), buffers, children=parts)
 
 
-def _offsets(lengths: Int64Array, valid: Bytes) -> NDArray[np.int32]:
+def _offsets(lengths: NDArray[np.integer], valid: Bytes) -> NDArray[np.int32]:
     """Where each value begins; null ones are empty. Callers bound the bytes of a batch by 2^31."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths if valid.all() else np.where(valid, lengths, 0), out=offsets[1:])
@@ -174,5 +187,6 @@ def _offsets(lengths: Int64Array, valid: Bytes) -> NDArray[np.int32]:
     return offsets.astype(np.int32)
 
 
-def _bitmap(valid: Bytes) -> pa.Buffer | None:
+def validity(valid: Bytes) -> pa.Buffer | None:
+    """Bytes of validity as Arrow has them; None: all are valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,6 +1,10 @@
 r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
 
-Arrow's parser takes a text of many documents and says, if it likes none of it, only that. So:
+Where all fields are scalars, a kernel reads every record that is surely well-formed (see
+`json_flat_kernels`). What it leaves, and other schemas, Arrow's parser reads, and it alone refuses
+records: what is accepted does not depend on who reads it.
+
+Arrow takes a text of many documents and says, if it likes none of it, only that. So:
 
 - Every record becomes one line. Lines that cannot be an object are told apart before parsing: not
   from `{` to `}`, a control character (NUL would end the text), not UTF-8.
@@ -37,6 +41,8 @@ from tallystick.json_kernels import (
     RECORD_OVERHEAD,
     join_records,
 )
+from tallystick.source.json_flat import FlatColumns, flat_of
+from tallystick.source.json_token_kernels import SUSPECT, UNSURE
 from tallystick.source.parsed import Parsed, Where, check_names, malformed_error
 from tallystick.spans import Spans, spans_of
 
@@ -107,38 +113,39 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
     reasons: dict[int, str] = {}
     batches = []
     for first, last in _cuts(spans.lengths):
-        block = _Block(spans, first, last, schema)
-        if mode == FAILFAST:
-            batches += _parse_or_raise(block, values, where)
-        else:
-            batches += _parse_noting(block, reasons)
-    columns = pa.concat_batches(batches) if batches else _nulls(schema, 0)
+        run = Spans(spans.data, spans.starts[first:last], spans.lengths[first:last])
+        batch, wrong = _read(run, schema, first_only=mode == FAILFAST)
+        if wrong and mode == FAILFAST:
+            row = min(wrong)
+            raise _malformed(values, first + row, wrong[row], where)
+        reasons.update((first + row, wrong[row]) for row in sorted(wrong))
+        batches.append(batch)
+    columns = _concatenated(batches) if batches else _nulls(schema, 0)
     if not reasons or mode == PERMISSIVE:
         return Parsed(columns, None, reasons)
-    rows = np.delete(np.arange(len(values)), list(reasons))
-    return Parsed(columns.take(pa.array(rows)), rows, reasons)
+    kept = np.delete(np.arange(len(values)), list(reasons))
+    return Parsed(columns.take(pa.array(kept)), kept, reasons)
 
 
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
-    values = pa.array([b'{"a": "\xc3\xa9"}', None], pa.binary())
-    parse_json(values, pa.schema([("a", pa.string())]), FAILFAST, str)
+    values = pa.array([b'{"a": "\xc3\xa9"}', b"{"], pa.binary())  # one for each way
+    parse_json(values, pa.schema([("a", pa.string())]), PERMISSIVE, str)
 
 
 class _Block:
-    """Some records as lines of one text, any run of which can be parsed."""
+    """Some records as lines of one text, any run of which Arrow can parse."""
 
-    def __init__(self, spans: Spans, first: int, last: int, schema: pa.Schema) -> None:
-        self.first = first
-        self.row_count = last - first
-        self.verdicts = np.zeros(self.row_count, np.uint8)
+    def __init__(self, spans: Spans, schema: pa.Schema) -> None:
+        self.row_count = len(spans.lengths)
         self.schema = schema
+        self._verdicts = np.zeros(self.row_count, np.uint8)
         self._line_starts = np.zeros(self.row_count + 1, np.int64)
-        lengths = spans.lengths[first:last]
-        size = int(np.maximum(lengths, 0).sum()) + RECORD_OVERHEAD * self.row_count
+        size = int(np.maximum(spans.lengths, 0).sum()) + RECORD_OVERHEAD * self.row_count
         text = np.empty(size, np.uint8)
-        starts = spans.starts[first:last]
-        written = join_records(spans.data, starts, lengths, text, self._line_starts, self.verdicts)
+        written = join_records(
+            spans.data, spans.starts, spans.lengths, text, self._line_starts, self._verdicts
+        )
         assert written >= 0, "a span leaves its data"
         self._text = pa.py_buffer(text)
         read_fields = [field.with_type(_read_type(field.type)) for field in schema]
@@ -161,6 +168,37 @@ class _Block:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def judge(self, together: int, *, first_only: bool) -> "_Judged":
+        """Parse all that can be parsed, and say what is wrong with the rest.
+
+        Args:
+            together: how many of the first rows are tried together; the batches have all of them,
+                nulls where one is malformed. The others are tried alone, once, which is cheaper
+                where nearly all are malformed; the batches have those that are not.
+            first_only: both try nothing after a malformed one.
+        """
+        hopeless = np.flatnonzero(self._verdicts != GOOD).tolist()
+        wrong = {row: _REASONS[int(self._verdicts[row])] for row in hopeless}
+        batches = []
+        if together:
+            for row, outcome in self.outcomes(0, together):
+                if isinstance(outcome, str):
+                    wrong[row] = outcome
+                    if first_only:
+                        break
+                    outcome = _nulls(self.schema, 1)
+                batches.append((row, outcome))
+        for row in range(together, self.row_count):
+            if row not in wrong:
+                try:
+                    batches.append((row, self.parse(row, row + 1)))
+                    continue
+                except pa.ArrowInvalid as problem:
+                    wrong[row] = _reason(problem)
+            if first_only:
+                break
+        return batches, wrong
+
     def outcomes(self, begin: int, end: int, *, suspect: bool = False) -> Iterator["_Outcome"]:
         """Parse all that can be parsed of a run of rows, in order.
 
@@ -179,7 +217,7 @@ class _Block:
                 return
             except pa.ArrowInvalid as problem:
                 if alone:
-                    yield begin, str(problem).partition("\n")[0].removesuffix(" in row 0")
+                    yield begin, _reason(problem)
                     return
         middle = (begin + end) // 2
         found = False
@@ -191,6 +229,8 @@ class _Block:
 
 _Outcome = tuple[int, pa.RecordBatch | str]
 """A row of a block, and the well-formed rows from there on or what is wrong with that one."""
+_Judged = tuple[list[tuple[int, pa.RecordBatch]], dict[int, str]]
+"""Rows of a block, by the first one of each batch, and what is wrong with the malformed ones."""
 
 
 def _cuts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -204,32 +244,40 @@ def _cuts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         first, done = last, int(ends[last - 1])
 
 
-def _parse_or_raise(block: _Block, values: pa.Array, where: Where) -> list[pa.RecordBatch]:
-    """All rows of the block, or the error of its first malformed record."""
-    hopeless = np.flatnonzero(block.verdicts != GOOD)
-    end = int(hopeless[0]) if hopeless.size else block.row_count
-    batches = []
-    for row, outcome in block.outcomes(0, end) if end else ():
-        if isinstance(outcome, str):
-            raise _malformed(values, block.first + row, outcome, where)
-        batches.append(outcome)
-    if hopeless.size:
-        raise _malformed(values, block.first + end, _REASONS[int(block.verdicts[end])], where)
-    return batches
+def _read(
+    spans: Spans, schema: pa.Schema, *, first_only: bool
+) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """All rows, nulls where a record is malformed, and what is wrong with those.
+
+    Args:
+        spans: the records.
+        schema: what they are read as.
+        first_only: the batch is of no use and later malformed rows may be missing, if there is one.
+    """
+    flat = flat_of(schema)
+    columns = FlatColumns(flat, spans) if flat else None
+    if columns is None or columns.is_unsure:
+        found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
+        return _concatenated([batch for _, batch in found]) if found else _nulls(schema, 0), wrong
+    unsure, suspects = columns.rows_of(UNSURE), columns.rows_of(SUSPECT)
+    rows = np.concatenate([unsure, suspects])
+    if not rows.size:
+        return columns.batch(), {}
+    block = _Block(Spans(spans.data, spans.starts[rows], spans.lengths[rows]), schema)
+    found, wrong = block.judge(unsure.size, first_only=first_only)
+    if found:
+        places = [rows[first : first + batch.num_rows] for first, batch in found]
+        columns.put(np.concatenate(places), _concatenated([batch for _, batch in found]))
+    return columns.batch(), {int(rows[row]): reason for row, reason in wrong.items()}
 
 
-def _parse_noting(block: _Block, reasons: dict[int, str]) -> list[pa.RecordBatch]:
-    """All rows of the block, nulls where a record is malformed; what is wrong is put in order."""
-    hopeless = np.flatnonzero(block.verdicts != GOOD).tolist()
-    found = {row: _REASONS[int(block.verdicts[row])] for row in hopeless}
-    batches = []
-    for row, outcome in block.outcomes(0, block.row_count):
-        if isinstance(outcome, str):
-            found[row] = outcome
-            outcome = _nulls(block.schema, 1)
-        batches.append(outcome)
-    reasons.update((block.first + row, found[row]) for row in sorted(found))
-    return batches
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which always copies
+
+
+def _reason(problem: pa.ArrowInvalid) -> str:
+    """What is wrong with a record that was parsed alone."""
+    return str(problem).partition("\n")[0].removesuffix(" in row 0")
 
 
 def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:

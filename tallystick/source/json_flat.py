@@ -1,0 +1,179 @@
+"""Arrow columns from flat JSON records: room for the kernel, and what it left there as arrays."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.source import json_flat_kernels as k
+from tallystick.source.avro_columns import text_array, validity
+from tallystick.source.json_token_kernels import UNSURE
+from tallystick.spans import Int64Array, Spans, spans_of
+
+Bytes = NDArray[np.uint8]
+
+_KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
+    pa.bool_(): (k.BOOLEAN, np.uint8),
+    pa.int8(): (k.INTEGER, np.int8),
+    pa.int16(): (k.INTEGER, np.int16),
+    pa.int32(): (k.INTEGER, np.int32),
+    pa.int64(): (k.INTEGER, np.int64),
+    pa.float32(): (k.FLOAT, np.float32),
+    pa.float64(): (k.DOUBLE, np.float64),
+    pa.string(): (k.STRING, np.int64),
+    pa.date32(): (k.DATE, np.int32),
+}
+"""What the kernel reads each type as, and what stands in a slot; strings have an address there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A schema that the kernel reads.
+
+    Args:
+        schema: of scalars.
+        fields: as the kernel takes them, without the addresses of slots.
+        heads: the first field of each name hash, by its number plus 1; 0: none.
+        names: what the addresses of names in `fields` point into.
+        slot_types: per field.
+    """
+
+    schema: pa.Schema
+    fields: Int64Array
+    heads: Int64Array
+    names: Int64Array
+    slot_types: list[type[np.generic]]
+
+
+@lru_cache(maxsize=64)
+def flat_of(schema: pa.Schema) -> Flat | None:
+    """The plan for a schema; None: it is not flat, has other types, or a name needs escapes."""
+    kinds = [_kind(field.type) for field in schema]
+    names = [field.name.encode() for field in schema]
+    known = [kind for kind in kinds if kind]
+    if len(known) < len(kinds) or any(min(n, default=32) < 32 or set(n) & {*b'"\\'} for n in names):
+        return None
+    fields = np.zeros((len(kinds) + 1, k.FIELD_SIZE // 8), np.int64)
+    heads = np.zeros(k.HASHES, np.int64)
+    words = [np.frombuffer(name + b'"' + bytes(-(len(name) + 1) % 8), np.int64) for name in names]
+    text = np.concatenate(words)
+    place = text.ctypes.data
+    for number, ((kind, slot), name, own) in enumerate(zip(known, names, words, strict=True)):
+        field = fields[number]
+        width = np.dtype(slot).itemsize
+        field[[k.KIND, k.WIDTH, k.LIMIT]] = kind, width, 2 ** (8 * width - 1) - 1
+        field[[k.NAME, k.WORDS, k.SIZE]] = place, len(own), len(name)
+        field[k.MASK] = (2 ** (8 * (len(name) % 8 + 1)) - 1) if len(name) % 8 < 7 else -1
+        chain = k.name_hash((name + b'"')[0], name[-1] if name else 0, len(name))
+        field[k.CHAIN], heads[chain] = heads[chain], number + 1
+        place += own.nbytes
+    # At first each field is expected where the schema has it.
+    fields[:, k.FOLLOWER] = (np.arange(len(fields)) + 1) % len(fields)
+    fields[len(kinds) - 1, k.FOLLOWER] = 0
+    return Flat(schema, fields, heads, text, [slot for _, slot in known])
+
+
+class FlatColumns:
+    """Slots for some records, filled by the kernel and, where that is unsure, by the caller.
+
+    Args:
+        flat: of the schema.
+        spans: the records; a null has null slots.
+    """
+
+    def __init__(self, flat: Flat, spans: Spans) -> None:
+        count = len(spans.starts)
+        self._flat = flat
+        self._values = [np.zeros(count, slot) for slot in flat.slot_types]
+        self._valid = np.zeros((len(self._values), count), np.uint8)
+        self._lengths = np.zeros((len(self._values), count), np.int32)
+        size = int(np.maximum(spans.lengths, 0).sum())
+        spare = np.empty(size, np.uint8)
+        self._keep: list[object] = [spans, spare]
+        self.verdicts = np.empty(count, np.uint8)
+        self._parse(spans, spare)
+
+    def _parse(self, spans: Spans, spare: Bytes) -> None:
+        fields = self._flat.fields.copy()
+        place = fields.ctypes.data
+        fields[:-1, k.VALUES] = [values.ctypes.data for values in self._values]
+        fields[:-1, k.VALID] = [valid.ctypes.data for valid in self._valid]
+        fields[:-1, k.LENGTHS] = [lengths.ctypes.data for lengths in self._lengths]
+        fields[:, k.FOLLOWER] = place + k.FIELD_SIZE * fields[:, k.FOLLOWER]
+        heads = np.concatenate([self._flat.heads, fields[:-1, k.CHAIN]])
+        heads[heads > 0] = place + k.FIELD_SIZE * (heads[heads > 0] - 1)
+        fields[:-1, k.CHAIN] = heads[k.HASHES :]
+        state = np.zeros(k.HASHES + 2, np.int64)
+        state[: k.HASHES] = heads[: k.HASHES]
+        state[[k.SPARE, k.SPARE_END]] = spare.ctypes.data, spare.ctypes.data + spare.size
+        last = place + k.FIELD_SIZE * (len(fields) - 1)
+        k.parse_records(
+            spans.address,
+            spans.starts,
+            spans.lengths,
+            place,
+            last,
+            state.ctypes.data,
+            self.verdicts,
+        )
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether no record is read: the caller may as well do without."""
+        return self.rows_of(UNSURE).size == self.verdicts.size
+
+    def rows_of(self, verdict: int) -> Int64Array:
+        """The records that the kernel says this of."""
+        return np.flatnonzero(self.verdicts == verdict)
+
+    def put(self, rows: Int64Array, batch: pa.RecordBatch) -> None:
+        """Fill slots with rows that were read elsewhere.
+
+        Args:
+            rows: where each row of the batch goes.
+            batch: of the flat schema.
+        """
+        self._keep.append(batch)
+        for index, column in enumerate(batch.columns):
+            if self._flat.fields[index, k.KIND] == k.STRING:
+                spans = spans_of(column, batch.schema.names[index])
+                self._valid[index, rows] = spans.lengths >= 0
+                self._lengths[index, rows] = np.maximum(spans.lengths, 0)
+                self._values[index][rows] = spans.address + spans.starts
+                continue
+            self._valid[index, rows] = column.is_valid().to_numpy(zero_copy_only=False)
+            self._values[index][rows] = _slots(column).to_numpy()
+
+    def batch(self) -> pa.RecordBatch:
+        """All rows."""
+        arrays = [self._array(index, field.type) for index, field in enumerate(self._flat.schema)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._flat.schema)
+
+    def _array(self, index: int, kind: pa.DataType) -> pa.Array:
+        values, valid = self._values[index], self._valid[index]
+        if pa.types.is_string(kind):
+            return text_array(kind, values, self._lengths[index], valid)
+        if pa.types.is_boolean(kind):
+            values = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(kind, len(valid), [validity(valid), pa.py_buffer(values)])
+
+
+def _kind(kind: pa.DataType) -> tuple[int, type[np.generic]] | None:
+    if pa.types.is_timestamp(kind):
+        return k.TIMESTAMP, np.int64
+    return _KINDS.get(kind)
+
+
+def _slots(column: pa.Array) -> pa.Array:
+    """The numbers of a fixed-width column, 0 for null."""
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_date32(kind):
+        column = column.view(pa.int32())
+    elif pa.types.is_timestamp(kind):
+        column = column.view(pa.int64())
+    return pc.fill_null(column, 0) if column.null_count else column
