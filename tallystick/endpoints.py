@@ -97,7 +97,7 @@ class KafkaSource:
 
     def _what(self) -> dict[str, str | None]:
         if isinstance(self.topics, re.Pattern):
-            topics = {"subscribePattern": self.topics.pattern}
+            topics = {"subscribePattern": _pattern_text(self.topics)}
         else:
             topics = {} if self.topics is None else {"subscribe": ",".join(self.topics)}
         if self.assignment is None:
@@ -240,6 +240,15 @@ def _config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaConfig:
     )
 
 
+def _pattern_text(pattern: re.Pattern[str]) -> str:
+    """The pattern with its flags, which the option has no place for but in the text."""
+    if not isinstance(pattern.pattern, str):
+        raise OptionError(f"topics={pattern!r}: expected a pattern of text, re.compile('…')")
+    letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
+    flags = "".join(letter for flag, letter in letters.items() if pattern.flags & flag)
+    return f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
+
+
 def _offsets_text(offsets: Offsets | None) -> str | None:
     return offsets if offsets is None or isinstance(offsets, str) else json.dumps(offsets)
 
@@ -270,11 +279,12 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
 
 def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, str | None]:
     form: dict[str, str | None]
+    prefixed = {"metadata.prefix": prefix or None}
     match value:
         case None:
-            return {}
+            return prefixed
         case Text(mode):
-            return {"value.format": "string", "value.mode": mode}
+            return {"value.format": "string", "value.mode": mode, **prefixed}
         case Json(None):
             raise OptionError(
                 'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
@@ -289,7 +299,6 @@ def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, s
                 "value.registry.user.info": user_info,
                 "value.registry.ca": ca,
             }
-    prefixed = {"metadata.prefix": prefix or None}
     return {**form, "value.schema": schema, "value.mode": mode, **prefixed}
 
 

@@ -149,6 +149,13 @@ def _check_value(plain: Mapping[str, str], value_format: str) -> None:
             "value.format=json or avro: "
             'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
         )
+    if value_format == "raw" and "value.mode" in plain:
+        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
+    if value_format not in _WITH_SCHEMA and plain.get("metadata.prefix"):
+        raise OptionError(
+            f"metadata.prefix is for values that become several columns, and "
+            f"value.format={value_format} becomes one: remove it"
+        )
     registry = [name for name in plain if name.startswith("value.registry.")]
     if registry and value_format != "avro":
         raise OptionError(
@@ -193,10 +200,10 @@ def _subscription(plain: Mapping[str, str]) -> Subscription:
         case "subscribepattern":
             return TopicPattern(_pattern(text))
         case _:
-            partitions = _per_partition(
-                text, "assign", '{"topic": [0, 1]}', lambda ids: {int(i): 0 for i in ids}
-            )
-            return Assignment(tuple(sorted(partitions)))
+            assigned = _per_partition(text, "assign", '{"topic": [0, 1]}', _indexes)
+            if not assigned:
+                raise OptionError(f"assign={text!r} names no partition")
+            return Assignment(tuple(sorted(assigned)))
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -218,6 +225,11 @@ def _start(plain: Mapping[str, str], streaming: bool | None) -> Bound:
     default = "latest" if streaming else "earliest"
     strategy = _choice(plain, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     if _the_one(plain, "starting") == "startingOffsets":
+        if "startingoffsetsbytimestampstrategy" in plain:
+            raise OptionError(
+                "startingOffsetsByTimestampStrategy is for startingTimestamp and "
+                "startingOffsetsByTimestamp: remove it"
+            )
         text = plain.get("startingoffsets", default).strip().lower()
         fallback = _choice(plain, "committed.fallback", ("fail", *_MARKERS), "fail")
         if text != "committed":
@@ -234,6 +246,8 @@ def _start(plain: Mapping[str, str], streaming: bool | None) -> Bound:
                 f"startingOffsets=committed: whose offsets? Name the group in {GROUP_OPTION}"
             )
         return AtCommitted(plain[GROUP_OPTION], _FALLBACKS[fallback])
+    if "committed.fallback" in plain:
+        raise OptionError("committed.fallback is for startingOffsets=committed: remove it")
     return _at_time(plain, "starting", _FALLBACKS[strategy])
 
 
@@ -266,7 +280,7 @@ def _at_time(plain: Mapping[str, str], side: str, fallback: int | None) -> AtTim
         plain[name.lower()],
         name,
         '{"topic": {"0": 1700000000000}} (ms since 1970)',
-        lambda column: {int(p): int(time) for p, time in column.items()},
+        _by_index,
     )
     if min(times.values(), default=0) < 0:
         raise OptionError(f"{name}={plain[name.lower()]!r}: expected ms since 1970, from 0")
@@ -278,13 +292,29 @@ def _offsets(plain: Mapping[str, str], name: str, default: str) -> AtOffsets:
     if text.lower() in _MARKERS:
         return AtOffsets(_MARKERS[text.lower()])
     example = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
-    partitions = _per_partition(
-        text, name, example, lambda column: {int(p): int(offset) for p, offset in column.items()}
-    )
+    partitions = _per_partition(text, name, example, _by_index)
     wrong = {p: offset for p, offset in partitions.items() if offset < EARLIEST}
     if wrong:
         raise OptionError(f"{name}: {wrong}: expected an offset, -2 (earliest) or -1 (latest)")
     return AtOffsets(_MARKERS[default], partitions)
+
+
+def _indexes(listed: Any) -> dict[int, int]:
+    """Of a list of partitions; TypeError where it is none."""
+    if not isinstance(listed, list):
+        raise TypeError
+    return {_index(each): 0 for each in listed}
+
+
+def _by_index(column: Any) -> dict[int, int]:
+    """Of an object from partition to a whole number."""
+    return {int(partition): _index(number) for partition, number in column.items()}
+
+
+def _index(number: Any) -> int:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError
+    return number
 
 
 def _per_partition(

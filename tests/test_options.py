@@ -76,12 +76,22 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"value__schema": "a int"}, "needs value.format=json"),
         ({"value__format": "avro", "value__schema": "a int"}, "set either registry"),
         ({"value__registry__url": "http://r"}, "needs no registry"),
+        ({"subscribe": "", "assign": "{}"}, "names no partition"),
+        ({"subscribe": "", "assign": '{"f": "01"}'}, "expected {"),
+        ({"startingOffsets": '{"flights": {"0": 1.7}}'}, "expected"),
+        ({"startingOffsetsByTimestampStrategy": "latest"}, "is for startingTimestamp and"),
+        ({"startingTimestamp": "5", "committed__fallback": "latest"}, "is for startingOffsets=com"),
+        ({"value__mode": "permissive"}, "raw takes any bytes"),
+        ({"metadata__prefix": "k_"}, "becomes one: remove it"),
         ({"startingOffsets": "committed"}, "Name the group in kafka.group.id"),
         ({"committed__fallback": "latest"}, "is for startingOffsets=committed"),
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
         ({"startingTimestamp": "yesterday"}, "expected a whole number from 0"),
         ({"startingOffsetsByTimestamp": '{"flights": {"0": -5}}'}, "expected ms since 1970"),
-        ({"startingOffsetsByTimestampStrategy": "earliest"}, "expected one of error, latest"),
+        (
+            {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "earliest"},
+            "expected one of error, latest",
+        ),
         ({"maxTriggerDelay": "soon"}, "expected a duration such as 500ms"),
         ({"when__expired": "drop"}, "expected one of fail, skip"),
         ({"partition__discovery__interval__ms": "5m"}, "expected a whole number"),
@@ -142,7 +152,11 @@ def test_the_example_of_every_option_is_accepted(option):
     registry = {
         "value.format": "avro", "value.schema": "a int", "value.registry.url": "http://host:8081"
     }  # fmt: skip
+    schema = {"value.format": "json", "value.schema": "a int"}
     needed = {
+        "startingOffsetsByTimestampStrategy": {"startingTimestamp": "5"},
+        "value.mode": schema,
+        "metadata.prefix": schema,
         "assign": {"subscribe": ""},
         "subscribePattern": {"subscribe": ""},
         "committed.fallback": {"startingOffsets": "committed", "kafka.group.id": "g"},

@@ -78,8 +78,13 @@ class Enumerator:
     # --- events -------------------------------------------------------------------------------
 
     def restored(self, offsets: SourceOffsets) -> None:
-        """Spark's log ends with this plan: it is read, or will be, whatever happens."""
+        """Spark's log ends with this plan: it is read, or will be, whatever happens.
+
+        Starts that were asked for and are not in it are asked for again: they may have been those
+        of a new query, which Spark wants to hear of also where it goes on from a log.
+        """
         self._state = offsets
+        self._new_starts = {}
         self._new = self._compare()
 
     def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
@@ -142,6 +147,12 @@ class Enumerator:
             if partition.topic not in others and self._subscription.covers(partition)
         )
         return sorted({*old, *self._new})
+
+    @property
+    def missed(self) -> frozenset[str]:
+        """Topics whose positions are kept though they were not found."""
+        kept = {partition.topic for partition in self._known().positions}
+        return frozenset(self._missed_since.keys() & kept)
 
     @property
     def suspicious(self) -> list[TopicPartition]:
@@ -218,12 +229,23 @@ class Enumerator:
         return self._new_starts[partition, self._found_id(partition.topic)]
 
     def _recreated(self) -> set[str]:
-        """Topics that were found under another id than the one that was read."""
-        ids = {} if self._state is None else self._state.topic_ids
-        return {
+        """Topics that were found under another id than the one that was read.
+
+        Where no id is known (a checkpoint of the first release) fewer partitions than before give
+        it away; with an id, they only mean that a broker lags behind.
+        """
+        if self._state is None:
+            return set()
+        ids, found = self._state.topic_ids, self._found
+        by_id = {
             topic
             for topic, topic_id in ids.items()
             if topic_id and self._found_id(topic) not in ("", topic_id)
+        }
+        return by_id | {
+            topic
+            for topic, index in self._state.positions
+            if not ids.get(topic) and topic in found and index >= found[topic].partition_count
         }
 
     def _removed(self) -> set[str]:
@@ -247,13 +269,20 @@ class Enumerator:
 
     def _check_recreated(self) -> None:
         recreated = self._recreated()
-        if recreated and self._policy.recreated == FAIL:
-            topic = min(recreated)
+        if not recreated:
+            return
+        topic, is_bounded = min(recreated), self._known().stops is not None
+        if self._policy.recreated == FAIL or is_bounded:
+            way_on = (
+                "The end of this stream means nothing in the new one: start from a new checkpoint."
+                if is_bounded
+                else "To read the new one from its beginning set when.recreated=restart."
+            )
             raise TopicRecreatedError(
                 f"topic {topic!r} was deleted and created again: its id was "
-                f"{self._known().topic_ids[topic]}, and is {self._found_id(topic)}; next to read "
-                f"were {self._positions_text(topic)}. What was unread in the old one is lost. To "
-                f"read the new one from its beginning set when.recreated=restart."
+                f"{self._known().topic_ids.get(topic) or 'not known'}, and is "
+                f"{self._found_id(topic)}; next to read were {self._positions_text(topic)}. What "
+                f"was unread in the old one is lost. {way_on}"
             )
 
     def _positions_text(self, topic: str) -> str:
@@ -263,7 +292,10 @@ class Enumerator:
 
     def _leave_removed(self, draft: "_Draft") -> None:
         draft.gone = dict(self._missed_since)
+        read = {partition.topic for partition in draft.positions}
         for topic, since in sorted(self._missed_since.items()):
+            if topic not in read:
+                continue  # dropped by an epoch since the last look
             is_over = self._found_at_ms - since >= self._policy.keep_ms
             if self._policy.removed == DROP or (self._policy.removed == KEEP and is_over):
                 draft.note(f"topic {topic!r} is gone; dropped {self._positions_text(topic)}")

@@ -1,14 +1,14 @@
 """What a source reads: topics by name, by pattern, or single partitions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tallystick.topic_partition import TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopicList:
     """Read these topics, all partitions."""
 
@@ -21,11 +21,15 @@ class TopicList:
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
         """Those of a topic's `count` partitions that are read; none where it is not subscribed."""
-        return range(count) if topic in self.topics else ()
+        return range(count) if topic in self._topics else ()
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether a partition is read."""
-        return partition.topic in self.topics
+        return partition.topic in self._topics
+
+    @cached_property
+    def _topics(self) -> frozenset[str]:
+        return frozenset(self.topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class TopicPattern:
         return _matches(self.pattern, partition.topic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assignment:
     """Read exactly these partitions."""
 
@@ -57,15 +61,26 @@ class Assignment:
     @property
     def named(self) -> tuple[str, ...]:
         """The topics to ask the cluster for, by name."""
-        return tuple(dict.fromkeys(partition.topic for partition in self.assigned))
+        return tuple(self._by_topic)
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
         """Those of a topic's `count` partitions that are read."""
-        return [p.partition for p in self.assigned if p.topic == topic and p.partition < count]
+        return [index for index in self._by_topic.get(topic, ()) if index < count]
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether a partition is read."""
-        return partition in self.assigned
+        return partition in self._assigned
+
+    @cached_property
+    def _assigned(self) -> frozenset[TopicPartition]:
+        return frozenset(self.assigned)
+
+    @cached_property
+    def _by_topic(self) -> Mapping[str, list[int]]:
+        by_topic: dict[str, list[int]] = {}
+        for topic, index in self.assigned:
+            by_topic.setdefault(topic, []).append(index)
+        return by_topic
 
 
 Subscription = TopicList | TopicPattern | Assignment

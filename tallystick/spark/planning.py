@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tallystick.errors import DataLossError
+from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
 from tallystick.options import SourceOptions
@@ -19,11 +19,21 @@ from tallystick.source.enumerator import Enumerator, Plan
 from tallystick.source.losses import SKIP
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.planner import is_worth_an_epoch
-from tallystick.spark.topics import check_named, check_within, find_topics, resolve
+from tallystick.source.subscription import Assignment
+from tallystick.spark.topics import (
+    check_named,
+    check_same_cluster,
+    check_within,
+    find_topics,
+    partitions_of,
+    resolve,
+)
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+MISSED_INTERVAL_MS = 30_000
+"""How often to look for a topic whose position is kept, at least."""
 ABSENT_AFTER_S = 2.0
 """How long Kafka has to deny a partition until it counts as absent: brokers learn with a delay."""
 
@@ -42,7 +52,9 @@ class StreamPlanner:
         self._enumerator = Enumerator(options.subscription, options.policy)
         self._initial: SourceOffsets | None = None
         self._is_bounded_by_now = False
-        self._discovered_at: float | None = None
+        self._cannot_start: OptionError | None = None
+        self._has_looked = False
+        self._discovered_at = 0.0
         self._planned_at: float | None = None
         self._ends: dict[TopicPartition, int] = {}
         self._known_cluster = ""
@@ -54,13 +66,16 @@ class StreamPlanner:
     def first(self) -> SourceOffsets:
         """Where a new query starts; resolved once.
 
-        Raises:
-            OptionError: a named topic does not exist, or a starting offset cannot be.
+        Spark also asks when it is to run the very first epoch again, and uses the answer for
+        nothing: that epoch's log entry has its starts. So what is wrong with it is an error only
+        once the first epoch is planned from it.
         """
         if self._initial is None:
-            found = self._discover()
-            check_named(self._broker, self._options.subscription, found)
-            self._initial = self._resolve_first()
+            try:
+                self._initial = self._resolve_first()
+            except OptionError as error:
+                self._cannot_start = error
+                self._initial = SourceOffsets(self._broker.cluster_id(), "", initial=True)
         return self._initial
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
@@ -71,14 +86,18 @@ class StreamPlanner:
             offset_count_max: the most that the epoch may span; None: no limit.
 
         Raises:
+            OptionError: a new query cannot start as its options say.
             DataLossError: records were lost in a way that the policy does not accept.
         """
-        self._check_cluster(start)
+        if start.initial and self._cannot_start is not None:
+            raise self._cannot_start
+        self.check_cluster(start)
+        self._check_end(start)
         self._enumerator.restored(start)
-        if self._discovered_at is None or self._is_discovery_due():
-            self._warn_of_missing(self._discover(), start)
+        if not self._has_looked or self._is_discovery_due():
+            self._discover(start)
         if not (self._is_bounded_by_now and self._ends):
-            self._look()
+            self._look(start)
         plan = self._enumerator.plan(offset_count_max)
         if plan.offsets is start or not self._is_ripe(plan):
             return start
@@ -95,43 +114,77 @@ class StreamPlanner:
 
     # --- discovery ----------------------------------------------------------------------------
 
-    def _discover(self) -> Mapping[str, FoundTopic]:
+    def _discover(self, start: SourceOffsets) -> None:
         """Look at the topics; a broker that is down for a moment is asked again by the client."""
-        found = find_topics(self._broker, self._options.subscription)
+        known = {partition.topic for partition in start.positions}
+        missed = self._enumerator.missed
+        found = find_topics(self._broker, self._options.subscription, known)
         self._enumerator.discovered(found, time.time_ns() // 1_000_000)
-        self._discovered_at = time.monotonic()
-        return found
+        for topic in sorted(self._enumerator.missed - missed):
+            logger.warning("topic %r is gone; its positions are kept for now", topic)
+        for topic in sorted(missed - self._enumerator.missed):
+            logger.warning("topic %r is back", topic)
+        if not self._has_looked:
+            self._warn_of_missing(found, start)
+        self._has_looked, self._discovered_at = True, time.monotonic()
 
     def _is_discovery_due(self) -> bool:
-        assert self._discovered_at is not None
+        """At the interval; and while a topic is missed, since nothing else looks out for it."""
+        if self._is_bounded_by_now:
+            return False
         interval_ms = self._options.discovery_interval_ms
-        passed_ms = (time.monotonic() - self._discovered_at) * 1000
-        return 0 < interval_ms <= passed_ms and not self._is_bounded_by_now
+        if self._enumerator.missed:
+            often_ms = min(MISSED_INTERVAL_MS, self._options.policy.keep_ms)
+            interval_ms = min(interval_ms, often_ms) if interval_ms > 0 else often_ms
+            return (time.monotonic() - self._discovered_at) * 1000 >= interval_ms
+        return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
 
     def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
-        read = {partition.topic for partition in start.positions}
-        for topic in self._options.subscription.named or ():
-            if topic not in found and topic not in read:
-                logger.warning(
-                    "topic %r does not exist; it is read from its first offset once it does", topic
-                )
+        """What is named and is not there stopped a new query; here it may have been dropped."""
+        subscription = self._options.subscription
+        there = set(partitions_of(subscription, found)) | start.positions.keys()
+        if isinstance(subscription, Assignment):
+            missing = [str(p) for p in subscription.assigned if p not in there]
+        else:
+            topics = {partition.topic for partition in there}
+            missing = [topic for topic in subscription.named or () if topic not in topics]
+        if missing:
+            logger.warning(
+                "named, but not there: %s; read from the first offset once it is",
+                ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else ""),
+            )
 
-    def _check_cluster(self, start: SourceOffsets) -> None:
-        """A position means nothing in another cluster, however alike its topics look."""
+    def check_cluster(self, offsets: SourceOffsets) -> None:
+        """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+
+        Raises:
+            DataLossError: they are another cluster's.
+        """
         if not self._known_cluster:
             self._known_cluster = self._broker.cluster_id()
-        if start.cluster_id != self._known_cluster:
-            raise DataLossError(
-                f"the checkpoint's offsets belong to cluster {start.cluster_id}, and "
-                f"{self._broker.client.config.bootstrap_servers} is cluster {self._known_cluster}: "
-                f"correct bootstrap.servers. To read the other cluster, start from a new "
-                f"checkpoint. Nothing was changed."
-            )
+        servers = self._broker.client.config.bootstrap_servers
+        check_same_cluster(offsets, self._known_cluster, servers)
+
+    def _check_end(self, start: SourceOffsets) -> None:
+        """An end is settled when a query is new; options that say otherwise would be ignored."""
+        if start.initial or (self._options.stop is None) == (start.stops is None):
+            return
+        begun, now = ("with", "none") if start.stops is not None else ("without", "one")
+        raise OptionError(
+            f"the query was begun {begun} an end (endingOffsets and the like), and its options now "
+            f"name {now}: the end of a query cannot be changed. Put the option back as it was, or "
+            f"start from a new checkpoint."
+        )
 
     # --- offsets ------------------------------------------------------------------------------
 
     def _resolve_first(self) -> SourceOffsets:
-        options, partitions = self._options, self._enumerator.unresolved
+        options = self._options
+        found = find_topics(self._broker, options.subscription)
+        check_named(self._broker, options.subscription, found)
+        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        self._has_looked, self._discovered_at = True, time.monotonic()
+        partitions = self._enumerator.unresolved
         starts = resolve(self._broker, options.start, partitions, "startingOffsets")
         given = {
             p: starts[p]
@@ -148,7 +201,7 @@ class StreamPlanner:
             stops = resolve(self._broker, options.stop, partitions, "endingOffsets")
         return self._enumerator.first(self._broker.cluster_id(), options.shown_group, stops)
 
-    def _look(self) -> None:
+    def _look(self, start: SourceOffsets) -> None:
         """Tell the enumerator where logs begin and end."""
         enumerator = self._enumerator
         unresolved = enumerator.unresolved
@@ -156,7 +209,7 @@ class StreamPlanner:
             enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
         self._see_ends()
         if enumerator.suspicious:
-            self._discover()
+            self._discover(start)
             self._see_ends()
             self._tell_truncated_from_uncommitted()
         if self._options.policy.expired == SKIP:

@@ -18,7 +18,6 @@ from tallystick.job import Driver, Listener
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine
-from tallystick.source.losses import FAIL
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
@@ -27,7 +26,7 @@ from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.source import FORMAT, read_plan, register
-from tallystick.spark.topics import check_named, find_topics
+from tallystick.spark.topics import check_named, check_same_cluster, find_topics
 from tallystick.steps import Step, arrange
 from tallystick.storage import FileStorage
 
@@ -52,6 +51,7 @@ class PipelineRun:
         self._sink = sink
         self._listener = listener
         self._cluster: SinkCluster | None = None
+        self._source_cluster = ""
         options = parse_source_options(source_options, streaming=True)
         _check_dead_letters(options, sink)
         columns = columns_ddl(options)
@@ -61,11 +61,13 @@ class PipelineRun:
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
 
-    def check(self, trigger_interval_ms: int | None) -> None:
+    def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
         """Find what cannot work before anything starts.
 
         Args:
             trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+            is_new: no epoch was planned yet. Later, a topic that is gone is a loss, and the
+                policy's to judge.
 
         Raises:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
@@ -73,9 +75,9 @@ class PipelineRun:
         source = KafkaBroker(self._read.config)
         try:
             topics = find_topics(source, self._subscription)
-            if self._read.policy.removed == FAIL:  # else one that is gone is no reason to stop
+            if is_new:
                 check_named(source, self._subscription, topics)
-            cluster_id = source.cluster_id()
+            self._source_cluster = cluster_id = source.cluster_id()
         finally:
             source.close()
         self._cluster = SinkCluster(self._sink)
@@ -108,8 +110,10 @@ class PipelineRun:
         """Called once per epoch."""
         assert self._cluster is not None, "checked before it is started"
         cluster, stages = self._cluster, self._stages
+        stop = from_json(json.loads(batch.sources[0]))
+        check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
-            share(self.spark, splits_of(batch), self._split_count_min),
+            share(self.spark, splits_of(batch, stop), self._split_count_min),
             replace(self._read, functions=stages.before),
         )
         if stages.frames is None:
@@ -130,8 +134,9 @@ def start_query(
     run: PipelineRun, checkpoint: str, trigger: Mapping[str, Any] | None, accepted: frozenset[str]
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
-    check_checkpoint(FileStorage(checkpoint), run.name)
-    run.check(interval_ms(run.spark, trigger or {}))
+    storage = FileStorage(checkpoint)
+    check_checkpoint(storage, run.name)
+    run.check(interval_ms(run.spark, trigger or {}), is_new=not storage.names("offsets"))
     register(run.spark)
     runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted)
     writer = (
@@ -147,9 +152,10 @@ def start_query(
 
 def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
     """For Spark's side of the source, which plans the epochs and reads no record of a pipeline."""
-    if source_options.get("value.mode") == DEADLETTER:
-        return {**source_options, "value.mode": DROPMALFORMED}
-    return dict(source_options)
+    if parse_source_options(source_options, streaming=True).value_mode != DEADLETTER:
+        return dict(source_options)
+    others = {n: v for n, v in source_options.items() if n.lower() != "value.mode"}
+    return {**others, "value.mode": DROPMALFORMED}
 
 
 def _check_dead_letters(options: SourceOptions, sink: SinkSettings) -> None:
@@ -205,9 +211,8 @@ def check_checkpoint(storage: FileStorage, name: str) -> None:
         )
 
 
-def splits_of(batch: Batch) -> tuple[SplitRange, ...]:
-    """The ranges of an epoch, from what Spark logged for it and for the one before."""
-    stop = from_json(json.loads(batch.sources[0]))
+def splits_of(batch: Batch, stop: SourceOffsets) -> tuple[SplitRange, ...]:
+    """The ranges of an epoch, from what Spark logged for it (`stop`) and for the one before."""
     if batch.previous_sources:
         return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)
     return plan_splits(SourceOffsets(stop.cluster_id, stop.group), stop)

@@ -35,7 +35,13 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import listen
 from tallystick.spark.planning import StreamPlanner
-from tallystick.spark.topics import ending_positions, resolve, subscribed
+from tallystick.spark.topics import (
+    check_named,
+    ending_positions,
+    find_topics,
+    partitions_of,
+    resolve,
+)
 from tallystick.task import ReadPlan
 
 FORMAT = "tallystick"
@@ -113,7 +119,10 @@ class BatchReader(DataSourceReader):
         return [SplitPartition(s) for s in cut_splits(splits, self._options.split_count_min)]
 
     def _splits(self, broker: KafkaBroker) -> tuple[SplitRange, ...]:
-        partitions = subscribed(broker, self._options.subscription)
+        subscription = self._options.subscription
+        found = find_topics(broker, subscription)
+        check_named(broker, subscription, found)
+        partitions = partitions_of(subscription, found)
         start = resolve(broker, self._options.start, partitions, "startingOffsets")
         assert self._options.stop is not None, "a batch has an end"
         stop = ending_positions(broker, self._options.stop, partitions)
@@ -123,7 +132,8 @@ class BatchReader(DataSourceReader):
             raise OptionError(
                 f"{p}: startingOffsets is {start[p]}, after endingOffsets {stop[p]}: swap them"
             )
-        return plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop))
+        ids = {topic: facts.topic_id for topic, facts in found.items()}
+        return plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop, topic_ids=ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task: the records of one split."""
@@ -175,7 +185,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
         """One task per split of the epoch."""
-        splits = plan_splits(from_json(start), from_json(end))
+        stop = from_json(end)
+        self._planner.check_cluster(stop)  # a replayed epoch comes here before anything is planned
+        splits = plan_splits(from_json(start), stop)
         return [SplitPartition(s) for s in cut_splits(splits, self._options.split_count_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -4,20 +4,37 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 
-from tallystick.errors import OptionError
+from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime, Bound
 from tallystick.source.discovery import FoundTopic
+from tallystick.source.offsets import SourceOffsets
 from tallystick.source.subscription import Assignment, Subscription, TopicPattern
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 
-def find_topics(broker: KafkaBroker, subscription: Subscription) -> dict[str, FoundTopic]:
-    """The topics that a subscription covers at this moment; named ones may be missing."""
+def find_topics(
+    broker: KafkaBroker, subscription: Subscription, known: Collection[str] = ()
+) -> dict[str, FoundTopic]:
+    """The topics that a subscription covers at this moment; named ones may be missing.
+
+    Args:
+        broker: whom to ask.
+        subscription: what is read.
+        known: topics that have been read. Where a list of all topics lacks one, it is asked for by
+            name, and for longer: a broker may lag behind, and leaves out of its list what the user
+            may not describe.
+
+    Raises:
+        AuthorizationError: a named or known topic may not be described.
+    """
     found = broker.describe_topics(subscription.named)
+    if subscription.named is None:
+        lacking = {t for t in known if t not in found and subscription.partitions(t, 1)}
+        found = {**found, **(broker.describe_topics(lacking) if lacking else {})}
     covered = {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
     if isinstance(subscription, TopicPattern) and subscription.pattern not in _told:
         _told.add(subscription.pattern)
@@ -43,14 +60,10 @@ def _tell_of_near_misses(pattern: str, found: Collection[str], covered: Collecti
         logger.warning("subscribePattern=%r matches none of %d topics", pattern, len(found))
 
 
-def subscribed(broker: KafkaBroker, subscription: Subscription) -> list[TopicPartition]:
-    """The partitions that a subscription covers at this moment, sorted.
-
-    Raises:
-        OptionError: a named topic or partition does not exist.
-    """
-    found = find_topics(broker, subscription)
-    check_named(broker, subscription, found)
+def partitions_of(
+    subscription: Subscription, found: Mapping[str, FoundTopic]
+) -> list[TopicPartition]:
+    """The partitions of found topics that a subscription covers, sorted."""
     return sorted(
         TopicPartition(topic, index)
         for topic, facts in found.items()
@@ -81,6 +94,20 @@ def check_named(
                     f"assign names {partition}, but the topic has {count} partitions: correct the "
                     f"numbers (they begin at 0), or create what is missing"
                 )
+
+
+def check_same_cluster(offsets: SourceOffsets, cluster_id: str, servers: str) -> None:
+    """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+
+    Raises:
+        DataLossError: they are another cluster's.
+    """
+    if offsets.cluster_id != cluster_id:
+        raise DataLossError(
+            f"the checkpoint's offsets belong to cluster {offsets.cluster_id}, and {servers} is "
+            f"cluster {cluster_id}: correct bootstrap.servers. To read the other cluster, start "
+            f"from a new checkpoint. Nothing was changed."
+        )
 
 
 def resolve(
