@@ -31,17 +31,15 @@ _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A schema that the kernel reads.
+    """What the kernel needs to know of a schema.
 
     Args:
-        schema: of scalars.
-        fields: as the kernel takes them, without the addresses of slots.
+        fields: as the kernel takes them, but numbers of fields instead of addresses, and no slots.
         heads: the first field of each name hash, by its number plus 1; 0: none.
         names: what the addresses of names in `fields` point into.
         slot_types: per field.
     """
 
-    schema: pa.Schema
     fields: Int64Array
     heads: Int64Array
     names: Int64Array
@@ -52,13 +50,13 @@ class Flat:
 def flat_of(schema: pa.Schema) -> Flat | None:
     """The plan for a schema; None: it is not flat, has other types, or a name needs escapes."""
     kinds = [_kind(field.type) for field in schema]
-    names = [field.name.encode() for field in schema]
     known = [kind for kind in kinds if kind]
-    if len(known) < len(kinds) or any(min(n, default=32) < 32 or set(n) & {*b'"\\'} for n in names):
+    names = [field.name.encode() for field in schema]
+    if len(known) < len(kinds) or any(byte < 0x20 or byte in b'"\\' for byte in b"".join(names)):
         return None
     fields = np.zeros((len(kinds) + 1, k.FIELD_SIZE // 8), np.int64)
     heads = np.zeros(k.HASHES, np.int64)
-    words = [np.frombuffer(name + b'"' + bytes(-(len(name) + 1) % 8), np.int64) for name in names]
+    words = [np.frombuffer(name + b'"' + bytes(7 - len(name) % 8), np.int64) for name in names]
     text = np.concatenate(words)
     place = text.ctypes.data
     for number, ((kind, slot), name, own) in enumerate(zip(known, names, words, strict=True)):
@@ -66,37 +64,40 @@ def flat_of(schema: pa.Schema) -> Flat | None:
         width = np.dtype(slot).itemsize
         field[[k.KIND, k.WIDTH, k.LIMIT]] = kind, width, 2 ** (8 * width - 1) - 1
         field[[k.NAME, k.WORDS, k.SIZE]] = place, len(own), len(name)
-        field[k.MASK] = (2 ** (8 * (len(name) % 8 + 1)) - 1) if len(name) % 8 < 7 else -1
-        chain = k.name_hash((name + b'"')[0], name[-1] if name else 0, len(name))
+        field[k.MASK] = -1 if len(name) % 8 == 7 else 2 ** (8 * (len(name) % 8 + 1)) - 1
+        chain = k.name_hash(name[0] if name else ord('"'), name[-1] if name else 0, len(name))
         field[k.CHAIN], heads[chain] = heads[chain], number + 1
         place += own.nbytes
-    # At first each field is expected where the schema has it.
-    fields[:, k.FOLLOWER] = (np.arange(len(fields)) + 1) % len(fields)
-    fields[len(kinds) - 1, k.FOLLOWER] = 0
-    return Flat(schema, fields, heads, text, [slot for _, slot in known])
+    # At first each field is expected where the schema has it; after the last one, the first.
+    fields[:-1, k.FOLLOWER] = np.arange(1, len(fields)) % len(kinds)
+    return Flat(fields, heads, text, [slot for _, slot in known])
 
 
 class FlatColumns:
     """Slots for some records, filled by the kernel and, where that is unsure, by the caller.
 
     Args:
-        flat: of the schema.
+        schema: what the records are read as.
+        flat: of that schema.
         spans: the records; a null has null slots.
     """
 
-    def __init__(self, flat: Flat, spans: Spans) -> None:
+    def __init__(self, schema: pa.Schema, flat: Flat, spans: Spans) -> None:
         count = len(spans.starts)
+        self._schema = schema
         self._flat = flat
         self._values = [np.zeros(count, slot) for slot in flat.slot_types]
         self._valid = np.zeros((len(self._values), count), np.uint8)
         self._lengths = np.zeros((len(self._values), count), np.int32)
         size = int(np.maximum(spans.lengths, 0).sum())
+        assert size < 2**31, "too many bytes in one batch"
         spare = np.empty(size, np.uint8)
         self._keep: list[object] = [spans, spare]
         self.verdicts = np.empty(count, np.uint8)
         self._parse(spans, spare)
 
     def _parse(self, spans: Spans, spare: Bytes) -> None:
+        """Let the kernel read, with a copy of the fields that has addresses."""
         fields = self._flat.fields.copy()
         place = fields.ctypes.data
         fields[:-1, k.VALUES] = [values.ctypes.data for values in self._values]
@@ -110,8 +111,9 @@ class FlatColumns:
         state[: k.HASHES] = heads[: k.HASHES]
         state[[k.SPARE, k.SPARE_END]] = spare.ctypes.data, spare.ctypes.data + spare.size
         last = place + k.FIELD_SIZE * (len(fields) - 1)
-        k.parse_records(
+        done = k.parse_records(
             spans.address,
+            spans.data.size,
             spans.starts,
             spans.lengths,
             place,
@@ -119,6 +121,7 @@ class FlatColumns:
             state.ctypes.data,
             self.verdicts,
         )
+        assert done == 0, "a span leaves its data"
 
     @property
     def is_unsure(self) -> bool:
@@ -149,8 +152,8 @@ class FlatColumns:
 
     def batch(self) -> pa.RecordBatch:
         """All rows."""
-        arrays = [self._array(index, field.type) for index, field in enumerate(self._flat.schema)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._flat.schema)
+        arrays = [self._array(index, field.type) for index, field in enumerate(self._schema)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _array(self, index: int, kind: pa.DataType) -> pa.Array:
         values, valid = self._values[index], self._valid[index]

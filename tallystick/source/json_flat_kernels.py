@@ -78,6 +78,7 @@ _BELOW_FLOAT = np.uint64(2**29 - 1)
 _HALF_OF_FLOAT = np.uint64(2**28)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
 
 
 @_kernel
@@ -86,17 +87,17 @@ def name_hash(first, last, size):  # type: ignore[no-untyped-def]
     return (first + 31 * last + 7 * size) & (HASHES - 1)
 
 
-@_kernel
+@_inlined
 def _word(address, index):  # type: ignore[no-untyped-def]
     return np.int64(load64(address + 8 * index))
 
 
-@_kernel
+@_inlined
 def _put(address, index, value):  # type: ignore[no-untyped-def]
     store64(address + 8 * index, np.uint64(value))
 
 
-@_kernel
+@_inlined
 def _matches(field, at, begin, end):  # type: ignore[no-untyped-def]
     """Whether the key whose text begins at `at` is this field's name."""
     name = _word(field, NAME)
@@ -118,7 +119,7 @@ def _find(at, close, begin, end, state):  # type: ignore[no-untyped-def]
     return field
 
 
-@_kernel
+@_inlined
 def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
     """(the field of the key whose text begins at `at`, 0: not declared; its closing quote)."""
     field = _word(before, FOLLOWER)
@@ -133,14 +134,14 @@ def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
     return field, close
 
 
-@_kernel
+@_inlined
 def _after_colon(close, end):  # type: ignore[no-untyped-def]
     """The address of a value, from its key's closing quote."""
     at = after_space(close + 1, end)
     return after_space(at + 1, end) if byte_at(at, end) == COLON else np.int64(-SUSPECT)
 
 
-@_kernel
+@_inlined
 def _string(at, begin, end, state):  # type: ignore[no-untyped-def]
     """(where the text begins, its length, the address after the closing quote)."""
     close = string_end(at, begin, end)
@@ -152,7 +153,7 @@ def _string(at, begin, end, state):  # type: ignore[no-untyped-def]
     return target, after - target, close if close < 0 else close + 1
 
 
-@_kernel
+@_inlined
 def _literal(at, begin, end):  # type: ignore[no-untyped-def]
     """(0 false, 1 true, -1 null; the address after it)."""
     word = peek(at, begin, end)
@@ -222,7 +223,7 @@ def _ignored(at, begin, end, state):  # type: ignore[no-untyped-def]  # noqa: PL
                 return at
 
 
-@_kernel
+@_inlined
 def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def]
     """Write it into its slot; False: its type has no such number."""
     if mantissa > np.uint64(_word(field, LIMIT)) + np.uint64(negative):
@@ -261,7 +262,7 @@ def _put_float(field, kind, row, mantissa, exponent, negative):  # type: ignore[
     return is_certain
 
 
-@_kernel
+@_inlined
 def _number_value(field, kind, row, at, begin, end):  # type: ignore[no-untyped-def]
     if kind != INTEGER and kind != FLOAT and kind != DOUBLE:
         return np.int64(-SUSPECT)
@@ -278,7 +279,7 @@ def _number_value(field, kind, row, at, begin, end):  # type: ignore[no-untyped-
     return after
 
 
-@_kernel
+@_inlined
 def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-untyped-def]
     if kind != STRING and kind != DATE and kind != TIMESTAMP:
         return np.int64(-SUSPECT)
@@ -289,12 +290,12 @@ def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-u
         _put(_word(field, VALUES), row, text)
         store32(_word(field, LENGTHS) + 4 * row, np.uint64(size))
     elif kind == TIMESTAMP:
-        micros, is_good = to_micros(text, text + size)
+        micros, is_good = to_micros(text, size)
         if not is_good:
             return np.int64(-UNSURE)
         _put(_word(field, VALUES), row, micros)
     else:
-        days, is_good = to_days(text, text + size)
+        days, is_good = to_days(text, size)
         if not is_good or size != 10:
             return np.int64(-UNSURE)
         store32(_word(field, VALUES) + 4 * row, np.uint64(days))
@@ -302,7 +303,7 @@ def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-u
     return after
 
 
-@_kernel
+@_inlined
 def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
     """Read a declared field's value into its slot; return the address after it."""
     if _word(field, SEEN) == row + 1:
@@ -358,17 +359,23 @@ def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def parse_records(address, starts, lengths, fields, last_field, state, verdicts):  # type: ignore[no-untyped-def]
+def parse_records(  # type: ignore[no-untyped-def]
+    address, size, starts, lengths, fields, last_field, state, verdicts
+):
     """Read records into slots; where most of them are UNSURE, so are all the rest.
 
     Args:
         address: what the starts count from.
+        size: bytes there.
         starts: where each record begins.
         lengths: bytes, -1 for null, whose slots stay null.
         fields: the address of the first field.
         last_field: the address of the one that is none.
         state: an address; see SPARE.
         verdicts: gets PARSED, UNSURE or SUSPECT for each record.
+
+    Returns:
+        0, or -1 where a record is not within the bytes.
     """
     unsure = 0
     for row in range(len(starts)):
@@ -378,6 +385,8 @@ def parse_records(address, starts, lengths, fields, last_field, state, verdicts)
         if lengths[row] < 0:
             verdicts[row] = PARSED
             continue
+        if starts[row] < 0 or starts[row] + lengths[row] > size:
+            return -1
         begin = np.int64(address + starts[row])
         end = np.int64(begin + lengths[row])
         at = _record(row, begin, end, last_field, state)
@@ -388,3 +397,4 @@ def parse_records(address, starts, lengths, fields, last_field, state, verdicts)
         unsure += verdicts[row] == UNSURE
         for field in range(fields, last_field, FIELD_SIZE):
             store8(_word(field, VALID) + row, np.uint64(0))
+    return 0

@@ -255,7 +255,7 @@ def _read(
         first_only: the batch is of no use and later malformed rows may be missing, if there is one.
     """
     flat = flat_of(schema)
-    columns = FlatColumns(flat, spans) if flat else None
+    columns = FlatColumns(schema, flat, spans) if flat else None
     if columns is None or columns.is_unsure:
         found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
         return _concatenated([batch for _, batch in found]) if found else _nulls(schema, 0), wrong

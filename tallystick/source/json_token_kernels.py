@@ -31,6 +31,12 @@ ZERO, NINE = 0x30, 0x39
 _PLUS, _POINT, _E, _U = 0x2B, 0x2E, 0x65, 0x75
 _BIG_T, _BIG_Z = 0x54, 0x5A
 
+
+def _text_word(text: bytes) -> np.uint64:
+    """Eight bytes as `peek` reads them."""
+    return np.uint64(int.from_bytes(text, "little"))
+
+
 _ONES = np.uint64(0x0101010101010101)
 _TOPS = np.uint64(0x8080808080808080)
 _LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -39,6 +45,12 @@ _BACKSLASHES = np.uint64(0x0101010101010101 * BACKSLASH)
 _SPACES = np.uint64(0x0101010101010101 * 0x20)
 _ZEROS = np.uint64(0x0101010101010101 * ZERO)
 _OVER_NINE = np.uint64(0x0101010101010101 * (0x80 - 10))
+
+_DATE_ZEROS, _DATE_SEPARATORS = _text_word(b"0000-00-"), _text_word(b"\0\0\0\0\xff\0\0\xff")
+_DATE_TAIL_ZEROS = _text_word(b"00-00-00")
+_TIME_ZEROS, _TIME_SEPARATORS = _text_word(b"00:00:00"), _text_word(b"\0\0\xff\0\0\xff\0\0")
+_DATE_TAIL_SEPARATORS = _TIME_SEPARATORS
+_MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])
 
 _DIGITS_MAX = 19
 """So many always fit into 64 bits."""
@@ -75,19 +87,19 @@ for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
     _ESCAPED[_letter] = _byte
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+"""For the way of a usual record: without it, the calls are half of the time."""
 
 
-@_kernel
+@_inlined
 def byte_at(at, end):  # type: ignore[no-untyped-def]
     """One byte of a record; 0 after its end."""
     return np.int64(load8(at)) if at < end else np.int64(0)
 
 
 @_kernel
-def peek(at, begin, end):  # type: ignore[no-untyped-def]
-    """Eight bytes of a record, the first one lowest; 0 after its end."""
-    if at + 8 <= end:
-        return load64(at)
+def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
+    """See `peek`: fewer than eight bytes are left."""
     if at >= end:
         return np.uint64(0)
     if end - 8 >= begin:
@@ -98,7 +110,13 @@ def peek(at, begin, end):  # type: ignore[no-untyped-def]
     return word
 
 
-@_kernel
+@_inlined
+def peek(at, begin, end):  # type: ignore[no-untyped-def]
+    """Eight bytes of a record, the first one lowest; 0 after its end."""
+    return load64(at) if at + 8 <= end else _peek_at_end(at, begin, end)
+
+
+@_inlined
 def after_space(at, end):  # type: ignore[no-untyped-def]
     """The address of the next byte that is no white space."""
     while at < end:
@@ -109,7 +127,7 @@ def after_space(at, end):  # type: ignore[no-untyped-def]
     return at
 
 
-@_kernel
+@_inlined
 def string_end(at, begin, end):  # type: ignore[no-untyped-def]
     """Where the closing quote stands, from the first byte of the text; UNSURE: it has escapes."""
     start = at
@@ -219,7 +237,7 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
     return at, target
 
 
-@_kernel
+@_inlined
 def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
     """(the digits appended to those of `value`, the address after them), eight at a time."""
     while True:
@@ -242,7 +260,7 @@ def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
             return value, at
 
 
-@_kernel
+@_inlined
 def number(at, begin, end):  # type: ignore[no-untyped-def]
     """Read a number, sign apart, as mantissa times a power of ten.
 
@@ -269,6 +287,11 @@ def number(at, begin, end):  # type: ignore[no-untyped-def]
         count -= exponent
         if exponent == 0:
             return mantissa, exponent, False, np.int64(-SUSPECT)
+        if count > _DIGITS_MAX and first == ZERO:
+            count -= 1
+            while byte_at(at, end) == ZERO:  # up to another digit, or all of them count for 0
+                count -= 1
+                at += 1
         byte = byte_at(after, end)
     if byte | 0x20 == _E:
         is_whole = False
@@ -288,13 +311,8 @@ def number(at, begin, end):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
-    """(the double next to mantissa * 10 ** exponent, whether that is certain)."""
-    if mantissa <= _MANTISSA_MAX and exponent >= -22 and exponent <= 22:
-        value = np.float64(mantissa)
-        if exponent < 0:
-            return value / _EXACT_POWERS[-exponent], True
-        return value * _EXACT_POWERS[exponent], True
+def _to_double_by_fives(mantissa, exponent):  # type: ignore[no-untyped-def]
+    """See `to_double`: by the first 128 bits of the power of five."""
     if mantissa == np.uint64(0):
         return np.float64(0), True
     zeros = leading_zeros(mantissa)
@@ -320,54 +338,71 @@ def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
     return np.uint64((np.uint64(power - 1) << np.uint64(52)) + bits).view(np.float64), True
 
 
-@_kernel
-def _two_digits(at, end):  # type: ignore[no-untyped-def]
-    """The number of two digits; far below 0 if they are none."""
-    high, low = byte_at(at, end) - ZERO, byte_at(at + 1, end) - ZERO
-    if high < 0 or high > 9 or low < 0 or low > 9:
-        return np.int64(-100_000)
-    return 10 * high + low
+@_inlined
+def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
+    """(the double next to mantissa * 10 ** exponent, whether that is certain)."""
+    if mantissa <= _MANTISSA_MAX and exponent >= -22 and exponent <= 22:
+        value = np.float64(mantissa)
+        if exponent < 0:
+            return value / _EXACT_POWERS[-exponent], True
+        return value * _EXACT_POWERS[exponent], True
+    return _to_double_by_fives(mantissa, exponent)
 
 
-@_kernel
-def to_days(at, end):  # type: ignore[no-untyped-def]
-    """(days since 1970 of the ten bytes YYYY-MM-DD, whether they are a date)."""
-    year = 100 * _two_digits(at, end) + _two_digits(at + 2, end)
-    month, day = _two_digits(at + 5, end), _two_digits(at + 8, end)
-    if byte_at(at + 4, end) != MINUS or byte_at(at + 7, end) != MINUS:
+@_inlined
+def _digits_apart(at, zeros, separators):  # type: ignore[no-untyped-def]
+    """(eight digits as bytes, whether they are digits and separators as in `zeros`)."""
+    word = load64(at) ^ zeros
+    others = (((word & _LOWS) + _OVER_NINE) | word) & _TOPS
+    return word, others | (word & separators) == np.uint64(0)
+
+
+@_inlined
+def _pair(word, place):  # type: ignore[no-untyped-def]
+    """The number of two of the eight digits."""
+    high = (word >> np.uint64(8 * place)) & np.uint64(0xF)
+    low = (word >> np.uint64(8 * place + 8)) & np.uint64(0xF)
+    return np.int64(high * np.uint64(10) + low)
+
+
+@_inlined
+def to_days(at, size):  # type: ignore[no-untyped-def]
+    """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
+    if size < 10:
         return np.int64(0), False
-    if year < 0 or month < 1 or month > 12 or day < 1 or day > 31:
-        return np.int64(0), False
-    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if month == 2:
-        day_max = 29 if is_leap else 28
-    else:
-        day_max = 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+    word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
+    # The last eight bytes are read too, for the day: their other digits are known by now.
+    tail, is_tail = _digits_apart(at + 2, _DATE_TAIL_ZEROS, _DATE_TAIL_SEPARATORS)
+    year, month, day = 100 * _pair(word, 0) + _pair(word, 2), _pair(word, 5), _pair(tail, 6)
+    is_good = is_good and is_tail and 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month & 15]
+    if day == 29 and month == 2:
+        is_good = is_good and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     # Years that begin in March, so that the leap day is the last one.
     since = year if month > 2 else year - 1
     in_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
-    days = 365 * since + since // 4 - since // 100 + since // 400 + in_year - 719_468
-    return days, day <= day_max
+    days = 365 * since + (since >> 2) - since // 100 + since // 400 + in_year - 719_468
+    return days, is_good
 
 
-@_kernel
-def to_micros(at, end):  # type: ignore[no-untyped-def]
-    """(microseconds since 1970 of a text up to `end`, whether it is of the usual forms).
+@_inlined
+def to_micros(at, size):  # type: ignore[no-untyped-def]
+    """(microseconds since 1970 of a text, whether it is of the usual forms).
 
     These are YYYY-MM-DD, then maybe T or a space, HH:MM:SS, a fraction of 1 to 6 digits, Z.
     """
-    days, is_good = to_days(at, end)
+    days, is_good = to_days(at, size)
     micros = days * 86_400_000_000
-    at += 10
-    if at == end or not is_good:
+    if size == 10 or not is_good:
         return micros, is_good
-    separator = byte_at(at, end)
-    hour, minute = _two_digits(at + 1, end), _two_digits(at + 4, end)
-    second = _two_digits(at + 7, end)
-    is_good = separator == _BIG_T or separator == 0x20
-    is_good = is_good and byte_at(at + 3, end) == COLON and byte_at(at + 6, end) == COLON
-    is_good = is_good and 0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60
-    at += 9
+    if size < 19:
+        return micros, False
+    word, is_good = _digits_apart(at + 11, _TIME_ZEROS, _TIME_SEPARATORS)
+    hour, minute, second = _pair(word, 0), _pair(word, 3), _pair(word, 6)
+    is_good = is_good and hour < 24 and minute < 60 and second < 60
+    separator = np.int64(load8(at + 10))
+    is_good = is_good and (separator == _BIG_T or separator == 0x20)
+    end = at + size
+    at += 19
     fraction = np.int64(0)
     if byte_at(at, end) == _POINT:
         at += 1
