@@ -30,6 +30,10 @@ class EpochAbortedError(RetriableError):
     """The open transaction cannot be committed any more; the epoch has to run again."""
 
 
+class RegistryUnavailableError(RetriableError):
+    """Schemas of values cannot be looked up now."""
+
+
 class StorageError(RetriableError):
     """The checkpoint storage refused a read or a write."""
 

@@ -18,7 +18,12 @@ import pyarrow as pa
 import pyarrow.fs
 import urllib3
 
-from tallystick.errors import AuthorizationError, OptionError, RecordError, RetriableError
+from tallystick.errors import (
+    AuthorizationError,
+    OptionError,
+    RecordError,
+    RegistryUnavailableError,
+)
 from tallystick.formats import Avro, check_registry
 from tallystick.source.avro_schema import SchemaTexts
 
@@ -34,10 +39,6 @@ REFERENCES_MAX = 1000
 SHOWN_CHARACTERS_MAX = 200
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-
-
-class RegistryUnavailableError(RetriableError):
-    """Schemas cannot be looked up now."""
 
 
 def schema_source(avro: Avro) -> "SchemaRegistry | SchemaFile":

@@ -14,14 +14,9 @@ from typing import Any
 
 import pytest
 
-from tallystick.errors import AuthorizationError, OptionError, RecordError
+from tallystick.errors import AuthorizationError, OptionError, RecordError, RegistryUnavailableError
 from tallystick.formats import Avro
-from tallystick.registry import (
-    RegistryUnavailableError,
-    SchemaFile,
-    SchemaRegistry,
-    schema_source,
-)
+from tallystick.registry import SchemaFile, SchemaRegistry, schema_source
 from tallystick.testing.free_ports import free_ports
 from tallystick.testing.security import Stores, create_stores
 

@@ -152,7 +152,8 @@ def read_frame(spark: SparkSession, unread: Unread, ddl: str) -> DataFrame:
 def _dead_letter_frames(spark: SparkSession, unread: Unread, encode: EncodePlan) -> DataFrame:
     def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
-        for frame in encode.encode(letters, source=_task_index()):
+        # A source of its own: Spark may run both sides of the union as one task.
+        for frame in encode.encode(letters, source=-1 - _task_index()):
             yield _frame_row(frame)
 
     return _one_row_per_reader(spark, unread).mapInArrow(encode_share, FRAME_DDL)

@@ -60,6 +60,13 @@ class PipelineRun:
         self._split_count_min = options.split_count_min
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
+        if self._stages.frames is not None and options.avro and options.value_mode == DEADLETTER:
+            raise OptionError(
+                "mode='deadletter' with Avro values and a transform step: the dead letters of such "
+                "a pipeline are found by a second reading, and a schema that became known in "
+                "between would be in neither output. Use map_batches instead of transform, or "
+                "another mode."
+            )
 
     def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
         """Find what cannot work before anything starts.

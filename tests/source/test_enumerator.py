@@ -243,6 +243,47 @@ def test_a_checkpoint_without_ids_takes_the_first_that_it_sees():
     assert plan.offsets.topic_ids == {"t": "id-t"}
 
 
+def test_without_ids_fewer_partitions_tell_a_recreated_topic():
+    stored = SourceOffsets("c", "g", {T0: 5, T1: 5})
+
+    with pytest.raises(TopicRecreatedError, match="not known, and is id-t"):
+        restarted(stored, topics(t=1))
+    with_id = SourceOffsets("c", "g", {T0: 5, T1: 5}, topic_ids={"t": "id-t"})
+    assert restarted(with_id, topics(t=1)).readable == [T0, T1]  # that broker only lags behind
+
+
+def test_the_end_of_a_stream_means_nothing_in_a_recreated_topic():
+    stored = SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"}, stops={T0: 50})
+
+    with pytest.raises(TopicRecreatedError, match="start from a new checkpoint"):
+        restarted(stored, topics(t=(1, "another")), policy=LossPolicy(recreated="restart"))
+
+
+def test_a_dropped_topic_is_dropped_once():
+    stored = SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"})
+    enumerator = restarted(stored, {}, policy=LossPolicy(removed="drop"))
+    dropped = planned(enumerator, {}).offsets
+
+    enumerator.restored(dropped)
+    again = planned(enumerator, {})
+
+    assert again.offsets is dropped
+    assert again.notes == ()
+    assert enumerator.missed == set()
+
+
+def test_the_starts_of_a_new_query_are_forgotten_where_it_goes_on_from_a_log():
+    """Spark asks for them also when it runs the very first epoch again."""
+    enumerator = Enumerator(READ_T, STOP)
+    enumerator.discovered(topics(t=2), now_ms=0)
+    enumerator.resolved({T0: 40, T1: 10})
+    enumerator.first("c", "g", None)
+
+    enumerator.restored(SourceOffsets("c", "g", {T0: 40}, topic_ids={"t": "id-t"}))
+
+    assert enumerator.unresolved == [T1]
+
+
 def test_a_truncated_log_stops_the_query_or_is_resumed_at_its_new_end():
     stored = SourceOffsets("c", "g", {T0: 50}, topic_ids={"t": "id-t"})
 

@@ -17,6 +17,7 @@ from tallystick.source.losses import LENIENT
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.subscription import TopicPattern
+from tallystick.topic_partition import TopicPartition
 
 TOPICS = ("flights-a", "flights-b", "flights-c", "other")
 topics = st.sampled_from(TOPICS)
@@ -47,15 +48,32 @@ class WorldMachine(RuleBasedStateMachine):
         self.enumerator = Enumerator(TopicPattern("flights-.*"), LENIENT)
         self.has_discovered = False
 
-    @initialize(partition_count=st.integers(0, 3))
-    def first_plan(self, partition_count):
+    @initialize(
+        partition_count=st.integers(0, 3), earlier=st.integers(0, 9), added=st.integers(0, 2)
+    )
+    def first_plan(self, partition_count, earlier, added):
+        """A new query at `latest`: what was there before is not its business.
+
+        It may die once its first plan is logged, and find partitions that were added meanwhile.
+        """
         if partition_count:
             self.create("flights-a", partition_count)
+            self.cluster["flights-a"].logs[0][1] = earlier
+        self.initial = self.first()
+        for name, topic in self.cluster.items():
+            for index, (_, end) in enumerate(topic.logs):
+                self.skippable |= {(topic.topic_id, index, offset) for offset in range(end)}
+                assert self.initial.positions[TopicPartition(name, index)] == end
+        if partition_count and added:
+            self.plan(None)
+            self.cluster["flights-a"].logs += [[0, 5] for _ in range(added)]
+            self.crash()
+
+    def first(self):
+        """What `StreamPlanner.first` says; Spark also asks where it replays the first epoch."""
         self.discover()
-        starts = {p: self.cluster[p.topic].logs[p.partition][0] for p in self.enumerator.unresolved}
-        self.enumerator.resolved(starts)
-        self.initial = self.enumerator.first("c", "g", None)
-        self.enumerator.restored(self.initial)
+        self.enumerator.resolved(self.seen(self.enumerator.unresolved, 1))
+        return self.enumerator.first("c", "g", None)
 
     # --- the world --------------------------------------------------------------------------------
 
@@ -112,7 +130,6 @@ class WorldMachine(RuleBasedStateMachine):
         self.enumerator.ended(self.seen(self.enumerator.readable, 1))
         if self.enumerator.suspicious:
             self.discover()
-            self.enumerator.resolved(self.seen(self.enumerator.unresolved, 0))
             self.enumerator.ended(self.seen(self.enumerator.readable, 1))
         self.enumerator.begun(self.seen(self.enumerator.readable, 0))
         plan = self.enumerator.plan(limit)
@@ -151,6 +168,8 @@ class WorldMachine(RuleBasedStateMachine):
         """A new process knows what is in Spark's log, and nothing else."""
         if self.log:
             self.start_process()
+            if len(self.log) == 1 and self.committed == 0:
+                self.first()
 
     # --- what must hold ---------------------------------------------------------------------------
 

@@ -59,9 +59,8 @@ class Flow:
     def grow(self, record_count: int) -> None:
         """Add a partition to the input, with records of keys that no other partition has."""
         new, self.partitions = self.partitions, self.partitions + 1
-        futures = AdminClient(self.confluent).create_partitions(
-            [NewPartitions(self.topic_in, self.partitions)]
-        )
+        admin = AdminClient(self.confluent)  # its answers come while it lives
+        futures = admin.create_partitions([NewPartitions(self.topic_in, self.partitions)])
         futures[self.topic_in].result(WAIT_S)
         self.kafka.wait_until_in_sync([self.topic_in])
         records = [(f"new{new}", value) for _, value in numbered(record_count)]

@@ -147,7 +147,7 @@ def test_without_discovery_a_new_partition_waits_for_the_restart(
             world.wait_for(query, value)
         assert "late" not in world.values
 
-    assert world.follow(**off) == ["late"]
+    assert "late" in world.follow(**off)  # and what the stop may have left uncommitted
 
 
 def test_a_topic_exchanged_for_a_namesake_is_noticed_whatever_its_offsets(

@@ -26,9 +26,10 @@ def test_an_epoch_whose_shuffle_files_are_lost_is_aborted_and_runs_again(
     def shuffle_files() -> set[str]:
         return set(glob.glob(f"{folder}/blockmgr-*/*/shuffle_*_*_0.data"))
 
+    before = shuffle_files()
+
     def lose_the_other_tasks_output(rows: pa.RecordBatch) -> pa.RecordBatch:
         if TaskContext.get().partitionId() == 1 and not os.path.exists(marker):
-            before = shuffle_files()
             while not (new := shuffle_files() - before):
                 time.sleep(0.02)
             for name in new:

@@ -1,18 +1,22 @@
 """The driver side of a stream on a real broker, without Spark around it."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tallystick.errors import BrokerUnavailableError, DataLossError
+from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options import parse_source_options
-from tallystick.source.offsets import SourceOffsets
+from tallystick.source.columns import Layout
+from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
+from tallystick.spark import planning
 from tallystick.spark.planning import StreamPlanner
+from tallystick.spark.source import StreamReader
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition as Partition
 from tests.spark.test_changing_topics import wait_until
@@ -90,6 +94,85 @@ def test_the_offsets_of_another_cluster_are_refused(
 
     with pytest.raises(DataLossError, match=r"belong to cluster elsewhere.*correct bootstrap"):
         here.next(replace(start, cluster_id="elsewhere"), None)
+
+
+def test_a_replayed_epoch_is_not_read_from_another_cluster(
+    kafka: EmbeddedKafka, tallystick_topic: NewTopic
+) -> None:
+    """Spark reads it before anything is planned."""
+    asked = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "subscribe": tallystick_topic("mirror"),
+    }
+    reader = StreamReader(parse_source_options(asked, streaming=True), Layout())
+    logged = replace(from_json(reader.initialOffset()), cluster_id="elsewhere").to_json()
+
+    with pytest.raises(DataLossError, match="belong to cluster elsewhere"):
+        reader.partitions(logged, logged)
+
+
+def test_what_is_wrong_with_a_start_matters_to_a_new_query_only(
+    planner: NewPlanner, tallystick_topic: NewTopic
+) -> None:
+    """Spark asks for the start also when it runs the first epoch again."""
+    topic = tallystick_topic("once")
+    begun = planner(subscribe=topic)
+    logged = begun.next(begun.first(), None)
+    wrong = planner(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 99}}))
+
+    placeholder = wrong.first()
+    assert wrong.next(logged, None) is logged
+    with pytest.raises(OptionError, match=r"is to start at 99, but its log begins at 0"):
+        wrong.next(placeholder, None)
+
+
+def test_the_end_of_a_query_cannot_be_changed(
+    planner: NewPlanner, tallystick_topic: NewTopic
+) -> None:
+    topic = tallystick_topic("ends")
+    free, bounded = planner(subscribe=topic), planner(subscribe=topic, endingTimestamp="5")
+    logged = [each.next(each.first(), None) for each in (free, bounded)]
+
+    for other, start in zip((bounded, free), logged, strict=True):
+        with pytest.raises(OptionError, match="the end of a query cannot be changed"):
+            other.next(start, None)
+
+
+def test_a_topic_that_one_list_lacks_is_asked_for_by_name_before_it_counts_as_gone(
+    planner: NewPlanner, tallystick_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may lag behind, and leaves out of its list what the user may not describe."""
+    topic = tallystick_topic("listed")
+    by_pattern = planner(subscribePattern=topic, **{"partition.discovery.interval.ms": "1"})
+    start = by_pattern.next(by_pattern.first(), None)
+    look = KafkaBroker.describe_topics
+    monkeypatch.setattr(
+        KafkaBroker,
+        "describe_topics",
+        lambda broker, names: {} if names is None else look(broker, names),
+    )
+
+    for _ in range(3):
+        assert by_pattern.next(start, None) is start
+
+
+def test_a_missed_topic_is_looked_for_even_without_discovery(
+    planner: NewPlanner, kafka: EmbeddedKafka, tallystick_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    topic = tallystick_topic("missed")
+    monkeypatch.setattr(planning, "MISSED_INTERVAL_MS", 1)
+    kept = planner(
+        subscribe=topic, **{"when.removed": "keep", "partition.discovery.interval.ms": "0"}
+    )
+    start = kept.next(kept.first(), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaBroker, "list_offsets", lambda *_, **__: {})
+        patch.setattr(KafkaBroker, "describe_topics", lambda *_: {})
+        assert kept.next(start, None) is start
+    produce(kafka.confluent_options(), topic, numbered(2))
+
+    wait_until(lambda: kept.next(start, None) is not start)
 
 
 def test_a_failed_look_at_the_topics_is_the_querys_failure(
