@@ -197,7 +197,7 @@ def _config(case: Case, servers: str, client_id: str) -> KafkaConfig:
     config = KafkaConfig(servers, client_id=client_id)
     if not case.patient:
         return replace(
-            config, connection_timeout_ms=500, request_timeout_ms=700, delivery_timeout_ms=1_200
+            config, connection_timeout_ms=300, request_timeout_ms=400, delivery_timeout_ms=700
         )
     if case.role is Role.LEADER:  # a marker that comes late is waited for over many answers
         return replace(config, request_timeout_ms=1_000)
