@@ -3,7 +3,7 @@
     python benchmarks/json_columns.py [record_count]
 
 Two kinds of records: those of the comparison with the other engines, about 110 bytes, and flights
-with nulls, dates and timestamps. CPU time, best of several runs, so that a busy machine disturbs
+with nulls, dates and timestamps; then the first kind with what makes reading harder. CPU time, best of several runs, so that a busy machine disturbs
 little. `orjson` takes part where it is installed; both it and `json` make Python objects, which is
 not yet a column.
 """
@@ -112,6 +112,32 @@ def writers(columns: pa.RecordBatch) -> dict[str, Callable[[], object]]:
     return ways
 
 
+def harder(columns: pa.RecordBatch) -> dict[str, tuple[list[bytes], pa.Schema]]:
+    """Records and what they are read as, by what is special about them."""
+    schema = columns.schema
+    records = write_json(columns).to_pylist()
+    escaped = [record.replace(b'"user-', b'"\\u00e9\\n') for record in records]
+    in_key = [record.replace(b'"user"', b'"us\\u0065r"') for record in records]
+    typed = [record.replace(b'"seq":', b'"seq":"x","s":') for record in records]
+    extra = [record[:-1] + b',"tags":["a",{"b":1}]}' for record in records]
+    nested = schema.append(pa.field("tags", pa.list_(pa.string())))
+    return {
+        "1 % cut short": (every(100, records, [record[:-1] for record in records]), schema),
+        "1 % with escapes": (every(100, records, escaped), schema),
+        "all with escapes": (escaped, schema),
+        "1 % left to Arrow": (every(100, records, in_key), schema),
+        "all left to Arrow": (in_key, schema),
+        "half wrongly typed": (every(2, records, typed)[:4096], schema),
+        "a nested field more": (extra, schema),
+        "a nested field declared": (records, nested),
+    }
+
+
+def every(step: int, records: list[bytes], others: list[bytes]) -> list[bytes]:
+    """The records, but each `step`-th one from the others."""
+    return [others[row] if row % step == 0 else record for row, record in enumerate(records)]
+
+
 def main(record_count: int) -> None:
     """Print records per second of every way, and microseconds per record."""
     json_reader.warm_up()
@@ -127,6 +153,11 @@ def main(record_count: int) -> None:
                 seconds = cpu_seconds(work)
                 rate, each_us = record_count / seconds, seconds / record_count * 1e6
                 print(f"  {direction:5}  {way:12}  {rate:>12,.0f} records/s  {each_us:.3f} us each")
+    print("peers, in one batch, mode permissive")
+    for name, (records, schema) in harder(peer_records(BATCH_ROWS)).items():
+        array = pa.array(records, pa.binary())
+        seconds = cpu_seconds(lambda a=array, s=schema: parse_json(a, s, "permissive", str))
+        print(f"  read   {name:24}  {seconds / len(array) * 1e6:.3f} us each")
 
 
 if __name__ == "__main__":
