@@ -231,9 +231,9 @@ class Client:
     ) -> Mapping[int, list[TopicPartition]]:
         """Partitions by the node that leads them; those without a leader are left out."""
         wanted = sorted(partitions)
-        unknown = {
-            partition.topic for partition in wanted if self._leaders.get(partition, NOBODY) < 0
-        }
+        # One without a leader may be gone by now: what was known of it must not hide that.
+        self.forget_leaders(each for each in wanted if self._leaders.get(each) == NOBODY)
+        unknown = {partition.topic for partition in wanted if partition not in self._leaders}
         if unknown:
             self.metadata(unknown, deadline=deadline)
         led = defaultdict(list)

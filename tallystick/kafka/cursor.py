@@ -7,6 +7,9 @@ from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.topic_ids import NO_ID, topic_id_from
 from tallystick.source.split import SplitRange
 
+SILENCE_S = 5.0
+"""Signs of a loss that are further apart say nothing about the time between them."""
+
 
 class Cursor:
     """The position of one split: the next offset to ask for.
@@ -26,6 +29,7 @@ class Cursor:
         """The failures since the last progress; None without any."""
         self._doubt = ""
         self._doubt_since = 0.0
+        self._doubted_at = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -47,14 +51,25 @@ class Cursor:
         self._doubt = ""
 
     def doubt(self, what: str) -> float:
-        """Note a sign of a loss; for how many seconds there was no other, and no progress."""
+        """Note what an answer is a sign of; for how many seconds all of them have said the same.
+
+        Args:
+            what: the kind of loss; empty when the answer speaks against any.
+        """
         now = time.monotonic()
-        if self._doubt != what:
+        if self._doubt != what or now - self._doubted_at > SILENCE_S:
             self._doubt, self._doubt_since = what, now
+        self._doubted_at = now
         return now - self._doubt_since
+
+    def take_back(self, *doubts: str) -> None:
+        """An answer speaks against these losses, and says nothing about others."""
+        if self._doubt in doubts:
+            self._doubt = ""
 
     def forgive(self, seconds: float) -> None:
         """Do not count time in which nobody was asking."""
         self._doubt_since += seconds
+        self._doubted_at += seconds
         if self.attempts is not None:
             self.attempts.deadline += seconds

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from tallystick.errors import BrokerUnavailableError, DataLossError
+from tallystick.errors import DataLossError
 from tallystick.kafka import lost_records, offsets
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import Client
@@ -31,11 +31,12 @@ from tallystick.source.split import SplitRange
 from tallystick.topic_partition import TopicPartition
 
 CERTAIN_AFTER_S = 5.0
-"""For how long Kafka must show a topic as gone, or as another one, until it is believed: a broker
-that lags behind shows the same."""
-UNKNOWN = "unknown"
+"""For how long all answers must show the same loss until it is believed: a broker that lags behind
+shows a topic as gone, or as an older one, and a leader that was deposed a log that is too short."""
+REMOVED = "removed"
+RECREATED = "recreated"
 SHORT = "short"
-"""What may be wrong with a split: its topic; or its log, which ends too early."""
+"""What may be wrong with a split: its topic is gone, or another one; its log ends too early."""
 
 
 class Turns:
@@ -110,12 +111,14 @@ class Turns:
             topic_id = client.topic_ids.get(cursor.split.topic)
             obstacle = client.leader_obstacle(cursor.partition)
             if not cursor.belongs_to(topic_id):
-                self._suspect(cursor, lost_records.recreated(cursor, topic_id), "another topic id")
+                loss = lost_records.recreated(cursor, topic_id)
+                self._suspect(cursor, RECREATED, loss, "another topic id")
             elif cursor.partition in nodes:
+                cursor.take_back(REMOVED, RECREATED)
                 self._lines.setdefault(nodes[cursor.partition], deque()).append(cursor)
             elif obstacle in ABSENT:
                 servers = client.config.bootstrap_servers
-                self._suspect(cursor, lost_records.removed(cursor, servers), obstacle)
+                self._suspect(cursor, REMOVED, lost_records.removed(cursor, servers), obstacle)
             else:
                 self._pause(cursor, obstacle)
 
@@ -187,8 +190,6 @@ class Turns:
         """Wait where that can help, and raise where it cannot."""
         if error_name.isalnum() and error_name not in AGAIN:
             raise refusal(error_name, "Fetch", str(cursor.split))
-        if error_name in ABSENT:
-            cursor.doubt(UNKNOWN)
         if error_name in STALE:
             self._client.forget_leaders([cursor.partition])
         self._client.obstacles[f"Fetch: {error_name}"] += 1
@@ -205,7 +206,9 @@ class Turns:
         for cursor in cursors:
             self._pause(cursor, obstacle)
 
-    def _pause(self, cursor: Cursor, obstacle: str) -> None:
+    def _pause(self, cursor: Cursor, obstacle: str, doubt: str = "") -> None:
+        """Look it up again later; `doubt` is the loss that the obstacle is a sign of, if any."""
+        cursor.doubt(doubt)
         if cursor.attempts is None:
             cursor.attempts = Attempts(self._client.deadline(), "Fetch", str(cursor.split))
         cursor.due = time.monotonic() + cursor.attempts.delay(obstacle)
@@ -213,17 +216,18 @@ class Turns:
 
     # --- losses -------------------------------------------------------------------------------
 
-    def _suspect(self, cursor: Cursor, loss: DataLossError, obstacle: str) -> None:
+    def _is_certain(self, cursor: Cursor, doubt: str) -> bool:
+        """Note one more sign of a loss; whether it was seen for long enough to be believed."""
+        most_s = self._client.config.delivery_timeout_ms / 1000 / 2  # with time left to settle it
+        return cursor.doubt(doubt) >= min(CERTAIN_AFTER_S, most_s)
+
+    def _suspect(self, cursor: Cursor, doubt: str, loss: DataLossError, obstacle: str) -> None:
         """Look again for a while; then the metadata are right."""
         self._client.forget_leaders([cursor.partition])
-        if cursor.doubt(UNKNOWN) < CERTAIN_AFTER_S:
-            try:
-                self._pause(cursor, obstacle)
-            except BrokerUnavailableError:
-                pass  # no time left to be more certain
-            else:
-                return
-        lost_records.settle(cursor, loss, self._policy)
+        if self._is_certain(cursor, doubt):
+            lost_records.settle(cursor, loss, self._policy)
+        else:
+            self._pause(cursor, obstacle, doubt)
 
     def _find_again(self, cursors: list[Cursor]) -> None:
         """Positions outside their logs: before what is left, or behind the end."""
@@ -254,7 +258,7 @@ class Turns:
             decode(part.records, topic_partition=cursor.partition, start_offset=part.start,
                    stop_offset=stop, aborted=None, headers=False)  # fmt: skip
         doubt = SHORT if answer.high_watermark < stop else ""
-        if cursor.doubt(doubt) >= CERTAIN_AFTER_S and doubt:
+        if doubt and self._is_certain(cursor, doubt):
             end = self._ends([cursor.partition]).get(cursor.partition, stop)
             if end < stop:
                 lost_records.settle(cursor, lost_records.truncated(cursor, end), self._policy)
@@ -263,6 +267,7 @@ class Turns:
             cursor,
             f"an empty answer at offset {cursor.position}, where the last stable offset is "
             f"{answer.last_stable_offset} and the end of the log {answer.high_watermark}",
+            doubt,
         )
 
     def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -20,7 +20,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import turns
+from tallystick.kafka import cursor, turns
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.offsets import EARLIEST
@@ -420,6 +420,43 @@ def test_a_missing_partition_is_a_loss_after_a_few_seconds_and_not_after_the_dea
     assert 0.3 <= time.monotonic() - began < 5
     assert "orders-1[0,8)" in str(lost.value)
     assert "when.removed=drop" in str(lost.value)
+
+
+@pytest.mark.parametrize("between", ["leaderless", "there"])
+def test_signs_of_a_loss_with_other_answers_between_them_do_not_add_up(between: str) -> None:
+    """Gone, then something else for longer than it takes to be certain, then gone once more."""
+    logs = Logs({0: 2})
+    late: list[float] = []
+    with serving(logs) as broker:
+
+        def tell(request: Any) -> Any:
+            first, *_, last = broker.when("Metadata") * 2
+            response = broker.tell_metadata(request)
+            (topic,) = response.topics
+            if not late and (first == last or last - first > 0.4):
+                late.extend([last] * (last > first))
+                topic.error_code, topic.partitions = CODES["UnknownTopicOrPartition"], []
+            elif not late and between == "leaderless":
+                topic.partitions[0].leader_id = -1
+            return response
+
+        def fetch(request: Any) -> Any:
+            logs.errors[0] = [] if late else ["NotLeaderForPartition"]
+            return logs.fetch(request)
+
+        broker.handlers |= {"Metadata": tell, "Fetch": fetch}
+
+        assert read(broker, whole(logs), LENIENT) == all_of(logs, 0)
+    assert late
+
+
+def test_signs_of_a_loss_that_are_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "SILENCE_S", 0.2)
+    found = cursor.Cursor(SplitRange("orders", 0, 0, 8))
+    found.doubt(turns.REMOVED)
+    time.sleep(0.21)
+
+    assert found.doubt(turns.REMOVED) == 0
 
 
 def lose_one(broker: FakeBroker, logs: Logs, how: str) -> None:
