@@ -17,7 +17,7 @@ from tallystick.option_table import GROUP_OPTION, KAFKA_PREFIX
 from tallystick.options import parse_source_options
 from tallystick.source.losses import LossPolicy
 from tallystick.spark.epochs import SinkSettings, foreach_batch_runner
-from tallystick.spark.query import EpochRunner
+from tallystick.spark.query import RunnerPerRun
 
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
@@ -195,8 +195,11 @@ class KafkaSink:
         self._runner(rows, batch_id)
 
     @cached_property
-    def _runner(self) -> EpochRunner:
-        return foreach_batch_runner(self.settings, self.name, frozenset(self.accept))
+    def _runner(self) -> RunnerPerRun:
+        made = foreach_batch_runner(self.settings, self.name, frozenset(self.accept))
+        # cached_property has no lock, and two queries may come here at once: the first one stays.
+        runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
+        return runner
 
     @property
     def config(self) -> KafkaConfig:

@@ -15,7 +15,7 @@ from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
 from tallystick.spark.engine import DataFrameEngine, Unread
-from tallystick.spark.query import Batch, EpochRunner, QueryRun
+from tallystick.spark.query import Batch, EpochRunner, QueryRun, RunnerPerRun
 from tallystick.spark.session import tell_what_is_missing
 from tallystick.storage import FileStorage, SystemClock
 from tallystick.task import BatchFunction, EncodePlan, WritePlan
@@ -111,25 +111,29 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
 
 def foreach_batch_runner(
     settings: SinkSettings, name: str | None, accepted: frozenset[str]
-) -> EpochRunner:
-    """What `foreachBatch` calls for a sink that stands behind a query of the user's own."""
+) -> RunnerPerRun:
+    """What `foreachBatch` calls for a sink that stands behind queries of the user's own."""
     if settings.dead_letter_topic is not None:
         raise OptionError(
             f"dead_letter_topic={settings.dead_letter_topic!r} works in a Pipeline only: behind a "
             f"query of your own, write malformed rows with a second sink, or read in mode "
             f"permissive and split them"
         )
-    cluster: list[SinkCluster] = []
 
-    def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
-        cluster[:] = [SinkCluster(settings)]
-        preflight(cluster[0], run.spark, run.trigger_interval_ms)
-        return driver_of(cluster[0], identity, storage)
+    def make() -> EpochRunner:
+        cluster: list[SinkCluster] = []  # of the one run that this runner is for
 
-    def make_engine(batch: Batch) -> DataFrameEngine:
-        return engine_of(cluster[0], batch.rows)
+        def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+            cluster[:] = [SinkCluster(settings)]
+            preflight(cluster[0], run.spark, run.trigger_interval_ms)
+            return driver_of(cluster[0], identity, storage)
 
-    return EpochRunner(name, make_driver, make_engine, accepted)
+        def make_engine(batch: Batch) -> DataFrameEngine:
+            return engine_of(cluster[0], batch.rows)
+
+        return EpochRunner(name, make_driver, make_engine, accepted)
+
+    return RunnerPerRun(make)
 
 
 def driver_of(

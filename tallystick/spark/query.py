@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -48,12 +49,7 @@ def current_run(spark: SparkSession) -> QueryRun:
     Raises:
         OptionError: the caller is not in `foreachBatch` of a classic (not Connect) session.
     """
-    context = spark.sparkContext
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    if query_id is None:
-        raise OptionError(
-            "KafkaSink is for writeStream.foreachBatch(sink): call it from there only"
-        )
+    query_id = _query_id(spark)
     execution = execution_of(spark, query_id)
     trigger = execution.trigger()
     timed = trigger.getClass().getSimpleName() == "ProcessingTimeTrigger"
@@ -66,11 +62,38 @@ def current_run(spark: SparkSession) -> QueryRun:
     )
 
 
+def current_run_id(spark: SparkSession) -> str:
+    """Spark's id of the run that the calling micro-batch belongs to.
+
+    Not the thread's job group, which is the same at first: a user's function may set its own.
+
+    Raises:
+        OptionError: as `current_run`.
+    """
+    return str(execution_of(spark, _query_id(spark)).runId())
+
+
+def _query_id(spark: SparkSession) -> str:
+    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        raise OptionError(
+            "KafkaSink is for writeStream.foreachBatch(sink): call it from there only"
+        )
+    return query_id
+
+
 def execution_of(spark: SparkSession, query_id: str) -> Any:
     """Spark's own object of a running query, in the JVM."""
     jvm: Any = spark.sparkContext._jvm
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     return queries.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def active_runs(spark: SparkSession) -> set[str]:
+    """The ids of all runs in this process that have not ended, of whatever session."""
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    found = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
+    return {str(query.runId()) for query in found if query is not None}
 
 
 def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
@@ -179,8 +202,19 @@ class _Witness:
         return self.engine.run_epoch(checkpoint_id, producer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the epochs of one query run share."""
+
+    run_id: str
+    storage: FileStorage
+    driver: Driver
+
+
 class EpochRunner:
-    """Called by Spark with each micro-batch; runs it as one epoch.
+    """Called by Spark with each micro-batch of one query; runs it as one epoch.
+
+    Not for several queries at a time: see `RunnerPerRun`.
 
     Args:
         name: the pipeline's name; None: that of the query, or its id.
@@ -200,36 +234,59 @@ class EpochRunner:
         self._make_driver = make_driver
         self._make_engine = make_engine
         self._accepted = accepted
-        self._run_id: str | None = None
-        self._driver: Driver | None = None
-        self._storage: FileStorage | None = None
+        self._opened: _Opened | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Run one epoch; returns when it is committed, raises when it is not."""
-        context = rows.sparkSession.sparkContext
-        run_id = context.getLocalProperty("spark.jobGroup.id")  # a stream thread's group is its run
-        if self._run_id is None or self._run_id != run_id:
-            self._open(current_run(rows.sparkSession))
-            self._run_id = run_id
-        assert run_id is not None
-        assert self._driver is not None
-        assert self._storage is not None
-        sources = logged_sources(self._storage, batch_id)
-        previous = logged_sources(self._storage, batch_id - 1) if batch_id > 0 else ()
+        run_id, opened = current_run_id(rows.sparkSession), self._opened
+        if opened is None or opened.run_id != run_id:
+            # Seen only when it is complete: parts of two runs must never be mixed.
+            self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
+        sources = logged_sources(opened.storage, batch_id)
+        previous = logged_sources(opened.storage, batch_id - 1) if batch_id > 0 else ()
         engine = _Witness(self._make_engine(Batch(rows, sources, previous)))
-        self._driver.run_epoch(Request(batch_id, sources), engine)
-        shown_in_transaction(run_id, self._driver.cluster_id, batch_id)
-        if not engine.has_run and self._storage.names(STATE_FOLDER):
+        opened.driver.run_epoch(Request(batch_id, sources), engine)
+        shown_in_transaction(run_id, opened.driver.cluster_id, batch_id)
+        if not engine.has_run and opened.storage.names(STATE_FOLDER):
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
             # same, and it comes about by running the plan; the rows of it are in Kafka already.
             rows.write.format("noop").mode("overwrite").save()
 
-    def _open(self, run: QueryRun) -> None:
-        self._storage = FileStorage(run.checkpoint)
+    def _open(self, run_id: str, run: QueryRun) -> _Opened:
+        storage = FileStorage(run.checkpoint)
         identity = Identity(
             pipeline=self._name or run.query_name or run.query_id,
-            lineage=lineage_of(self._storage, run.query_id),
-            checkpoint=self._storage.location,
+            lineage=lineage_of(storage, run.query_id),
+            checkpoint=storage.location,
             accepted=self._accepted,
         )
-        self._driver = self._make_driver(run, identity, self._storage)
+        return _Opened(run_id, storage, self._make_driver(run, identity, storage))
+
+
+class RunnerPerRun:
+    """For a function that may be given to several queries: each of their runs has its own runner.
+
+    Spark calls it on a thread per query. A runner's parts (driver, storage, cluster) belong to one
+    run; with another's, rows of this query would be committed as that query's epoch.
+
+    Args:
+        make: makes a runner, without asking anyone anything.
+    """
+
+    def __init__(self, make: Callable[[], EpochRunner]) -> None:
+        self._make = make
+        self._lock = Lock()
+        self._runners: dict[str, EpochRunner] = {}
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Run one epoch; see `EpochRunner`."""
+        self._runner(rows)(rows, batch_id)
+
+    def _runner(self, rows: DataFrame) -> EpochRunner:
+        run_id = current_run_id(rows.sparkSession)
+        with self._lock:
+            if run_id not in self._runners:
+                active = active_runs(rows.sparkSession)
+                left = {r: runner for r, runner in self._runners.items() if r in active}
+                self._runners = {**left, run_id: self._make()}
+            return self._runners[run_id]

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from tallystick.errors import StorageError
+from tallystick.spark.query import active_runs, current_run_id
 from tallystick.storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
@@ -69,6 +70,7 @@ def test_counts_of_a_stateful_query_are_written_once_per_change(
 
     def dies_after_the_commit(rows: DataFrame, batch_id: int) -> None:
         sink(rows, batch_id)
+        assert current_run_id(rows.sparkSession) in active_runs(rows.sparkSession)
         if batch_id == 1:
             raise RuntimeError("between our commit and Spark's")
 
@@ -76,6 +78,7 @@ def test_counts_of_a_stateful_query_are_written_once_per_change(
         write(flow, counts, dies_after_the_commit, mode="update")
     flow.feed(70)
     write(flow, counts, sink, mode="update")
+    assert len(sink._runner._runners) == 1, "the first run is over and let go of"
 
     found = by_key((r.key, r.value) for r in read_committed(flow.confluent, flow.topic_out))
     changes = {key: [int(value or "") for value in told] for key, told in found.items()}

@@ -1,0 +1,134 @@
+"""One `KafkaSink` object behind several running queries: each has a driver and cluster of its own.
+
+Spark's and Kafka's sides are fakes, so that one query can be held up while it opens.
+"""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, local
+from typing import Any
+
+import pytest
+
+import tallystick as ts
+from tallystick.spark import epochs, query
+
+WAIT_S = 20.0
+
+
+@dataclass
+class FakeDriver:
+    """Notes what is committed through it."""
+
+    pipeline: str
+    cluster_id: str = "sink"
+
+    def run_epoch(self, request: Any, engine: Any) -> None:
+        committed.append((self.pipeline, request.sources, engine.engine))
+        engine.run_epoch(request.checkpoint_id, None)
+
+
+@dataclass(eq=False)
+class FakeCluster:
+    """Is called `of` the pipeline that opened it, and stands for its engines, too."""
+
+    settings: Any
+    of: str = ""
+
+    def run_epoch(self, *_: Any) -> None:
+        """See `ports.Engine.run_epoch`."""
+
+
+@dataclass
+class Queries:
+    """Queries that call one sink, on a thread each."""
+
+    folder: Path
+    sink: ts.KafkaSink
+    active: set[str] = field(default_factory=set)
+    opening: Event = field(default_factory=Event)
+    may_open: Event = field(default_factory=Event)
+    thread: Any = field(default_factory=local)
+
+    def current_run(self, spark: Any) -> query.QueryRun:
+        """As Spark would say it of the calling thread."""
+        name = self.thread.run.rstrip("'")
+        return query.QueryRun(spark, f"id-{name}", name, str(self.folder / name), None)
+
+    def preflight(self, cluster: FakeCluster, *_: Any) -> None:
+        """The seconds between an open storage and an open driver; `slow` waits in them."""
+        cluster.of = self.thread.run
+        if cluster.of == "slow":
+            self.opening.set()
+            assert self.may_open.wait(WAIT_S)
+
+    def run(self, run: str, *batch_ids: int) -> None:
+        """Micro-batches of a run; a quote after the query's name makes it another run."""
+        self.thread.run = run
+        self.active.add(run)
+        checkpoint = self.folder / run.rstrip("'")
+        (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+        (checkpoint / "metadata").write_text(json.dumps({"id": f"id-{checkpoint.name}"}))
+        for batch_id in batch_ids:
+            (checkpoint / f"offsets/{batch_id}").write_text(f"v1\n{{}}\n{run}@{batch_id}")
+            self.sink(Rows(), batch_id)  # type: ignore[arg-type]
+
+
+class Rows:
+    """A micro-batch's DataFrame."""
+
+    sparkSession = None  # noqa: N815
+
+
+committed: list[tuple[str, tuple[str, ...], FakeCluster]] = []
+
+
+@pytest.fixture
+def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries]:
+    found = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
+    monkeypatch.setattr(query, "current_run", found.current_run)
+    monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
+    monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
+    monkeypatch.setattr(epochs, "SinkCluster", FakeCluster)
+    monkeypatch.setattr(epochs, "preflight", found.preflight)
+    monkeypatch.setattr(epochs, "driver_of", lambda _, who, __: FakeDriver(who.pipeline))
+    monkeypatch.setattr(epochs, "engine_of", lambda cluster, _: cluster)
+    committed.clear()
+    yield found
+    found.may_open.set()
+
+
+def test_a_query_that_is_opening_touches_nothing_of_another_that_runs(queries: Queries) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(queries.run, "fast", 0).result(WAIT_S)
+        slow = threads.submit(queries.run, "slow", 0, 1)
+        assert queries.opening.wait(WAIT_S)
+        fast = threads.submit(queries.run, "fast", 1, 2)
+        fast.result(WAIT_S)
+        queries.may_open.set()
+        slow.result(WAIT_S)
+        threads.submit(queries.run, "fast", 3).result(WAIT_S)
+
+    assert [(pipeline, sources, cluster.of) for pipeline, sources, cluster in committed] == [
+        (name, (f"{name}@{batch_id}",), name)
+        for name, batch_id in [
+            *(("fast", 0), ("fast", 1), ("fast", 2)),
+            *(("slow", 0), ("slow", 1)),
+            ("fast", 3),
+        ]
+    ]
+    assert len({cluster for _, _, cluster in committed}) == 2, "a run opens once"
+
+
+def test_a_run_that_has_ended_is_let_go_of_when_the_next_one_comes(queries: Queries) -> None:
+    for run in ("one", "two"):
+        queries.run(run, 0)
+    queries.active -= {"one"}
+    queries.run("one'", 1)
+
+    assert set(queries.sink._runner._runners) == {"two", "one'"}
+    first, _, again = (cluster for _, _, cluster in committed)
+    assert first is not again, "a restarted query opens anew"
