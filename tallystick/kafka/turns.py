@@ -246,9 +246,11 @@ class Turns:
                 lost_records.skip(cursor, first, loss, self._policy)
                 if not cursor.is_done:
                     self._homeless.append(cursor)
-            else:
-                loss_of_end = lost_records.truncated(cursor, last)
-                lost_records.settle(cursor, loss_of_end, self._policy)
+            elif self._is_certain(cursor, SHORT):
+                lost_records.settle(cursor, lost_records.truncated(cursor, last), self._policy)
+            else:  # said by a leader that may be deposed without knowing it
+                self._client.forget_leaders([cursor.partition])
+                self._pause(cursor, "OffsetOutOfRange", SHORT)
 
     def _wait_for_records(self, part: Part, answer: Any) -> None:
         """An empty answer: the leader lags behind, or the log has become too short."""
@@ -263,6 +265,8 @@ class Turns:
             if end < stop:
                 lost_records.settle(cursor, lost_records.truncated(cursor, end), self._policy)
                 return
+        if doubt:
+            self._client.forget_leaders([cursor.partition])
         self._pause(
             cursor,
             f"an empty answer at offset {cursor.position}, where the last stable offset is "

@@ -555,6 +555,28 @@ def test_a_log_that_becomes_too_short_before_the_end_of_the_split_is_a_loss() ->
         read(broker, [SplitRange("orders", 0, 0, 12)], delivery_timeout_ms="30000")
 
 
+@pytest.mark.parametrize("start", [8, 4])
+def test_a_leader_that_was_deposed_and_does_not_know_is_not_believed(start: int) -> None:
+    """Its log ends early; it is asked again who leads, and the new leader has all."""
+    logs, short = Logs({0: 4}), Logs({0: 1})
+    with serving(logs) as new, serving(short) as deposed:
+        new.nodes = deposed.nodes = [new, deposed]
+
+        def tell(request: Any) -> Any:
+            response = new.tell_metadata(request)
+            for topic in response.topics:
+                topic.partitions[0].leader_id = int(not short_told())
+            return response
+
+        def short_told() -> list[Any]:
+            return deposed.asked("Fetch")
+
+        new.handlers["Metadata"] = deposed.handlers["Metadata"] = tell
+        found = read(deposed, [SplitRange("orders", 0, start, 16)], LENIENT)
+
+    assert found == [(0, offset) for offset in range(start, 16)]
+
+
 def test_a_position_that_is_within_its_log_after_all_is_tried_again() -> None:
     logs = Logs({0: 2})
     logs.errors[0] = [None, "OffsetOutOfRange", "OffsetOutOfRange"]

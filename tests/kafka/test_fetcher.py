@@ -141,7 +141,7 @@ def test_a_log_that_ends_too_early_is_a_loss(broker: FakeBroker, log: Log) -> No
     log.end = 8
 
     with pytest.raises(LogTruncatedError, match="is offset 12, and the log ends before it: its en"):
-        read(broker, 12, 20)
+        read(broker, 12, 20, delivery_timeout_ms="1000")
 
 
 def test_a_missing_topic_is_a_loss_that_names_it(broker: FakeBroker) -> None:
