@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tallystick.errors import OptionError
+from tallystick.errors import AuthorizationError, OptionError, RetriableError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
@@ -88,6 +88,8 @@ class GroupOffsets:
         self._clients = clients
         self._connect = connect
         self._brokers: dict[KafkaConfig, KafkaBroker] = {}
+        self._clusters: dict[KafkaConfig, str] = {}
+        self._found: dict[Place, KafkaBroker] = {}
         self._shown: dict[Place, dict[TopicPartition, int]] = {}
         self._told: set[tuple[Place, str]] = set()
 
@@ -117,6 +119,8 @@ class GroupOffsets:
         for broker in self._brokers.values():
             broker.close()
         self._brokers.clear()
+        self._clusters.clear()
+        self._found.clear()
 
     def _show(self, place: Place, positions: Mapping[TopicPartition, int], forward: bool) -> None:
         broker = self._broker(place)
@@ -137,18 +141,34 @@ class GroupOffsets:
             counts.positions += len(part)
 
     def _broker(self, place: Place) -> KafkaBroker:
-        """A connection to the cluster, with the rights of the source whose group it is."""
+        """A connection to the cluster, with the rights of the source whose group it is.
+
+        A cluster that does not answer is asked again each time, but is in nobody else's way.
+        """
+        if place in self._found:
+            return self._found[place]
         cluster_id, group = place
+        silent: RetriableError | AuthorizationError | None = None
         for client in sorted(self._clients, key=lambda client: client.group != group):
-            if client.config not in self._brokers:
-                self._brokers[client.config] = self._connect(client.config)
-            broker = self._brokers[client.config]
-            if broker.cluster_id() == cluster_id:
-                return broker
+            try:
+                if self._cluster(client.config) == cluster_id:
+                    return self._found.setdefault(place, self._brokers[client.config])
+            except (RetriableError, AuthorizationError) as error:
+                silent = error
+        if silent is not None:
+            raise silent
         raise OptionError(
             f"no source of the query is connected to cluster {cluster_id}, whose offsets its "
             f"checkpoint holds: was kafka.bootstrap.servers changed?"
         )
+
+    def _cluster(self, config: KafkaConfig) -> str:
+        """The id of the cluster that a configuration leads to; asked until it has answered once."""
+        if config not in self._brokers:
+            self._brokers[config] = self._connect(config)
+        if config not in self._clusters:
+            self._clusters[config] = self._brokers[config].cluster_id()
+        return self._clusters[config]
 
     def _tell(self, place: Place, error: Exception) -> None:
         COUNTS[self._query].failures += 1
