@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 from tallystick.errors import DataLossError
 from tallystick.kafka import lost_records, offsets
@@ -26,6 +27,7 @@ from tallystick.kafka.fetch_request import (
 )
 from tallystick.kafka.reactions import ABSENT, AGAIN, STALE, describe, refusal
 from tallystick.kafka.records import decode
+from tallystick.kafka.topic_ids import NO_ID
 from tallystick.source.losses import LossPolicy
 from tallystick.source.split import SplitRange
 from tallystick.topic_partition import TopicPartition
@@ -123,11 +125,17 @@ class Turns:
                 self._pause(cursor, obstacle)
 
     def _post(self, node: int, chosen: list[Cursor]) -> None:
-        shown = self._client.topic_ids
-        topic_ids = {each.split.topic: shown.get(each.split.topic) for each in chosen}
-        cursors = [each for each in chosen if each.belongs_to(topic_ids[each.split.topic])]
-        if len(cursors) < len(chosen):  # another split's look-up has shown another topic
-            self._homeless += [each for each in chosen if each not in cursors]
+        topic_ids = self._named_by(chosen)
+        cursors = [
+            each
+            for each in chosen
+            if topic_ids[each.split.topic] is not None
+            and each.belongs_to(topic_ids[each.split.topic])
+        ]
+        for cursor in chosen:
+            if cursor not in cursors:  # another split's look-up has shown another topic, or none
+                self._client.forget_leaders([cursor.partition])
+                self._homeless.append(cursor)
         if not cursors:
             return
         request = fetch_request(cursors, topic_ids, self._max_bytes, self._isolation)
@@ -138,6 +146,17 @@ class Turns:
             self._strand(node, cursors, error)
         else:
             self._under_way[node] = Asked(posted, request.API_VERSION, cursors, topic_ids)
+
+    def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
+        """By topic, the id to ask with: the shown one (NO_ID: it has none), else a split's own."""
+        shown = self._client.topic_ids
+        topic_ids: dict[str, UUID | None] = {}
+        for cursor in cursors:
+            topic = cursor.split.topic
+            if topic_ids.get(topic) is None:
+                own = None if cursor.topic_id == NO_ID else cursor.topic_id
+                topic_ids[topic] = (shown[topic] or NO_ID) if topic in shown else own
+        return topic_ids
 
     def _deadline(self, cursors: Iterable[Cursor]) -> float:
         own = (cursor.attempts.deadline for cursor in cursors if cursor.attempts is not None)

@@ -406,6 +406,44 @@ def test_a_cluster_without_topic_ids_is_read_by_name() -> None:
         assert broker.asked("Fetch")[0].topics[0].topic == "orders"
 
 
+@pytest.mark.parametrize("split_id", [FIRST_ID, None])
+def test_an_id_that_is_known_is_not_given_up_because_a_broker_knows_nothing(
+    split_id: uuid.UUID | None,
+) -> None:
+    """One split is found; then the look-up of the other one is told that there is no topic."""
+    logs = Logs({0: 4, 1: 4})
+    logs.errors[1] = ["NotLeaderForPartition"]
+    with serving(logs) as broker:
+
+        def fetch(request: Any) -> Any:
+            if len(broker.asked("Fetch")) == 2:
+                time.sleep(0.1)  # the other split is due for a look-up when this answer comes
+            return logs.fetch(request)
+
+        def tell(request: Any) -> Any:
+            response = broker.tell_metadata(request)
+            for topic in response.topics if len(broker.asked("Metadata")) == 2 else []:
+                topic.error_code, topic.partitions = CODES["UnknownTopicOrPartition"], []
+            return response
+
+        broker.handlers |= {"Metadata": tell, "Fetch": fetch}
+
+        assert sorted(read(broker, whole(logs, split_id))) == all_of(logs, 0, 1)
+        assert len(broker.asked("Metadata")) > 2
+        assert {request.topics[0].topic_id for request in broker.asked("Fetch")} == {FIRST_ID}
+
+
+def test_without_any_id_nothing_is_fetched_before_it_is_looked_up_again() -> None:
+    logs = Logs({0: 2})
+    with serving(logs) as broker:
+        client = Client(broker.config())
+        client.metadata(["orders"])
+        client.topic_ids.clear()  # as after UnknownTopicOrPartition
+
+        assert sum(len(batch) for _, batch in fetch_all(client, whole(logs, None))) == 8
+        assert {request.topics[0].topic_id for request in broker.asked("Fetch")} == {FIRST_ID}
+
+
 # --- losses -----------------------------------------------------------------------------------
 
 
