@@ -168,11 +168,6 @@ def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
 def _check_dead_letters(options: SourceOptions, sink: SinkSettings) -> None:
     """Mode and topic come together, and the topic is one of its own."""
     topic, wanted = sink.dead_letter_topic, options.value_mode == DEADLETTER
-    if wanted and options.value_format == "raw":
-        raise OptionError(
-            "value.mode=deadletter, but value.format is raw, which takes any bytes: give the "
-            "source a value=, or remove the mode"
-        )
     if wanted and topic is None:
         raise OptionError(
             "the source's values have mode='deadletter', but the sink has no topic for malformed "
