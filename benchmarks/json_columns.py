@@ -3,9 +3,9 @@
     python benchmarks/json_columns.py [record_count]
 
 Two kinds of records: those of the comparison with the other engines, about 110 bytes, and flights
-with nulls, dates and timestamps; then the first kind with what makes reading harder. CPU time, best of several runs, so that a busy machine disturbs
-little. `orjson` takes part where it is installed; both it and `json` make Python objects, which is
-not yet a column.
+with nulls, dates and timestamps; then the first kind with what makes reading harder. CPU time,
+best of several runs, so that a busy machine disturbs little. `orjson` takes part where it is
+installed; both it and `json` make Python objects, which is not yet a column.
 """
 
 import importlib.util

@@ -9,8 +9,9 @@ Invariants:
 """
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -177,20 +178,21 @@ class Client:
         while True:
             obstacle = ""
             unknown = set()
-            for part in self._ask_each_leader(waiting, make, deadline):
-                if isinstance(part, OSError):
-                    obstacle = describe(part)
-                    continue
-                for partition, answer in answers(part):
-                    code = [(answer.error_code, str(partition))]
-                    names = self._judge(code, doing, EpochAbortedError, accept)
-                    if names:
-                        obstacle = f"{names[0]} ({partition})"
-                        if names[0] in ABSENT:
-                            unknown.add(partition)
-                    else:
-                        found[partition] = answer
-                        waiting.discard(partition)
+            with closing(self._ask_each_leader(waiting, make, deadline)) as parts:
+                for part in parts:
+                    if isinstance(part, OSError):
+                        obstacle = describe(part)
+                        continue
+                    for partition, answer in answers(part):
+                        code = [(answer.error_code, str(partition))]
+                        names = self._judge(code, doing, EpochAbortedError, accept)
+                        if names:
+                            obstacle = f"{names[0]} ({partition})"
+                            if names[0] in ABSENT:
+                                unknown.add(partition)
+                        else:
+                            found[partition] = answer
+                            waiting.discard(partition)
             unknown |= {partition for partition in waiting if partition not in self._leaders}
             now = time.monotonic()
             unknown_since = {each: unknown_since.get(each, now) for each in unknown}
@@ -211,20 +213,24 @@ class Client:
         partitions: set[TopicPartition],
         make: Callable[[list[TopicPartition]], Any],
         deadline: float,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any]:
         """Post to all leaders, then yield each response, or the OSError in its place."""
         until = self.try_until(deadline)
-        under_way: list[Posted] = []
-        for node, led in self.by_leader(partitions, deadline).items():
-            try:
-                under_way.append(self.network.post(node, make(led), until))
-            except OSError as error:
-                yield error
-        for posted in under_way:
-            try:
-                yield self.network.wait(posted, until)
-            except OSError as error:
-                yield error
+        under_way: deque[Posted] = deque()
+        try:
+            for node, led in self.by_leader(partitions, deadline).items():
+                try:
+                    under_way.append(self.network.post(node, make(led), until))
+                except OSError as error:
+                    yield error
+            while under_way:
+                try:
+                    yield self.network.wait(under_way.popleft(), until)
+                except OSError as error:
+                    yield error
+        finally:  # after an error that no other try will mend
+            for posted in under_way:
+                self.network.discard(posted)
 
     def by_leader(
         self, partitions: Iterable[TopicPartition], deadline: float

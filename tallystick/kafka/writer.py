@@ -73,7 +73,7 @@ class _Log:
 
 
 _Piece = tuple[TopicPartition, _Batch]
-_Flight = list[tuple[list[TopicPartition], Posted]]
+_Flight = deque[tuple[list[TopicPartition], Posted]]
 
 
 class PartitionWriter:
@@ -161,14 +161,14 @@ class PartitionWriter:
             attempts = attempts or self._new_attempts(pending)
             failed: dict[TopicPartition, str] = {}
             before = sum(len(self._logs[partition].pending) for partition in pending)
-            for partitions, posted in self._fly(pending, attempts.deadline, failed):
-                try:
-                    until = self._client.try_until(attempts.deadline)
-                    response = self._client.network.wait(posted, until)
-                except OSError as error:
-                    self._lose(partitions, describe(error), failed)
-                else:
-                    self._collect(response, failed)
+            flight: _Flight = deque()
+            try:
+                self._fly(pending, attempts.deadline, failed, flight)
+                while flight:
+                    self._land(*flight.popleft(), attempts.deadline, failed)
+            finally:  # after an error that ends the epoch
+                for _, posted in flight:
+                    self._client.network.discard(posted)
             if sum(len(self._logs[partition].pending) for partition in pending) < before:
                 attempts = self._new_attempts(pending)
             if failed:
@@ -177,10 +177,13 @@ class PartitionWriter:
                 attempts.pause("; ".join(sorted(set(failed.values()))))
 
     def _fly(
-        self, pending: list[TopicPartition], deadline: float, failed: dict[TopicPartition, str]
-    ) -> _Flight:
+        self,
+        pending: list[TopicPartition],
+        deadline: float,
+        failed: dict[TopicPartition, str],
+        flight: _Flight,
+    ) -> None:
         """Post up to five batches of each partition to its leader; collect nothing yet."""
-        flight: _Flight = []
         by_leader = self._client.by_leader(pending, deadline)
         led = {partition for partitions in by_leader.values() for partition in partitions}
         for partition in pending:
@@ -198,7 +201,21 @@ class PartitionWriter:
                     self._lose(sent, describe(error), failed)
                     break
                 flight.append((sent, posted))
-        return flight
+
+    def _land(
+        self,
+        partitions: list[TopicPartition],
+        posted: Posted,
+        deadline: float,
+        failed: dict[TopicPartition, str],
+    ) -> None:
+        """Wait for one response, and collect."""
+        try:
+            response = self._client.network.wait(posted, self._client.try_until(deadline))
+        except OSError as error:
+            self._lose(partitions, describe(error), failed)
+        else:
+            self._collect(response, failed)
 
     def _pieces(self, partitions: Iterable[TopicPartition]) -> Iterator[list[_Piece]]:
         """What goes into each request: one batch of a partition at most, and not too much."""

@@ -5,8 +5,9 @@ them. So a failure is told and counted, and never stops a query.
 
 Invariants:
     * Only positions that differ from what the group shows are sent.
-    * A position that this run has not committed itself only moves a group forward: what an older
-      run left in the log must not overwrite what a newer one has shown (docs/decisions/0007).
+    * A position that nobody has told this run of only moves a group forward: what lies in the log
+      may be another run's, and must not overwrite what a newer one has shown
+      (docs/decisions/0007).
 """
 
 import logging
@@ -47,26 +48,26 @@ class Counts:
 COUNTS: defaultdict[str, Counts] = defaultdict(Counts)
 """By the query's name, or its id; for metrics."""
 
-_in_transaction: dict[str, dict[str, int]] = {}
+_with_transactions: dict[str, set[str]] = {}
 
 
-def shown_in_transaction(run_id: str, cluster_id: str, batch_id: int) -> None:
-    """Say that the transaction of this epoch showed the positions of sources on the cluster.
+def shown_in_transaction(run_id: str, cluster_id: str) -> None:
+    """Say that transactions of this run show the positions of sources on the cluster.
 
-    They are not committed again: a driver that was replaced, and does not know it yet, would put
-    its old positions over newer ones, which in a transaction Kafka refuses.
+    From now on nobody else in the run may: a driver that was replaced, and does not know it yet,
+    would put its old positions over newer ones, which in a transaction Kafka refuses.
     """
-    _in_transaction.setdefault(run_id, {})[cluster_id] = batch_id
+    _with_transactions.setdefault(run_id, set()).add(cluster_id)
 
 
-def in_transaction(run_id: str, cluster_id: str, batch_id: int) -> bool:
-    """Whether a transaction has shown the positions of this epoch already."""
-    return _in_transaction.get(run_id, {}).get(cluster_id, -1) >= batch_id
+def in_transaction(run_id: str, cluster_id: str) -> bool:
+    """Whether positions on this cluster are left to the transactions of the run."""
+    return cluster_id in _with_transactions.get(run_id, ())
 
 
 def forget_transactions(run_id: str) -> None:
     """The run is over."""
-    _in_transaction.pop(run_id, None)
+    _with_transactions.pop(run_id, None)
 
 
 class GroupOffsets:
@@ -108,6 +109,7 @@ class GroupOffsets:
             try:
                 self._show(place, positions, forward_only)
             except Exception as error:
+                self._shown.pop(place, None)  # what was sent may have arrived, or not
                 self._tell(place, error)
                 done = False
             else:
@@ -125,7 +127,7 @@ class GroupOffsets:
     def _show(self, place: Place, positions: Mapping[TopicPartition, int], forward: bool) -> None:
         broker = self._broker(place)
         _, group = place
-        if place not in self._shown:
+        if forward or place not in self._shown:  # others may have shown more by now
             self._shown[place] = broker.committed_offsets(group, positions)
         known = self._shown[place]
         changed = {

@@ -3,14 +3,15 @@
 One listener per session, one thread per query run: a cluster that does not answer holds up neither
 Spark's listeners nor other queries. Only the newest positions of a run wait; older ones are moot.
 
-At the end of a run, and at the end of the process, the positions are those of Spark's commit log.
-So nothing depends on events that are still on their way.
+At the end of a run, and at the end of the process, Spark's commit log is read, so that nothing
+depends on events that are still on their way. What lies there may be another driver's: it only
+moves groups forward.
 """
 
 import atexit
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from typing import Any
 
@@ -47,12 +48,15 @@ logger = logging.getLogger(__name__)
 EXIT_WAIT_S = 10.0
 """How long the end of the process may wait for positions on their way to Kafka."""
 
+PREVIOUS_WAIT_S = 10.0
+"""How long a run of a query may wait for its last one to show what it knows."""
+
 Observer = Callable[[str, StreamingQueryProgress | None], None]
 """Told a query's name, or id, and each progress, whatever it reads; None once it has ended."""
 OBSERVERS: list[Observer] = []
 
-Committed = tuple[int, list[SourceOffsets]]
-"""A micro-batch that Spark has committed, and the end offsets of its sources that are ours."""
+Logged = list[SourceOffsets]
+"""From Spark's log: the end offsets of those sources of a micro-batch that are ours."""
 
 _listening: set[str] = set()
 _runs: dict[str, "Run"] = {}
@@ -100,27 +104,42 @@ class Run(Thread):
 
     Args:
         query: its name, or id.
+        query_id: Spark's id of the query.
         run_id: Spark's id of the run.
         execution: Spark's object of the run, in the JVM.
         offsets: what its groups show.
+        previous: runs of the same query that may still be at work.
     """
 
-    def __init__(self, query: str, run_id: str, execution: Any, offsets: GroupOffsets) -> None:
+    def __init__(
+        self,
+        query: str,
+        query_id: str,
+        run_id: str,
+        execution: Any,
+        offsets: GroupOffsets,
+        previous: Sequence["Run"] = (),
+    ) -> None:
         super().__init__(name=f"tallystick-offsets-{query}", daemon=True)
         self.query = query
+        self.query_id = query_id
         self._run_id = run_id
         self._execution = execution
         self._offsets = offsets
+        self._previous = tuple(previous)
         self._first = committed_batch(execution)
+        self._told = -1 if self._first is None else self._first
         self._caught_up = False
         self._changed = Condition()
-        self._newest: StreamingQueryProgress | Committed | None = None
+        self._newest: StreamingQueryProgress | Logged | None = None
         self._woken = True
         self._ending = False
+        self._replaced = False
 
     def tell(self, progress: StreamingQueryProgress) -> None:
         """An epoch is committed."""
         with self._changed:
+            self._told = progress.batchId
             self._newest = progress  # parsed in the thread, unless it is moot by then
         self.wake()
 
@@ -136,9 +155,14 @@ class Run(Thread):
             self._ending = True
             self._changed.notify()
 
+    def replace(self) -> None:
+        """A newer run of the query takes over: nothing more is shown here."""
+        self._replaced = True
+
     def run(self) -> None:
         """Serve until the end."""
         try:
+            self._wait_for_previous()
             while not self._ended():
                 self._try(self._show)
             self._try(self._read_log)
@@ -146,6 +170,14 @@ class Run(Thread):
         finally:
             self._offsets.close()
             _forget(self._run_id)
+
+    def _wait_for_previous(self) -> None:
+        """Two runs of a query at work at once could each put the other's positions back."""
+        deadline = time.monotonic() + PREVIOUS_WAIT_S
+        for run in self._previous:
+            run.join(max(0.0, deadline - time.monotonic()))
+            run.replace()
+        self._previous = ()
 
     def _ended(self) -> bool:
         """Wait for something to do."""
@@ -164,6 +196,8 @@ class Run(Thread):
 
     def _show(self) -> None:
         """Show the newest epoch; before the first one, what an earlier run may not have shown."""
+        if self._replaced:
+            return
         with self._changed:
             newest = self._newest
         if newest is None:
@@ -171,20 +205,23 @@ class Run(Thread):
                 _, sources = committed_sources(self._execution, self._first)
                 self._caught_up = self._offsets.show(sources, forward_only=True)
             return
-        batch_id, sources = newest if isinstance(newest, tuple) else _committed(newest)
-        left = [s for s in sources if not in_transaction(self._run_id, s.cluster_id, batch_id)]
-        if self._offsets.show(left):
+        is_logged = isinstance(newest, list)
+        sources = newest if isinstance(newest, list) else list(sources_of(newest))
+        left = [s for s in sources if not in_transaction(self._run_id, s.cluster_id)]
+        if self._offsets.show(left, forward_only=is_logged):
             with self._changed:
                 self._newest = None if self._newest is newest else self._newest
                 self._caught_up = True
 
     def _read_log(self) -> None:
-        """Take what is committed by now, whether or not Spark has told of it."""
+        """Take what is committed by now, and Spark has not told of: by this run, or by another."""
         batch_id = committed_batch(self._execution)
-        if batch_id is not None and (self._first is None or batch_id > self._first):
-            newest = committed_sources(self._execution, batch_id)
-            with self._changed:
-                self._newest = newest
+        if batch_id is None or batch_id <= self._told:
+            return
+        batch_id, sources = committed_sources(self._execution, batch_id)
+        with self._changed:
+            if batch_id > self._told:
+                self._newest = sources
 
 
 class Listener(StreamingQueryListener):
@@ -200,10 +237,14 @@ class Listener(StreamingQueryListener):
         run_id, query = str(event.runId), event.name or str(event.id)
         self._names[run_id] = query
         try:
-            execution = execution_of(self._session, str(event.id))
+            query_id = str(event.id)
+            execution = execution_of(self._session, query_id)
             clients = _clients(source_options(execution, self._source_name))
             if any(client.group for client in clients):
-                _runs[run_id] = run = Run(query, run_id, execution, GroupOffsets(query, clients))
+                previous = [run for run in list(_runs.values()) if run.query_id == query_id]
+                groups = GroupOffsets(query, clients)
+                run = Run(query, query_id, run_id, execution, groups, previous)
+                _runs[run_id] = run
                 run.start()
         except Exception as error:
             logger.warning(
@@ -234,10 +275,6 @@ class Listener(StreamingQueryListener):
         else:
             _forget(run_id)
         _observe(self._names.pop(run_id, str(event.id)), None)
-
-
-def _committed(progress: StreamingQueryProgress) -> Committed:
-    return progress.batchId, list(sources_of(progress))
 
 
 def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:

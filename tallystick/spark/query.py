@@ -246,7 +246,7 @@ class EpochRunner:
         previous = logged_sources(opened.storage, batch_id - 1) if batch_id > 0 else ()
         engine = _Witness(self._make_engine(Batch(rows, sources, previous)))
         opened.driver.run_epoch(Request(batch_id, sources), engine)
-        shown_in_transaction(run_id, opened.driver.cluster_id, batch_id)
+        shown_in_transaction(run_id, opened.driver.cluster_id)
         if not engine.has_run and opened.storage.names(STATE_FOLDER):
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
             # same, and it comes about by running the plan; the rows of it are in Kafka already.

@@ -8,7 +8,7 @@ import pytest
 from fake_broker import CODES, FakeBroker, answer, part
 
 from tallystick.errors import AuthorizationError, OptionError
-from tallystick.kafka import cluster, offsets
+from tallystick.kafka import cluster, offsets, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.topic_ids import topic_id_from, topic_id_text
 from tallystick.source.discovery import FoundTopic
@@ -146,6 +146,32 @@ def test_other_obstacles_do_not_make_a_partition_absent() -> None:
 
     assert found == {partition: 12}
     assert time.monotonic() - began > 0.1
+
+
+def test_answers_that_nobody_waits_for_after_an_error_are_not_kept() -> None:
+    refused = listing(["TopicAuthorizationFailed"])
+    partitions = [TopicPartition("orders", index) for index in (0, 1)]
+    with FakeBroker({"ListOffsets": refused}) as broker, FakeBroker() as other:
+        broker.nodes = other.nodes = [broker, other]
+        other.handlers["ListOffsets"] = refused
+
+        def tell(request: Any) -> Any:
+            response = broker.tell_metadata(request)
+            for topic in response.topics:
+                topic.partitions[1].leader_id = 1
+            return response
+
+        broker.handlers["Metadata"] = other.handlers["Metadata"] = tell
+        client = Client(broker.config())
+        for _ in range(3):
+            with pytest.raises(AuthorizationError):
+                offsets.list_offsets(client, partitions, offsets.LATEST)
+        client.metadata()  # comes behind them, whoever is asked
+        client.network.ask(1, protocol.MetadataRequest(topics=[]), client.deadline())
+        connections = client.network._connections.values()
+
+        assert len(other.asked("ListOffsets")) == 3
+        assert not any(each._answers or each._unwanted for each in connections)
 
 
 def test_topic_ids_as_kafka_prints_them() -> None:

@@ -16,6 +16,7 @@ from tallystick.errors import (
     EpochAbortedError,
     RecordError,
 )
+from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.records import EncodedBatch, batch_headers, encode
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
@@ -283,6 +284,19 @@ def test_a_missing_right_to_write_is_named(broker: FakeBroker, log: Log) -> None
 
     with pytest.raises(AuthorizationError, match="WRITE on the topic"):
         writer_for(broker).write(frames(1))
+
+
+def test_answers_behind_one_that_ends_the_epoch_are_not_kept(broker: FakeBroker, log: Log) -> None:
+    log.faults = ["TopicAuthorizationFailed"] * 5
+    client = Client(broker.config())
+    writer = PartitionWriter(client, PRODUCER, transaction_version=2)
+    with pytest.raises(AuthorizationError):
+        writer.write(frames(5))
+    client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())  # behind them
+    connections = client.network._connections.values()
+
+    assert len(broker.asked("Produce")) == 5
+    assert not any(each._answers or each._unwanted for each in connections)
 
 
 def test_without_progress_it_ends_at_the_deadline(broker: FakeBroker, log: Log) -> None:

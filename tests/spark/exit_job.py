@@ -1,24 +1,29 @@
 """A script that ends right after `query.stop()`: `python exit_job.py '{…}'`, its spec as JSON.
 
-`die_before_showing`: it is killed before the positions of its first epoch are sent.
+`die_before_showing`: it is killed before this position is sent; null: it is not.
 """
 
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tallystick as ts
+from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.group_offsets import GroupOffsets
 
 
-def die(self: Any, sources: Any, *, forward_only: bool = False) -> bool:
-    """Instead of sending the positions of a new epoch."""
-    if forward_only:
-        return True  # the last run's
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("dead")
+def die_before(position: int) -> Callable[..., bool]:
+    """Instead of sending positions: what the last run has shown is left as it is."""
+
+    def show(self: Any, sources: Iterable[SourceOffsets], *, forward_only: bool = False) -> bool:
+        if any(position in source.positions.values() for source in sources):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    return show
 
 
 def main() -> None:
@@ -26,8 +31,8 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     spark = ts.spark_session("exit", master="local[2]", config={"spark.ui.enabled": "false"})
     ts.register(spark)
-    if spec["die_before_showing"]:
-        GroupOffsets.show = die  # type: ignore[method-assign, assignment]
+    if (position := spec["die_before_showing"]) is not None:
+        GroupOffsets.show = die_before(position)  # type: ignore[method-assign]
     query = (
         spark.readStream.format("tallystick")
         .options(**spec["options"])
