@@ -213,7 +213,7 @@ class Client:
         partitions: set[TopicPartition],
         make: Callable[[list[TopicPartition]], Any],
         deadline: float,
-    ) -> Generator[Any]:
+    ) -> Generator[Any, None, None]:
         """Post to all leaders, then yield each response, or the OSError in its place."""
         until = self.try_until(deadline)
         under_way: deque[Posted] = deque()
