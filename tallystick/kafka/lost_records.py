@@ -12,7 +12,7 @@ from tallystick.errors import (
 )
 from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.topic_ids import topic_id_text
-from tallystick.source.losses import FAIL, LossPolicy
+from tallystick.source.losses import FAIL, KEEP, LossPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,21 @@ def truncated(cursor: Cursor, end: int) -> LogTruncatedError:
     )
 
 
-def removed(cursor: Cursor, servers: str) -> PartitionRemovedError:
+def removed(cursor: Cursor, servers: str, policy: LossPolicy) -> PartitionRemovedError:
     """The topic, or this partition of it, is not there."""
     split = cursor.split
-    return PartitionRemovedError(
+    found = (
         f"{_where(cursor)}, and topic {split.topic!r} has no partition {split.partition} at "
-        f"{servers}. Was it deleted, or is this another cluster? What was unread in it is gone. "
+        f"{servers}."
+    )
+    if policy.removed == KEEP:
+        return PartitionRemovedError(
+            f"{found} when.removed=keep holds positions between epochs, and this epoch was planned "
+            f"while the topic was there. Wait for it to come back and start the query again. "
+            f"{_accept('removed', 'drop')} to give up what was unread."
+        )
+    return PartitionRemovedError(
+        f"{found} Was it deleted, or is this another cluster? What was unread in it is gone. "
         f"{_accept('removed', 'drop')} to go on without it."
     )
 
@@ -58,14 +67,18 @@ def recreated(cursor: Cursor, found: UUID | None) -> TopicRecreatedError:
 
 
 def settle(cursor: Cursor, loss: DataLossError, policy: LossPolicy) -> None:
-    """Raise the loss, unless the policy accepts what it means: then the log tells of it."""
+    """Raise the loss, unless the policy accepts what it means: then the log tells of it.
+
+    An epoch that was planned, and is in the log, is not planned anew: so a task can hold no
+    position, and what is to be kept is raised.
+    """
     way = {
         RecordsExpiredError: policy.expired,
         PartitionRemovedError: policy.removed,
         TopicRecreatedError: policy.recreated,
         LogTruncatedError: policy.truncated,
     }[type(loss)]
-    if way == FAIL:
+    if way in (FAIL, KEEP):
         raise loss from None
     stop = cursor.split.stop_offset
     logger.warning(

@@ -120,7 +120,8 @@ class Turns:
                 self._lines.setdefault(nodes[cursor.partition], deque()).append(cursor)
             elif obstacle in ABSENT:
                 servers = client.config.bootstrap_servers
-                self._suspect(cursor, REMOVED, lost_records.removed(cursor, servers), obstacle)
+                loss_of_all = lost_records.removed(cursor, servers, self._policy)
+                self._suspect(cursor, REMOVED, loss_of_all, obstacle)
             else:
                 self._pause(cursor, obstacle)
 

@@ -511,7 +511,6 @@ LOSSES = [
     ("expired", LossPolicy(expired="skip"), range(8, 12), "offsets 0 to 8, 8 of them, had expired"),
     ("truncated", LossPolicy(truncated="resume"), range(4), "offsets 4 to 12, 8 of them, are give"),
     ("removed", LossPolicy(removed="drop"), range(0), "offsets 0 to 12, 12 of them, are given up"),
-    ("removed", LossPolicy(removed="keep"), range(0), "offsets 0 to 12, 12 of them, are given up"),
 ]
 
 
@@ -528,6 +527,20 @@ def test_an_accepted_loss_is_told_and_disturbs_no_other_split(
     assert sorted(found) == all_of(logs, 0) + [(1, offset) for offset in left]
     (message,) = (record.getMessage() for record in caplog.records)
     assert f"split orders-1[0,12): {told}" in message
+
+
+def test_a_split_of_a_planned_epoch_cannot_be_kept_for_later() -> None:
+    logs = Logs({0: 3, 1: 3})
+    splits = whole(logs)
+    with serving(logs) as broker:
+        lose_one(broker, logs, "removed")
+        with pytest.raises(PartitionRemovedError) as lost:
+            read(broker, splits, LossPolicy(removed="keep"))
+
+    assert "split orders-1[0,12): next to read is offset 0" in str(lost.value)
+    assert "when.removed=keep holds positions between epochs" in str(lost.value)
+    assert "come back" in str(lost.value)
+    assert "when.removed=drop" in str(lost.value)
 
 
 @pytest.mark.parametrize(
