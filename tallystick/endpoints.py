@@ -82,6 +82,7 @@ class KafkaSource:
     def to_options(self, pipeline: str) -> dict[str, str]:
         """The options of `readStream.format("tallystick")` that mean the same."""
         given = {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
             **self._what(),
             **self._where(),
             **_loss_options(self.losses),
@@ -93,7 +94,7 @@ class KafkaSource:
         }
         own = {name: str(value) for name, value in given.items() if value is not None}
         _refuse_twice(own, self.options)
-        return {"kafka.bootstrap.servers": self.bootstrap_servers, **own, **self.options}
+        return {**own, **self.options}
 
     def _what(self) -> dict[str, str | None]:
         if isinstance(self.topics, re.Pattern):
