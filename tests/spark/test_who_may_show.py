@@ -1,15 +1,25 @@
 """Positions in groups where clusters are down and drivers overlap; no Kafka, no Spark."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.group_offsets import GroupOffsets, SourceClient
+from tallystick.spark import listening
+from tallystick.spark.group_offsets import GroupOffsets, SourceClient, shown_in_transaction
+from tallystick.spark.listening import Run
 from tallystick.topic_partition import TopicPartition
 
 HERE = TopicPartition("t", 0)
+WAIT_S = 20.0
+run_ids = (f"run-{number}" for number in count())
 
 
 @dataclass
@@ -20,6 +30,13 @@ class FakeCluster:
     is_down: bool = False
     offset: int | None = None
     asked: int = 0
+    commits: list[int] = field(default_factory=list)
+    is_committing: Event = field(default_factory=Event)
+    has_committed: Event = field(default_factory=Event)
+    may_commit: Event = field(default_factory=Event)
+
+    def __post_init__(self) -> None:
+        self.may_commit.set()
 
 
 class FakeBroker:
@@ -43,7 +60,14 @@ class FakeBroker:
         """See `KafkaBroker`."""
         if self._cluster.is_down:
             raise BrokerUnavailableError("down")
+        self._cluster.is_committing.set()
+        assert self._cluster.may_commit.wait(WAIT_S)
         self._cluster.offset = offsets[HERE][0]
+        self._cluster.commits.append(self._cluster.offset)
+        self._cluster.has_committed.set()
+
+    def close(self) -> None:
+        """See `KafkaBroker`."""
 
 
 def groups_on(*clusters: FakeCluster) -> GroupOffsets:
@@ -77,3 +101,124 @@ def test_a_cluster_that_is_down_keeps_no_position_of_another_from_being_shown() 
     down.is_down = False
     assert groups.show(at(6, down, up))
     assert down.offset == 6
+
+
+@dataclass
+class Log:
+    """Spark's, of one query: batch N ends at offset 10 N."""
+
+    newest: int = 0
+    runs: list[Run] = field(default_factory=list)
+
+    def start(self, cluster: FakeCluster, *previous: Run) -> Run:
+        """A run of the query."""
+        groups = groups_on(cluster)
+        run = Run("query", "id", next(run_ids), cluster, groups, previous)
+        self.runs.append(run)
+        run.start()
+        return run
+
+    def tell(self, run: Run, batch_id: int) -> None:
+        """The run has committed a batch, and is told of it."""
+        self.newest = batch_id
+        run.tell(SimpleNamespace(batchId=batch_id, cluster=run._execution))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    log = Log()
+    monkeypatch.setattr(listening, "committed_batch", lambda _: log.newest)
+    monkeypatch.setattr(
+        listening,
+        "committed_sources",
+        lambda cluster, batch_id: (batch_id, at(10 * batch_id, cluster)),
+    )
+    monkeypatch.setattr(listening, "sources_of", lambda told: at(10 * told.batchId, told.cluster))
+    yield log
+    for run in log.runs:
+        run.end()
+        run.join(WAIT_S)
+
+
+def end(run: Run) -> None:
+    run.end()
+    run.join(WAIT_S)
+    assert not run.is_alive()
+
+
+@pytest.mark.parametrize(("in_kafka", "expected"), [(10, 20), (30, 30)], ids=["own", "anothers"])
+def test_a_batch_that_a_run_was_not_told_of_never_puts_its_group_back(
+    log: Log, in_kafka: int, expected: int
+) -> None:
+    """It may be of the driver that replaced this one, and has committed the next one already."""
+    cluster = FakeCluster("x", offset=0)
+    run = log.start(cluster)
+    log.tell(run, 1)
+    assert cluster.has_committed.wait(WAIT_S)
+
+    log.newest, cluster.offset = 2, in_kafka
+    end(run)
+
+    assert cluster.offset == expected
+
+
+def test_after_a_transaction_of_its_own_a_run_shows_nothing_on_that_cluster(log: Log) -> None:
+    cluster = FakeCluster("x", offset=0)
+    run = log.start(cluster)
+    shown_in_transaction(run._run_id, "x")
+
+    cluster.offset = 5  # by another's transaction
+    log.tell(run, 1)
+    log.newest = 2
+    end(run)
+
+    assert cluster.commits == []
+
+
+def test_a_run_waits_until_the_last_one_of_its_query_has_ended(log: Log) -> None:
+    cluster = FakeCluster("x", offset=0)
+    cluster.may_commit.clear()
+    old = log.start(cluster)
+    log.tell(old, 1)
+    assert cluster.is_committing.wait(WAIT_S)
+    asked = cluster.asked
+
+    new = log.start(cluster, old)
+    log.tell(new, 2)
+    new.end()
+    new.join(0.3)
+    assert cluster.asked == asked, "the new run went to Kafka while the old one was there"
+
+    cluster.may_commit.set()
+    end(old)
+    end(new)
+    assert cluster.commits == [10, 20]
+
+
+def test_a_run_that_does_not_end_is_replaced(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is not told of when its session was stopped."""
+    monkeypatch.setattr(listening, "PREVIOUS_WAIT_S", 0.0)
+    cluster = FakeCluster("x", offset=0)
+    old = log.start(cluster)
+    new = log.start(cluster, old)
+    log.tell(new, 2)
+    end(new)
+
+    log.tell(old, 1)
+    end(old)
+
+    assert cluster.commits == [20]
+
+
+def test_after_a_failure_kafka_is_asked_again_what_a_group_shows() -> None:
+    """A commit without an answer may have arrived."""
+    cluster = FakeCluster("x", offset=5)
+    groups = groups_on(cluster)
+    assert groups.show(at(5, cluster))
+
+    cluster.is_down = True
+    assert not groups.show(at(6, cluster))
+    cluster.is_down, cluster.offset = False, 4
+    assert groups.show(at(5, cluster))
+
+    assert cluster.offset == 5
