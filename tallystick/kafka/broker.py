@@ -121,26 +121,6 @@ class KafkaBroker:
 
         self._settle(make, group, offsets, for_show=for_show)
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """See `ports.Broker.commit_offsets`."""
-        if not offsets:
-            return
-        request_class = protocol.OffsetCommitRequest
-        topic_class = request_class.OffsetCommitRequestTopic
-        part_class = topic_class.OffsetCommitRequestPartition
-
-        def make(some: Offsets) -> Any:
-            return request_class(
-                group_id=group,
-                generation_id_or_member_epoch=-1,
-                member_id="",
-                group_instance_id=None,
-                topics=_offset_topics(topic_class, part_class, some),
-                max_version=8,
-            )
-
-        self._settle(make, group, offsets, for_show=True)
-
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
@@ -179,6 +159,26 @@ class KafkaBroker:
             return {}
 
     # --- what else the driver asks ------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Commit (offset, metadata) of a group without members, outside any transaction, for show."""
+        if not offsets:
+            return
+        request_class = protocol.OffsetCommitRequest
+        topic_class = request_class.OffsetCommitRequestTopic
+        part_class = topic_class.OffsetCommitRequestPartition
+
+        def make(some: Offsets) -> Any:
+            return request_class(
+                group_id=group,
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=_offset_topics(topic_class, part_class, some),
+                max_version=8,
+            )
+
+        self._settle(make, group, offsets, for_show=True)
 
     @property
     def transaction_version(self) -> int:

@@ -85,6 +85,11 @@ class Connection:
             return False
         return time.monotonic() > self._expires_at
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is under way, behind which the next one would have to wait."""
+        return bool(self._in_flight)
+
     def post(self, request: Any, deadline: float) -> int:
         """Send a request; several may be under way. Returns what `wait` wants to know."""
         protocol.set_version(request, self._versions, self.name)

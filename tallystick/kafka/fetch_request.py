@@ -36,9 +36,10 @@ _LENGTH_MIN = 49
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request under way: for whom, and as what their topics were named."""
+    """A request under way: until when, for whom, and as what their topics were named."""
 
     posted: Posted
+    until: float
     version: int
     cursors: Sequence[Cursor]
     topic_ids: Mapping[str, UUID | None]

@@ -58,11 +58,20 @@ class Network:
         return node in self._addresses
 
     def candidates(self) -> list[int]:
-        """Whom to ask what any broker can answer: trusted first, then suspects; bootstrap last."""
+        """Whom to ask what any broker can answer: trusted first, then suspects.
+
+        Among these, first who has nothing else to answer, and the bootstrap servers last.
+        """
         now = time.monotonic()
         nodes = [*self._alive, *self._bootstrap]
         random.shuffle(nodes)
-        return sorted(nodes, key=lambda node: (self._suspect_until.get(node, 0.0) > now, node < 0))
+
+        def rank(node: int) -> tuple[bool, bool, bool]:
+            connection = self._connections.get(node)
+            is_busy = connection is not None and connection.is_busy
+            return self._suspect_until.get(node, 0.0) > now, is_busy, node < 0
+
+        return sorted(nodes, key=rank)
 
     def post(self, node: int, request: Any, deadline: float) -> Posted:
         """Send a request; connects first when there is no connection.
@@ -97,20 +106,20 @@ class Network:
         """Nobody will wait for this answer."""
         posted.connection.discard(posted.correlation_id)
 
-    def first(self, posted: Sequence[Posted], deadline: float) -> Posted:
-        """Which of these is answered, or fails, first; any when none is until the deadline."""
-        if len(posted) == 1:
-            return posted[0]
+    def answered(self, posted: Sequence[Posted], deadline: float) -> list[Posted]:
+        """Those whose answer begins to come, or never will; none when none is until the deadline."""
+        ready = [
+            each
+            for each in posted
+            if each.connection.fileno() < 0 or each.connection.has_input(each.correlation_id)
+        ]
         poll = select.poll()
-        by_number: dict[int, Posted] = {}
-        for each in posted:
-            number = each.connection.fileno()
-            if number < 0 or each.connection.has_input(each.correlation_id):
-                return each
-            by_number[number] = each
+        by_number = {each.connection.fileno(): each for each in posted if each not in ready}
+        for number in by_number:
             poll.register(number, select.POLLIN)
-        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        return by_number[ready[0][0]] if ready else posted[0]
+        patience_s = 0.0 if ready else max(0.0, deadline - time.monotonic())
+        ready += [by_number[number] for number, _ in poll.poll(patience_s * 1000)]
+        return ready
 
     def ask(self, node: int, request: Any, deadline: float) -> Any:
         """Send a request and wait for the answer."""

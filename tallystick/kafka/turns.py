@@ -146,7 +146,7 @@ class Turns:
         except OSError as error:
             self._strand(node, cursors, error)
         else:
-            self._under_way[node] = Asked(posted, request.API_VERSION, cursors, topic_ids)
+            self._under_way[node] = Asked(posted, until, request.API_VERSION, cursors, topic_ids)
 
     def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
         """By topic, the id to ask with: the shown one (NO_ID: it has none), else a split's own."""
@@ -167,14 +167,20 @@ class Turns:
 
     def _next_answer(self) -> list[Part]:
         network = self._client.network
-        cursors = [cursor for asked in self._under_way.values() for cursor in asked.cursors]
-        until = self._client.try_until(self._deadline(cursors))
-        posted = network.first([asked.posted for asked in self._under_way.values()], until)
-        asked = self._under_way.pop(posted.node)
+        oldest = min(self._under_way.values(), key=lambda asked: asked.until)
+        posted = [asked.posted for asked in self._under_way.values()]
+        answered = network.answered(posted, oldest.until)
+        overdue = not answered or oldest.until <= time.monotonic()
+        if overdue and oldest.posted not in answered:
+            answered = [oldest.posted]  # a silent one, which must not hide behind the others
+            until = oldest.until
+        else:  # however late: nobody may have looked
+            until = self._client.deadline(self._client.config.request_timeout_ms)
+        asked = self._under_way.pop(answered[0].node)
         try:
-            response = network.wait(posted, until)
+            response = network.wait(asked.posted, until)
         except OSError as error:
-            self._strand(posted.node, asked.cursors, error)
+            self._strand(asked.posted.node, asked.cursors, error)
             return []
         return self._sort(asked, response)
 

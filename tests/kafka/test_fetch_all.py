@@ -302,6 +302,58 @@ def test_one_leader_that_hangs_does_not_hold_up_the_other() -> None:
         found.close()
 
 
+def test_a_leader_that_hangs_is_noticed_while_the_other_keeps_answering() -> None:
+    logs = Logs({0: 40, 1: 2})
+    with serving(logs) as quick, serving(logs) as hanging:
+        quick.nodes = hanging.nodes = [quick, hanging]
+
+        def tell(request: Any) -> Any:
+            response = quick.tell_metadata(request)
+            for topic in response.topics:
+                topic.partitions[1].leader_id = int(not hanging.asked("Fetch"))
+            return response
+
+        def slow(request: Any) -> Any:
+            time.sleep(0.05)
+            return logs.fetch(request)
+
+        quick.handlers |= {"Metadata": tell, "Fetch": slow}
+        hanging.handlers |= {"Metadata": tell, "Fetch": lambda request: SILENCE}
+        found = read(quick, whole(logs))
+
+    assert sorted(found) == all_of(logs, 0, 1)
+    assert found.index((1, 0)) < found.index((0, 80)), "half of the other, which takes 2 s"
+
+
+def test_a_look_up_does_not_wait_behind_a_fetch() -> None:
+    logs = Logs({0: 2})
+    with serving(logs) as broker:
+        client = Client(broker.config(request_timeout_ms="2000"))
+        broker.handlers["Fetch"] = lambda request: time.sleep(0.5) or logs.fetch(request)
+        client.metadata(["orders"])
+        reading = turns.Turns(client, whole(logs), LENIENT, 1 << 20, "read_committed")
+        reading._ask()
+        began = time.monotonic()
+        for _ in range(3):
+            client.metadata(["orders"])
+
+        assert time.monotonic() - began < 0.4
+        reading.close()
+
+
+def test_an_answer_that_came_while_nobody_looked_is_taken() -> None:
+    logs = Logs({0: 3, 1: 3})
+    with serving(logs) as broker:
+        client = Client(broker.config(request_timeout_ms="200"))
+        offsets: Counter[int] = Counter()
+        for split, batch in fetch_all(client, whole(logs)):
+            offsets[split.partition] += len(batch)
+            time.sleep(0.3)
+
+        assert offsets == {0: 12, 1: 12}
+        assert not client.obstacles
+
+
 def test_damage_is_told_and_not_waited_for() -> None:
     logs = Logs({0: 2})
     logs.batches[0][0] = logs.batches[0][0][:8] + b"\0\0\0\1" + logs.batches[0][0][12:]
