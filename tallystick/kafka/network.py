@@ -107,7 +107,7 @@ class Network:
         posted.connection.discard(posted.correlation_id)
 
     def answered(self, posted: Sequence[Posted], deadline: float) -> list[Posted]:
-        """Those whose answer begins to come, or never will; none when none is until the deadline."""
+        """Those whose answer begins to come, or never will; none when the deadline came first."""
         ready = [
             each
             for each in posted
