@@ -49,10 +49,6 @@ class Broker(Protocol):
         """
         ...
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Commit offsets of a group without members, outside any transaction, for show."""
-        ...
-
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:

@@ -161,7 +161,7 @@ class KafkaBroker:
     # --- what else the driver asks ------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit (offset, metadata) of a group without members, outside any transaction, for show."""
+        """Commit (offset, metadata) of a group without members, in no transaction, for show."""
         if not offsets:
             return
         request_class = protocol.OffsetCommitRequest

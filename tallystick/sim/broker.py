@@ -68,7 +68,7 @@ class SimulatedBroker:
         self._send("stage_offsets", lambda: self._cluster.stage(producer, group, offsets))
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """See `ports.Broker.commit_offsets`."""
+        """Outside any transaction: no driver does it, but broken ones of the tests do."""
         found = {(group, partition): what for partition, what in offsets.items()}
         self._send("commit_offsets", lambda: self._cluster.offsets.update(found))
 
