@@ -28,6 +28,8 @@ LOOKUP_TIMEOUT_S = 3.0
 """How long one broker may take for a look-up that any other could answer as well."""
 NOBODY = -1
 """The leader of a partition that exists and has none."""
+NO_EPOCH = -1
+"""A leader that is asked with it does not check whether it still is the one that is meant."""
 COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 
 
@@ -79,6 +81,8 @@ class Client:
         self.obstacles: Counter[str] = Counter()
         self.cluster_id = ""
         self._leaders: dict[TopicPartition, int] = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}
+        """Who is asked with its epoch, and was deposed, says so in place of an answer (KIP-320)."""
         self._coordinators: dict[Coordinator, int] = {}
 
     def close(self) -> None:
@@ -295,6 +299,7 @@ class Client:
             partition = TopicPartition(topic.name, part.partition_index)
             known = self.network.knows(part.leader_id)
             self._leaders[partition] = part.leader_id if known else NOBODY
+            self.leader_epochs[partition] = part.leader_epoch
 
     def _subject(self, target: Target) -> str:
         if isinstance(target, Coordinator):

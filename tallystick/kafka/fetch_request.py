@@ -12,6 +12,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from tallystick.kafka import protocol
+from tallystick.kafka.client import NO_EPOCH
 from tallystick.kafka.compression import Buffer
 from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.network import Posted
@@ -76,6 +77,7 @@ def take_turn(queue: deque[Cursor]) -> list[Cursor]:
 def fetch_request(
     cursors: Sequence[Cursor],
     topic_ids: Mapping[str, UUID | None],
+    leader_epochs: Mapping[TopicPartition, int],
     max_bytes: int,
     isolation: Isolation,
 ) -> Any:
@@ -91,6 +93,7 @@ def fetch_request(
         topics[name].partitions.append(
             topic_class.FetchPartition(
                 partition=cursor.split.partition,
+                current_leader_epoch=leader_epochs.get(cursor.partition, NO_EPOCH),
                 fetch_offset=cursor.position,
                 partition_max_bytes=share,
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tallystick.kafka import protocol
-from tallystick.kafka.client import Client
+from tallystick.kafka.client import NO_EPOCH, Client
 from tallystick.kafka.partitions import by_topic, partitions_of
 from tallystick.topic_partition import TopicPartition
 
@@ -74,8 +74,12 @@ def _ask(
     part_class = topic_class.ListOffsetsPartition
 
     def part(topic: str, index: int) -> Any:
-        at = times[TopicPartition(topic, index)]
-        return part_class(partition_index=index, current_leader_epoch=-1, timestamp=at)
+        partition = TopicPartition(topic, index)
+        return part_class(
+            partition_index=index,
+            current_leader_epoch=client.leader_epochs.get(partition, NO_EPOCH),
+            timestamp=times[partition],
+        )
 
     def make(asked: list[TopicPartition]) -> Any:
         return protocol.ListOffsetsRequest(

@@ -139,7 +139,8 @@ class Turns:
                 self._homeless.append(cursor)
         if not cursors:
             return
-        request = fetch_request(cursors, topic_ids, self._max_bytes, self._isolation)
+        epochs = self._client.leader_epochs
+        request = fetch_request(cursors, topic_ids, epochs, self._max_bytes, self._isolation)
         until = self._client.try_until(self._deadline(cursors))
         try:
             posted = self._client.network.post(node, request, until)

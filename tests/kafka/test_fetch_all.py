@@ -680,6 +680,28 @@ def test_a_leader_that_was_deposed_and_does_not_know_is_not_believed(start: int)
     assert found == [(0, offset) for offset in range(start, 16)]
 
 
+def test_a_leader_is_asked_with_its_epoch_and_looked_up_when_it_knows_another() -> None:
+    logs = Logs({0: 2})
+    epochs = itertools.count(5)
+    with serving(logs) as broker:
+
+        def tell(request: Any) -> Any:
+            response = broker.tell_metadata(request)
+            for topic in response.topics:
+                topic.partitions[0].leader_epoch = next(epochs)
+            return response
+
+        broker.handlers["Metadata"] = tell
+        logs.errors[0] = ["UnknownLeaderEpoch", "FencedLeaderEpoch", "OffsetOutOfRange"]
+
+        assert read(broker, whole(logs)) == all_of(logs, 0)
+        asked = [each.topics[0].partitions[0] for each in broker.asked("Fetch")]
+        listed = [each.topics[0].partitions[0] for each in broker.asked("ListOffsets")]
+
+    assert [each.current_leader_epoch for each in asked] == [5, 6, 7, 8, 8]
+    assert [each.current_leader_epoch for each in listed] == [7, 7]
+
+
 def test_a_position_that_is_within_its_log_after_all_is_tried_again() -> None:
     logs = Logs({0: 2})
     logs.errors[0] = [None, "OffsetOutOfRange", "OffsetOutOfRange"]
