@@ -159,10 +159,8 @@ class _Block:
         # A block_size beyond the text keeps it whole: Arrow would convert each block on its own.
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=int(stop - start) + 1)
         lines = pa.BufferReader(self._text.slice(start, stop - start))
-        if end - begin == 1:  # the same parser, and a fifth of the time for a malformed record
-            table = pyarrow.json.open_json(lines, options, self._parse_options).read_all()
-        else:
-            table = pyarrow.json.read_json(lines, options, self._parse_options)
+        # The same as read_json, but a malformed record alone costs a fifth of the time.
+        table = pyarrow.json.open_json(lines, options, self._parse_options).read_all()
         if table.num_rows != end - begin:
             raise pa.ArrowInvalid("it holds more than one JSON document")
         arrays = [

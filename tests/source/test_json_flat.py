@@ -1,5 +1,6 @@
 """The kernel for flat schemas against Arrow's parser: whoever reads a record, it is the same."""
 
+import datetime
 import json
 import math
 from typing import Any
@@ -85,21 +86,18 @@ STRINGS = st.one_of(
     ),
     st.sampled_from(ODD_STRINGS),
 )
-DATES = st.one_of(
-    st.dates().map(lambda day: day.isoformat()),
-    st.sampled_from(
-        """0000-01-01 0000-02-29 0001-01-01 1900-02-29 2000-02-29 2023-02-29 9999-12-31
-        2024-00-10 2024-13-10 2024-04-31 2024-12-00 2024-12-32 2024-1-1 20240101 2024/01/01
-        2024-01-0a -024-01-01 2024-01-011 2024-01""".split()  # noqa: SIM905
-    ),
+ODD_DATES = """0000-01-01 0000-02-29 0001-01-01 1900-02-29 2000-02-29 2023-02-29 9999-12-31
+    1600-03-01 2024-00-10 2024-13-10 2024-04-31 2024-12-00 2024-12-32 2024-1-1 20240101 2024/01/01
+    2024-01/01 2024-01-0a -024-01-01 2024-01-011 2024-01 2024-02-30 2024-06-31 2100-02-29""".split()  # noqa: SIM905
+ODD_TIMES = """24:00:00 23:60:00 23:59:60 1:00:00 12 12:30 12:30:1 12:30:00. 12:30:00.1 12:30:00.12x
+    12:30:00.123456 12:30:00.1234567 12-30-00 12:30-00 12:30:0a 00:00:00 23:59:59.999999""".split()  # noqa: SIM905
+ZONES = ["", "Z", "z", "+02:00", "-0130", "+25:00", " Z", "ZZ"]
+DATES = st.dates().map(lambda day: day.isoformat()) | st.sampled_from(ODD_DATES)
+TIMES = st.times().map(lambda time: time.isoformat()) | st.sampled_from(ODD_TIMES)
+BETWEEN = ["T", " ", "t", "_", "  "]
+MOMENTS = st.builds(
+    "{}{}{}{}".format, DATES, st.sampled_from(BETWEEN), TIMES, st.sampled_from(ZONES)
 )
-TIMES = st.one_of(
-    st.times().map(lambda time: time.isoformat()),
-    st.sampled_from("""24:00:00 23:60:00 23:59:60 1:00:00 12 12:30 12:30:1 12:30:00. 12:30:00.1
-        12:30:00.123456 12:30:00.1234567 12-30-00 12:30:0a""".split()),  # noqa: SIM905
-)  # fmt: skip
-ZONES = st.sampled_from(["", "", "Z", "z", "+02:00", "-0130", "+25:00", " Z", "ZZ"])
-MOMENTS = st.builds("{}{}{}{}".format, DATES, st.sampled_from("T T  t_"), TIMES, ZONES)
 QUOTED_DATES = (DATES | MOMENTS).map('"{}"'.format)
 LITERALS = st.sampled_from(["true", "false", "null", "True", "nul", "nulll", "truefalse"])
 SCALARS = NUMBERS | STRINGS | QUOTED_DATES | LITERALS
@@ -190,6 +188,14 @@ def test_every_record_is_what_arrow_makes_of_it(case):
 def test_every_number_is_what_arrow_makes_of_it(texts):
     for kind in (*FLOATS, *INTEGERS):
         check_same([b'{"a":' + text.encode() + b"}" for text in texts], pa.schema([("a", kind)]))
+
+
+def test_every_date_and_time_is_what_arrow_makes_of_it():
+    days = [datetime.date.fromordinal(day).isoformat() for day in range(1, 3652059, 2999)]
+    times = [f"2024-02-29{b}{time}{zone}" for b in BETWEEN for time in ODD_TIMES for zone in ZONES]
+    for kind in (pa.date32(), MICROS, pa.timestamp("us")):
+        texts = [*days, *ODD_DATES, *(f"{day}T01:02:03" for day in ODD_DATES), *times]
+        check_same([b'{"a":"%s"}' % text.encode() for text in texts], pa.schema([("a", kind)]))
 
 
 @settings(max_examples=300, deadline=None)
