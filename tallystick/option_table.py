@@ -110,7 +110,7 @@ OPTIONS = (
     Option("when.expired", choices(*losses.ON_EXPIRED), "fail",
            "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
     Option("when.removed", choices(*losses.ON_REMOVED), "fail",
-           "A topic is gone. `drop`: go on without it; `keep`: hold its position for `when.removed.keep.ms` in case it comes back, then drop it.", "drop", _WORLD),
+           "A topic is gone. `drop`: go on without it; `keep`: hold its position between epochs for `when.removed.keep.ms` in case it comes back, then drop it; an epoch that was planned before fails.", "drop", _WORLD),
     Option("when.removed.keep.ms", "ms", str(losses.KEEP_MS), "See `when.removed`.", "60000", _WORLD),
     Option("when.recreated", choices(*losses.ON_RECREATED), "fail",
            "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),

@@ -28,7 +28,8 @@ class LossPolicy:
 
     Args:
         expired: `fail`, or `skip`: go on at the first record that is left.
-        removed: `fail`; `keep`: hold the position for `keep_ms`, then drop it; `drop`: at once.
+        removed: `fail`; `keep`: hold the position between epochs for `keep_ms`, then drop it (an
+            epoch that was planned before fails); `drop`: at once.
         recreated: `fail`, or `restart`: give up what was unread in the old topic, and read the new
             one from its beginning.
         truncated: `fail`, or `resume`: go on at the new end of the log.
