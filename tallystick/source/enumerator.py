@@ -85,7 +85,7 @@ class Enumerator:
         """
         self._state = offsets
         self._new_starts = {}
-        self._new = self._compare()
+        self._compare()
 
     def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
         """The topics as they are now: all, or all that the subscription names.
@@ -100,10 +100,7 @@ class Enumerator:
             if self._subscription.partitions(topic, facts.partition_count)
         }
         self._found_at_ms = now_ms
-        self._new = self._compare()
-        logged = {} if self._state is None else self._state.gone
-        before = {**logged, **self._missed_since}
-        self._missed_since = {topic: before.get(topic, now_ms) for topic in self._removed()}
+        self._compare()
         self._check_removed()
         self._check_recreated()
 
@@ -151,8 +148,7 @@ class Enumerator:
     @property
     def missed(self) -> frozenset[str]:
         """Topics whose positions are kept though they were not found."""
-        kept = {partition.topic for partition in self._known().positions}
-        return frozenset(self._missed_since.keys() & kept)
+        return frozenset(self._missed_since)
 
     @property
     def suspicious(self) -> list[TopicPartition]:
@@ -184,10 +180,13 @@ class Enumerator:
             offset_count_max: how many offsets it may span; None: all that are there.
 
         Raises:
+            TopicRecreatedError, PartitionRemovedError: as `discovered`, where that was asked before
+                the positions were known.
             LogTruncatedError: a log ends before its position, and that is not accepted.
         """
-        state = self._known()
-        draft = _Draft(state)
+        draft = _Draft(self._known())
+        self._check_removed()
+        self._check_recreated()
         self._leave_removed(draft)
         self._replace_recreated(draft)
         for partition in sorted(self._new):
@@ -204,7 +203,14 @@ class Enumerator:
             raise BrokenInvariantError("the enumerator was asked to plan before it was restored")
         return self._state
 
-    def _compare(self) -> list[TopicPartition]:
+    def _compare(self) -> None:
+        """Work out anew what is new and what is missed; whichever of the two sides has changed."""
+        logged = {} if self._state is None else self._state.gone
+        before = {**logged, **self._missed_since}
+        self._missed_since = {t: before.get(t, self._found_at_ms) for t in self._removed()}
+        self._new = self._without_position()
+
+    def _without_position(self) -> list[TopicPartition]:
         """Partitions that were found and have no position; none of a bounded stream's."""
         if self._state is not None and self._state.stops is not None:
             return []
@@ -292,10 +298,7 @@ class Enumerator:
 
     def _leave_removed(self, draft: "_Draft") -> None:
         draft.gone = dict(self._missed_since)
-        read = {partition.topic for partition in draft.positions}
         for topic, since in sorted(self._missed_since.items()):
-            if topic not in read:
-                continue  # dropped by an epoch since the last look
             is_over = self._found_at_ms - since >= self._policy.keep_ms
             if self._policy.removed == DROP or (self._policy.removed == KEEP and is_over):
                 draft.note(f"topic {topic!r} is gone; dropped {self._positions_text(topic)}")

@@ -284,6 +284,21 @@ def test_the_starts_of_a_new_query_are_forgotten_where_it_goes_on_from_a_log():
     assert enumerator.unresolved == [T1]
 
 
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [(topics(t=(1, "another")), TopicRecreatedError), ({}, PartitionRemovedError)],
+    ids=["re-created", "removed"],
+)
+def test_the_policy_holds_also_when_topics_were_seen_before_the_log(found, error):
+    """So it is when Spark runs the very first epoch again."""
+    enumerator = Enumerator(READ_T, STOP)
+    enumerator.discovered(found, now_ms=1)
+    enumerator.restored(SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"}))
+
+    with pytest.raises(error):
+        planned(enumerator, {T0: 9})
+
+
 def test_a_truncated_log_stops_the_query_or_is_resumed_at_its_new_end():
     stored = SourceOffsets("c", "g", {T0: 50}, topic_ids={"t": "id-t"})
 
