@@ -17,13 +17,12 @@ import pyarrow as pa
 
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetch_request import Isolation, Part
-from tallystick.kafka.offsets import earliest_offset
 from tallystick.kafka.records import decode_pieces
 from tallystick.kafka.turns import Turns
 from tallystick.source.losses import LossPolicy
 from tallystick.source.split import SplitRange
 
-__all__ = ["Isolation", "earliest_offset", "fetch", "fetch_all"]
+__all__ = ["Isolation", "fetch", "fetch_all"]
 
 FETCH_BYTES_MAX = 8 << 20
 """How much one answer may hold; a larger record comes all the same (KIP-74)."""

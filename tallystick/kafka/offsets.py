@@ -6,10 +6,19 @@ from typing import Any
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, Client
 from tallystick.kafka.partitions import by_topic, partitions_of
+from tallystick.source.bounds import EARLIEST, LATEST
 from tallystick.topic_partition import TopicPartition
 
-EARLIEST = -2
-LATEST = -1
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
+    "earliest_offset",
+    "list_offsets",
+    "offsets_for_times",
+]
+
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 

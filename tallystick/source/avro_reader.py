@@ -25,7 +25,7 @@ from tallystick.source import avro_kernels as k
 from tallystick.source.avro_columns import Int64Array, decode
 from tallystick.source.avro_plan import Plan, make_plan
 from tallystick.source.avro_schema import SchemaError, SchemaSource, SchemaTexts, parse_schema
-from tallystick.source.parsed import Parsed, Where, check_names, malformed_error
+from tallystick.source.parsed import Parsed, Where, check_names, malformed_error, nulls
 from tallystick.spans import Spans, spans_of
 
 BATCH_BYTES_MAX = 1 << 30
@@ -87,7 +87,7 @@ class AvroReader:
                 row = int(problems[0])
                 raise malformed_error(values, row, EXPECTED, batch.reason(row), where(row))
             reasons.update({int(row): batch.reason(row) for row in problems})
-        table = pa.concat_batches(columns) if columns else _nulls(self.schema, 0)
+        table = pa.concat_batches(columns) if columns else nulls(self.schema, 0)
         if not reasons or mode == PERMISSIVE:
             return Parsed(table, None, reasons)
         kept = np.ones(len(values), np.bool_)
@@ -194,7 +194,7 @@ class _Batch:
     ) -> pa.RecordBatch:
         count = len(self._verdicts)
         if not parts:
-            return _nulls(self._reader.schema, count)
+            return nulls(self._reader.schema, count)
         if len(order) == 1 and len(order[0]) == count:
             return parts[0]
         places = np.zeros(count, np.int64)
@@ -254,11 +254,6 @@ def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, found: int) -> 
         return f"{found} bytes are left over after the last field of schema {schema_id}"
     what = _BODY_REASONS[code](found)
     return f"field {plan.paths[pc]!r} of schema {schema_id}: {what}"
-
-
-def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
-    arrays = [pa.nulls(row_count, each.type) for each in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:

@@ -43,7 +43,7 @@ from tallystick.json_kernels import (
 )
 from tallystick.source.json_flat import FlatColumns, flat_of
 from tallystick.source.json_token_kernels import SUSPECT, UNSURE
-from tallystick.source.parsed import Parsed, Where, check_names, malformed_error
+from tallystick.source.parsed import Parsed, Where, check_names, malformed_error, nulls
 from tallystick.spans import Spans, spans_of
 
 BLOCK_BYTES_MAX = 64 << 20
@@ -120,7 +120,7 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
             raise _malformed(values, first + row, wrong[row], where)
         reasons.update((first + row, wrong[row]) for row in sorted(wrong))
         batches.append(batch)
-    columns = _concatenated(batches) if batches else _nulls(schema, 0)
+    columns = _concatenated(batches) if batches else nulls(schema, 0)
     if not reasons or mode == PERMISSIVE:
         return Parsed(columns, None, reasons)
     kept = np.delete(np.arange(len(values)), list(reasons))
@@ -187,7 +187,7 @@ class _Block:
                     wrong[row] = outcome
                     if first_only:
                         break
-                    outcome = _nulls(self.schema, 1)
+                    outcome = nulls(self.schema, 1)
                 batches.append((row, outcome))
         for row in range(together, self.row_count):
             if row not in wrong:
@@ -259,7 +259,7 @@ def _read(
     columns = FlatColumns(schema, flat, spans) if flat else None
     if columns is None or columns.is_unsure:
         found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
-        return _concatenated([batch for _, batch in found]) if found else _nulls(schema, 0), wrong
+        return _concatenated([batch for _, batch in found]) if found else nulls(schema, 0), wrong
     unsure, suspects = columns.rows_of(UNSURE), columns.rows_of(SUSPECT)
     rows = np.concatenate([unsure, suspects])
     if not rows.size:
@@ -279,11 +279,6 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _reason(problem: pa.ArrowInvalid) -> str:
     """What is wrong with a record that was parsed alone."""
     return str(problem).partition("\n")[0].removesuffix(" in row 0")
-
-
-def _nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
-    arrays = [pa.nulls(row_count, field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _malformed(values: pa.Array, row: int, reason: str, where: Where) -> RecordError:

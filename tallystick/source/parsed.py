@@ -94,3 +94,9 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
             raise OptionError(
                 f"{path} names field {name!r} twice: {form} tells fields by their name"
             )
+
+
+def nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
+    """Rows of nulls: what a tombstone is, and in mode permissive a malformed record."""
+    arrays = [pa.nulls(row_count, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.cluster import METADATA_LAG_MAX_S
 from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
 from tallystick.options import SourceOptions
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets
@@ -34,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 MISSED_INTERVAL_MS = 30_000
 """How often to look for a topic whose position is kept, at least."""
-ABSENT_AFTER_S = 2.0
-"""How long Kafka has to deny a partition until it counts as absent: brokers learn with a delay."""
 
 
 class StreamPlanner:
@@ -233,7 +232,7 @@ class StreamPlanner:
         self._enumerator.ended(self._ends)
 
     def _list_offsets(self, partitions: list[TopicPartition], at: int) -> dict[TopicPartition, int]:
-        return self._broker.list_offsets(partitions, at, absent_after_s=ABSENT_AFTER_S)
+        return self._broker.list_offsets(partitions, at, absent_after_s=METADATA_LAG_MAX_S)
 
     def _is_ripe(self, plan: Plan) -> bool:
         """Whether the epoch is worth its cost; one that changes more than positions always is."""

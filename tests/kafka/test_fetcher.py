@@ -19,8 +19,8 @@ from tallystick.errors import (
 )
 from tallystick.kafka import turns
 from tallystick.kafka.client import Client
-from tallystick.kafka.fetcher import earliest_offset, fetch
-from tallystick.kafka.offsets import EARLIEST
+from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.offsets import EARLIEST, earliest_offset
 from tallystick.kafka.records import encode, stamp
 from tallystick.sink.transaction import Producer
 from tallystick.source.split import SplitRange
