@@ -122,8 +122,8 @@ class Driver:
                 return c.ProducerFenced(self._broker.fence(self._target.transactional_id, current))
             case c.ReadCommitted():
                 return c.CommittedRead(self._read_committed())
-            case c.RunEpoch(checkpoint_id, producer):
-                return c.EpochRan(engine.run_epoch(checkpoint_id, producer))
+            case c.RunEpoch(checkpoint_id, producer, state):
+                return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
             case c.WriteManifest(manifest):
                 path = m.manifest_path(manifest, self._clock.nonce())
                 self._storage.put(path, manifest.encode())

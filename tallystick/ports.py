@@ -7,10 +7,15 @@ What a port raises is part of it:
     anything else         final
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
 
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.state.handles import StepState, Version
+from tallystick.state.key_groups import KeyGroupRange
 from tallystick.topic_partition import TopicPartition
 
 
@@ -85,7 +90,10 @@ class Broker(Protocol):
 
 
 class Storage(Protocol):
-    """The checkpoint location: a write is durable, and whole, once `put` returns."""
+    """The checkpoint location: a write is durable, and whole, once `put` returns.
+
+    A path is relative to the location, or a whole URI (of a file that a savepoint refers to).
+    """
 
     @property
     def location(self) -> str:
@@ -100,18 +108,83 @@ class Storage(Protocol):
         """Read a whole file; None if there is none."""
         ...
 
+    def get_range(self, path: str, offset: int, length: int) -> bytes | None:
+        """Read `length` bytes from `offset` on, fewer where the file ends; None if there is none.
+
+        A negative offset counts from the end of the file.
+        """
+        ...
+
     def names(self, folder: str) -> list[str]:
         """The paths of the files in a folder, sorted; empty if there is no such folder."""
         ...
+
+    def delete(self, path: str) -> None:
+        """Remove a file; nothing happens if there is none."""
+        ...
+
+
+class StateView(Protocol):
+    """A committed state as it stands, whatever is applied to the store meanwhile."""
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The value of each key, null where there is none; quickest where keys are sorted."""
+        ...
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with first <= key < end, in the order of their keys."""
+        ...
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """All entries of the key groups as (key, value) columns, in the order of their keys."""
+        ...
+
+
+class StateStore(Protocol):
+    """A copy of the state of one key-group range, on the worker's host: committed epochs only.
+
+    Nothing in it is needed: what is missing comes from the checkpoint's files.
+    """
+
+    def version(self) -> Version | None:
+        """What it holds; None if it is empty, or was left in the middle of a change."""
+        ...
+
+    def apply(
+        self,
+        expected: Version | None,
+        version: Version,
+        steps: Iterable["KeyGroupRange | pa.RecordBatch"],
+    ) -> bool:
+        """Bring it from one version to another: a range clears, a (key, value | null) batch sets.
+
+        Either all of it counts or the store has no version. False, and nothing done, where it is
+        not at `expected`: another process was faster.
+        """
+        ...
+
+    def view(self, version: Version | None) -> AbstractContextManager[StateView | None]:
+        """Its content at this version; None where it is not at it any more."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """What an epoch left: rows in the open transaction, and files of state; neither counts yet."""
+
+    produced: tuple[ProducedRange, ...]
+    state: tuple[StepState, ...] = ()
 
 
 class Engine(Protocol):
     """What runs the data part of an epoch: Spark, on one micro-batch."""
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         """Read, transform and write all of the epoch into the producer's open transaction.
 
-        Returns after every task has reported, and so has stopped writing.
+        Goes on from the committed `state`. Returns after every task has reported, and so has
+        stopped writing.
         """
         ...
 

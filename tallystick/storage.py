@@ -75,6 +75,38 @@ class FileStorage:
                 f"checkpoint {self._location}: reading {path} failed: {error}"
             ) from error
 
+    def get_range(self, path: str, offset: int, length: int) -> bytes | None:
+        """Read a part of a file; None if there is none. See `ports.Storage.get_range`."""
+        try:
+            files, whole = self._place(path)
+            with files.open_input_file(whole) as file:
+                size = file.size()
+                start = offset if offset >= 0 else max(0, size + offset)
+                return bytes(file.read_at(max(0, min(length, size - start)), min(start, size)))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: reading {length} bytes of {path} failed: {error}"
+            ) from error
+
+    def delete(self, path: str) -> None:
+        """Remove a file; nothing happens if there is none."""
+        try:
+            files, whole = self._place(path)
+            files.delete_file(whole)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: removing {path} failed: {error}"
+            ) from error
+
+    def _place(self, path: str) -> tuple[fs.FileSystem, str]:
+        if self._local is not None:
+            return fs.LocalFileSystem(), str(self._local / path)
+        return self._files, f"{self._root}/{path}"
+
     def names(self, folder: str) -> list[str]:
         """The paths of the files in a folder, sorted; empty if there is no such folder."""
         try:

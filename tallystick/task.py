@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
-from tallystick.exchange import Frame, grouped, last_frames, target_of
+from tallystick.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
 from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -234,13 +234,14 @@ class EncodePlan:
 class Report:
     """What a writing task did: the ranges that it wrote, or why the epoch must be given up.
 
-    `attempts` are the (source, attempt) pairs whose rows it got; see `exchange`.
+    `attempts` are those whose rows it got, `notes` what they told; see `exchange`.
     """
 
     produced: tuple[ProducedRange, ...] = ()
     error: str = ""
     message: str = ""
-    attempts: tuple[tuple[int, int], ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_error(self) -> TallystickError | None:
         """The error that the task met, if it met one."""
@@ -258,17 +259,21 @@ class Report:
         """Read back what `to_json` made."""
         fields = json.loads(text)
         produced = tuple(ProducedRange(**written) for written in fields["produced"])
-        attempts = tuple((source, attempt) for source, attempt in fields["attempts"])
-        return cls(produced, fields["error"], fields["message"], attempts)
+        attempts = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+        return cls(produced, fields["error"], fields["message"], attempts, tuple(fields["notes"]))
 
 
 @dataclass(frozen=True)
 class WritePlan:
-    """How a task writes its frames into the open transaction."""
+    """How a task writes its frames into the open transaction.
+
+    `stage` is that of the tasks whose frames it gets.
+    """
 
     config: KafkaConfig
     producer: Producer
     transaction_version: int
+    stage: int = 0
 
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """Write all frames, in order per partition; report once, and never write after.
@@ -283,9 +288,9 @@ class WritePlan:
                     f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
                     f"writing with the same producer epoch, so this one does not"
                 )
-            heard: set[tuple[int, int]] = set()
-            produced = self._write(_with_rows(frames, heard))
-            return Report(produced, attempts=tuple(sorted(heard)))
+            heard = Heard(self.stage)
+            produced = self._write(heard.with_rows(frames))
+            return Report(produced, attempts=heard.attempts, notes=tuple(heard.notes))
         except TallystickError as error:
             return Report(error=type(error).__name__, message=str(error))
 
@@ -309,11 +314,3 @@ class WritePlan:
         finally:
             produced = writer.close()
         return produced
-
-
-def _with_rows(frames: Iterable[Frame], heard: set[tuple[int, int]]) -> Iterator[Frame]:
-    """The frames that hold rows; note of all which attempt of which source they come from."""
-    for frame in frames:
-        heard.add((frame.source, frame.attempt))
-        if frame.record_count:
-            yield frame

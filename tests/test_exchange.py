@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 
 from tallystick.errors import EpochAbortedError
-from tallystick.exchange import check_same_attempts
+from tallystick.exchange import Heard, check_same_attempts
 from tallystick.sink.rows import RowLayout
-from tallystick.task import EncodePlan, _with_rows
+from tallystick.task import EncodePlan
 
 ROWS = pa.record_batch({"value": pa.array([b"a", b"b", b"c"])})
 TASKS = 3
@@ -17,12 +17,12 @@ def heard_by_each_writer(batches):
     layout = RowLayout({"t": 3}, "t", False, None)
     plan = EncodePlan(layout, TASKS, compression="none", batch_bytes=1000)
     frames = list(plan.encode(batches, source=0))
-    heard = [set() for _ in range(TASKS)]
+    heard = [Heard(0) for _ in range(TASKS)]
     rows = [
-        [*_with_rows((f for f in frames if f.target == target), heard[target])]
+        [*heard[target].with_rows(f for f in frames if f.target == target)]
         for target in range(TASKS)
     ]
-    return heard, rows
+    return [each.attempts for each in heard], rows
 
 
 def test_every_writer_hears_of_every_source_even_if_it_gets_no_row_of_it():

@@ -33,6 +33,7 @@ from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.verdict import Committed, Identity, Request
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.sink.transaction import ProducedRange, Producer, Token
+from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 ATTEMPTS_MAX = 3
@@ -103,9 +104,10 @@ class CommittedRead:
 
 @dataclass(frozen=True, slots=True)
 class EpochRan:
-    """All tasks flushed their output and will not write again."""
+    """All tasks flushed their output and will not write again; `state` is what they left."""
 
     produced: tuple[ProducedRange, ...]
+    state: tuple[StepState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +179,14 @@ class ReadCommitted:
 
 @dataclass(frozen=True, slots=True)
 class RunEpoch:
-    """Read, transform and write everything of the epoch into the transaction of `producer`."""
+    """Read, transform and write everything of the epoch into the transaction of `producer`.
+
+    `state` is the committed state that it goes on from.
+    """
 
     checkpoint_id: int
     producer: Producer
+    state: tuple[StepState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +282,8 @@ class Coordinator:
             case CommittedRead(committed):
                 self._committed = committed
                 return self._decide()
-            case EpochRan(produced):
-                return self._prepare(produced)
+            case EpochRan(produced, state):
+                return self._prepare(produced, state)
             case ManifestWritten(path):
                 return self._complete(path)
             case OutputCounted(last_sequences):
@@ -311,7 +317,9 @@ class Coordinator:
                 return CommitTransaction(self._producer, self._token(manifest_path=""), ())
             case verdict.Run():
                 self._become(Phase.RUNNING)
-                return RunEpoch(self._asked.checkpoint_id, self._producer)
+                manifest = self._committed.manifest
+                state = () if manifest is None else manifest.state
+                return RunEpoch(self._asked.checkpoint_id, self._producer, state)
             case verdict.Done(manifest):
                 self._manifest = manifest
                 self._become(Phase.CONFIRMING)
@@ -331,7 +339,7 @@ class Coordinator:
             return FenceProducer(self._owner)
         return self._stop(error)
 
-    def _prepare(self, produced: tuple[ProducedRange, ...]) -> Action:
+    def _prepare(self, produced: tuple[ProducedRange, ...], state: tuple[StepState, ...]) -> Action:
         self._become(Phase.PREPARED)
         self._manifest = Manifest(
             checkpoint_id=self._asked.checkpoint_id,
@@ -340,6 +348,7 @@ class Coordinator:
             sources=self._asked.sources,
             produced=tuple(sorted(produced)),
             producer=self._producer,
+            state=state,
         )
         return WriteManifest(self._manifest)
 

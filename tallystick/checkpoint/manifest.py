@@ -12,8 +12,10 @@ from typing import Any
 
 from tallystick.errors import ManifestError
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.state.handles import StepState
 
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, VERSION)  # version 1 had no state
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
 
@@ -24,7 +26,8 @@ class Manifest:
 
     `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
-    checkpoints never share it, while epoch numbers repeat.
+    checkpoints never share it, while epoch numbers repeat. `state` names the files of each keyed
+    step.
     """
 
     checkpoint_id: int
@@ -33,6 +36,7 @@ class Manifest:
     sources: tuple[str, ...]
     produced: tuple[ProducedRange, ...]
     producer: Producer
+    state: tuple[StepState, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= 0, self
@@ -62,10 +66,10 @@ def decode(data: bytes, path: str) -> Manifest:
         )
     fields = json.loads(line)
     version = fields.pop("version", None)
-    if version != VERSION:
+    if version not in READABLE_VERSIONS:
         raise ManifestError(
-            f"manifest {path}: format version {version}, this release reads version {VERSION}. "
-            f"Run the release that wrote it, or a newer one."
+            f"manifest {path}: format version {version}, this release reads up to version "
+            f"{VERSION}. Run the release that wrote it, or a newer one."
         )
     return _build(fields)
 
@@ -78,6 +82,7 @@ def _build(fields: dict[str, Any]) -> Manifest:
         sources=tuple(fields["sources"]),
         produced=tuple(ProducedRange(**produced) for produced in fields["produced"]),
         producer=Producer(**fields["producer"]),
+        state=tuple(StepState.from_json(step) for step in fields.get("state", ())),
     )
 
 

@@ -22,11 +22,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tallystick.errors import EpochAbortedError
+from tallystick.ports import Prepared
 from tallystick.sim.faults import Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Process
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 BATCH_ROWS_MAX = 2
@@ -136,7 +138,9 @@ class SimulatedEngine:
         self._running: dict[TopicPartition, Attempt] = {}
         self._reports: dict[TopicPartition, ProducedRange] = {}
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         """See `ports.Engine.run_epoch`."""
         self._reports = {}
         self._running = {partition: self._attempt(producer, partition) for partition in self._rows}
@@ -150,7 +154,7 @@ class SimulatedEngine:
         except BaseException:
             self._world.strays += self._running.values()  # their driver died; they do not know
             raise
-        return tuple(self._reports.values())
+        return Prepared(tuple(self._reports.values()))
 
     def _step(self, producer: Producer) -> None:
         """One task writes one batch, or something happens to it."""

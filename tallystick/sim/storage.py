@@ -38,6 +38,22 @@ class SimulatedStorage:
             self._process, Call("get", lambda: self._files.get(path), StorageError)
         )
 
+    def get_range(self, path: str, offset: int, length: int) -> bytes | None:
+        """See `ports.Storage.get_range`."""
+        data = self.get(path)
+        if data is None:
+            return None
+        start = offset if offset >= 0 else max(0, len(data) + offset)
+        return data[start : start + length]
+
+    def delete(self, path: str) -> None:
+        """See `ports.Storage.delete`."""
+
+        def effect() -> None:
+            self._files.pop(path, None)
+
+        self._wire.send(self._process, Call("delete", effect, StorageError))
+
     def names(self, folder: str) -> list[str]:
         """See `ports.Storage.names`."""
 

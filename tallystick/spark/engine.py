@@ -22,11 +22,13 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.exchange import FRAME_DDL, Frame, check_same_attempts
-from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.ports import Prepared
+from tallystick.sink.transaction import Producer
 from tallystick.source.assigner import share_out, share_pieces
 from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.failures import meaning_of
+from tallystick.state.handles import StepState
 from tallystick.task import EncodePlan, ReadPlan, Report, WritePlan
 
 MakeWritePlan = Callable[[Producer], WritePlan]
@@ -71,11 +73,13 @@ class SplitsEngine:
     encode: MakeEncodePlan
     write: MakeWritePlan
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         """Read, transform and write all of the epoch into the producer's open transaction."""
         shares, read = self.unread.shares, self.unread.plan
         if not any(shares):
-            return ()
+            return Prepared(())
         context, task_count = self.spark.sparkContext, len(shares)
         encode, write = self.encode(), self.write(producer)
 
@@ -108,7 +112,9 @@ class DataFrameEngine:
     write: MakeWritePlan
     dead_letters: Unread | None = None
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         """Encode and write all rows into the producer's open transaction."""
         encode, write = self.encode(), self.write(producer)
         return _collect(lambda: write_rows(self.rows, encode, write, self.dead_letters))
@@ -170,7 +176,7 @@ def _chosen(shares: Shares, indices: Iterable[pa.RecordBatch]) -> list[SplitRang
     return [split for index in ids for split in shares[index]]
 
 
-def _collect(run: Callable[[], list[Report]]) -> tuple[ProducedRange, ...]:
+def _collect(run: Callable[[], list[Report]]) -> Prepared:
     """Run the job and gather its reports; the first error met is the epoch's."""
     try:
         reports = run()
@@ -181,7 +187,7 @@ def _collect(run: Callable[[], list[Report]]) -> tuple[ProducedRange, ...]:
         if error_met is not None:
             raise error_met
     check_same_attempts(report.attempts for report in reports)
-    return tuple(produced for report in reports for produced in report.produced)
+    return Prepared(tuple(produced for report in reports for produced in report.produced))
 
 
 def _target(key: tuple[int, int, int]) -> int:

@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import DataLossError, OptionError
 from tallystick.job import Driver
-from tallystick.ports import Engine
-from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.ports import Engine, Prepared
+from tallystick.sink.transaction import Producer
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.spark.group_offsets import shown_in_transaction
+from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
@@ -196,10 +197,12 @@ class _Witness:
     engine: Engine
     has_run: bool = False
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         """See `ports.Engine.run_epoch`."""
         self.has_run = True
-        return self.engine.run_epoch(checkpoint_id, producer)
+        return self.engine.run_epoch(checkpoint_id, producer, state)
 
 
 @dataclass(frozen=True, slots=True)

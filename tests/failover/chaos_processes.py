@@ -21,7 +21,9 @@ from typing import Any, Self
 from tallystick.errors import EpochAbortedError, ForeignRowsError, RetriableError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.ports import Prepared
+from tallystick.sink.transaction import Producer
+from tallystick.state.handles import StepState
 from tallystick.task import Report, WritePlan
 from tallystick.topic_partition import TopicPartition
 from tests.failover.job import Job
@@ -105,7 +107,9 @@ class TaskProcesses:
             start_new_session=True,
         )
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         order = json.dumps({"epoch": checkpoint_id, "producer": asdict(producer)})
         for task in self._tasks:
             assert task.stdin is not None
@@ -116,7 +120,7 @@ class TaskProcesses:
             error = report.to_error()
             if error is not None:
                 raise error
-        return tuple(produced for report in reports for produced in report.produced)
+        return Prepared(tuple(produced for report in reports for produced in report.produced))
 
     def _report(self, task: subprocess.Popen[str]) -> Report:
         assert task.stdout is not None

@@ -7,7 +7,9 @@ import pyarrow as pa
 
 from tallystick.exchange import GROUP_FRAMES, Frame
 from tallystick.kafka.records import encode
-from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.ports import Prepared
+from tallystick.sink.transaction import Producer
+from tallystick.state.handles import StepState
 from tallystick.task import WritePlan
 
 TIMESTAMP_MS = 1_700_000_000_000
@@ -96,12 +98,14 @@ class RowsEngine:
         self._write_plan = write_plan
         self._midway = midway
 
-    def run_epoch(self, checkpoint_id: int, producer: Producer) -> tuple[ProducedRange, ...]:
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
         report = self._write_plan(producer).write(self._frames(checkpoint_id), attempt_number=0)
         error = report.to_error()
         if error is not None:
             raise error
-        return report.produced
+        return Prepared(report.produced)
 
     def _frames(self, epoch: int) -> Iterator[Frame]:
         for count, frame in enumerate(self._shape.frames(epoch), start=1):

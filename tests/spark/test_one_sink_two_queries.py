@@ -28,7 +28,7 @@ class FakeDriver:
 
     def run_epoch(self, request: Any, engine: Any) -> None:
         committed.append((self.pipeline, request.sources, engine.engine))
-        engine.run_epoch(request.checkpoint_id, None)
+        engine.run_epoch(request.checkpoint_id, None, ())
 
 
 @dataclass(eq=False)

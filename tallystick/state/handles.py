@@ -1,0 +1,129 @@
+"""What a manifest says of a pipeline's state: which files hold it, and how they are to be read.
+
+The state of a step is the sum of its files, applied in the order of the list: a snapshot holds all
+entries of its key groups as they were before the epoch that wrote it, a changelog the entries that
+one epoch changed. So, for one key group: its newest snapshot, then the changelogs behind that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+from tallystick.state.key_groups import KeyGroupRange
+
+SNAPSHOT = "snapshot"
+CHANGELOG = "changelog"
+
+
+class Version(NamedTuple):
+    """Which committed state something holds: that at the end of an epoch, by the run that counted.
+
+    Epoch numbers repeat (an epoch that was aborted runs again, a savepoint is restored); `token` is
+    drawn for each attempt of an epoch, so a version means one content.
+    """
+
+    epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One file of state.
+
+    Args:
+        path: relative to the checkpoint, or a whole URI where a savepoint's files are referenced.
+        kind: `SNAPSHOT` or `CHANGELOG`.
+        epoch: a changelog's own; of a snapshot, the last epoch that it includes.
+        first, last: the key groups that it speaks for, both included.
+        size: in bytes.
+        index_size: bytes of the index at its end.
+        checksum: CRC-32 of the index, which holds those of the segments.
+        rows: entries.
+    """
+
+    path: str
+    kind: str
+    epoch: int
+    first: int
+    last: int
+    size: int
+    index_size: int
+    checksum: int
+    rows: int
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups that it speaks for."""
+        return KeyGroupRange(self.first, self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One state of a step: what the user named, and how its entries are stored.
+
+    Args:
+        name: as the user's code calls it.
+        state_id: the byte in the entries' keys; never used again after the state was deleted.
+        kind: `value`, `list`, `map`, `columns` (a vectorised function's) or `timers`.
+        key_schema: of the entries of a map, as JSON; "" elsewhere.
+        value_schema: as JSON.
+        ttl_ms: how long an entry lives after its last write; 0: for ever.
+    """
+
+    name: str
+    state_id: int
+    kind: str
+    key_schema: str
+    value_schema: str
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The committed state of one keyed step.
+
+    Args:
+        uid: names the step across changes of the pipeline.
+        max_parallelism: how many key groups; fixed for the life of the state.
+        parallelism: how many tasks wrote the newest epoch.
+        key_schema: the key's columns and types, as `KeyCodec.schema_text` gives them.
+        hash_version: of the function from keys to key groups.
+        fields: its states.
+        next_id: the next free `state_id`.
+        files: in the order in which they are to be applied.
+        trail: the newest versions, oldest first: a local copy at one of them can be brought
+            forward, any other has to be made anew.
+        watermark_ms: no row with an older event time is expected any more; None: none was seen.
+    """
+
+    uid: str
+    max_parallelism: int
+    parallelism: int
+    key_schema: str
+    hash_version: int
+    fields: tuple[StateField, ...] = ()
+    next_id: int = 1
+    files: tuple[StateFile, ...] = ()
+    trail: tuple[Version, ...] = ()
+    watermark_ms: int | None = None
+
+    @property
+    def version(self) -> Version | None:
+        """What the files add up to; None before the first epoch."""
+        return self.trail[-1] if self.trail else None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON types only."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` made."""
+        return cls(
+            **{
+                **value,
+                "fields": tuple(StateField(**field) for field in value["fields"]),
+                "files": tuple(StateFile(**file) for file in value["files"]),
+                "trail": tuple(Version(*version) for version in value["trail"]),
+            }
+        )
