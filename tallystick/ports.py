@@ -7,7 +7,7 @@ What a port raises is part of it:
     anything else         final
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.state.handles import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.view import StateView
 from tallystick.topic_partition import TopicPartition
 
 
@@ -121,22 +122,6 @@ class Storage(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove a file; nothing happens if there is none."""
-        ...
-
-
-class StateView(Protocol):
-    """A committed state as it stands, whatever is applied to the store meanwhile."""
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The value of each key, null where there is none; quickest where keys are sorted."""
-        ...
-
-    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with first <= key < end, in the order of their keys."""
-        ...
-
-    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """All entries of the key groups as (key, value) columns, in the order of their keys."""
         ...
 
 

@@ -1,0 +1,105 @@
+"""A committed state to read from, and one epoch's changes over it."""
+
+import bisect
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.state.key_groups import KeyGroupRange
+
+ENTRIES = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
+"""Entries of state as columns; a null value means that the key is deleted."""
+
+
+class StateView(Protocol):
+    """A committed state as it stands, whatever is applied to the store meanwhile."""
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The value of each key, null where there is none; quickest where keys are sorted."""
+        ...
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with first <= key < end, in the order of their keys."""
+        ...
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """All entries of the key groups as (key, value) columns, in the order of their keys."""
+        ...
+
+
+class EpochTime(NamedTuple):
+    """The clock of an epoch: the same for each of its attempts.
+
+    `timestamp_ms` is what Spark logged for it, `watermark_ms` comes from the epochs before it; None
+    as long as no event time was seen.
+    """
+
+    timestamp_ms: int
+    watermark_ms: int | None = None
+
+
+class Overlay:
+    """What one epoch changes, over the committed state; what was put is what is read.
+
+    Args:
+        view: the committed state.
+    """
+
+    def __init__(self, view: StateView) -> None:
+        self._view = view
+        self._changes: dict[bytes, bytes | None] = {}
+        self._sorted: list[bytes] | None = []  # None: to be sorted anew
+        self._columns: list[pa.RecordBatch] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None if it has none."""
+        if key in self._changes:
+            return self._changes[key]
+        found = self._view.get_many(pa.array([key], pa.binary()))[0].as_py()
+        return None if found is None else bytes(found)
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Set a value; None deletes."""
+        if key not in self._changes:
+            self._sorted = None
+        self._changes[key] = value
+
+    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """The entries with first <= key < end in order: a snapshot, writing meanwhile is safe."""
+        if self._sorted is None:
+            self._sorted = sorted(self._changes)
+        start, stop = bisect.bisect_left(self._sorted, first), bisect.bisect_left(self._sorted, end)
+        changed = self._sorted[start:stop]
+        found: dict[bytes, bytes | None] = dict(self._view.scan(first, end))
+        if not changed:
+            return [(key, value) for key, value in found.items() if value is not None]
+        found.update((key, self._changes[key]) for key in changed)
+        return sorted((key, value) for key, value in found.items() if value is not None)
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The committed value of each key, null where there is none.
+
+        For functions that see each key once in an epoch: what was put in this epoch is not read.
+        """
+        return self._view.get_many(keys)
+
+    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        """Set the values of distinct keys, which `put` and `put_many` set no other time."""
+        if len(keys):
+            self._columns.append(pa.RecordBatch.from_arrays([keys, values], schema=ENTRIES))
+
+    def changes(self) -> pa.Table:
+        """All changes, sorted by key; `ENTRIES`."""
+        single = pa.table(
+            [
+                pa.array(self._changes.keys(), pa.binary()),
+                pa.array(self._changes.values(), pa.binary()),
+            ],
+            schema=ENTRIES,
+        )
+        together = pa.concat_tables(
+            [single, *(pa.table(c.columns, schema=ENTRIES) for c in self._columns)]
+        )
+        return together.take(pc.sort_indices(together, sort_keys=[("key", "ascending")]))
