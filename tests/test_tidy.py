@@ -82,6 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}
 PURE_MAY_IMPORT = {
+    "bisect",
     "collections",
     "contextlib",
     "dataclasses",

@@ -20,6 +20,7 @@ WARM_UP_MODULES = (
     "tallystick.sink.partitioner",
     "tallystick.source.avro_reader",
     "tallystick.source.json_reader",
+    "tallystick.state.key_bytes",
 )
 """Modules with a `warm_up()` that compiles each kernel they use."""
 

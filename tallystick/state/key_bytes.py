@@ -1,0 +1,277 @@
+"""Keys as bytes whose order is the order of the values: Spark's, nulls first.
+
+A key is its columns' values one after the other. A value is `00` for null, or `01` and then
+
+| column | bytes |
+| --- | --- |
+| string, binary | the bytes, `00` as `00 FF`; `00 00` at the end |
+| int8 … int64, date, timestamp (microseconds) | 8, the highest first, the sign flipped |
+| float, double | 8 of the double: those of a negative one flipped, else the sign. One NaN, behind \
+all; -0.0 is 0.0 |
+| decimal | the unscaled value with its sign flipped: 8 up to 18 digits, else 16 |
+| bool | 1 |
+
+Each value says where it ends, so no key is a prefix of another one.
+"""
+
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.errors import ManifestError, OptionError
+from tallystick.spans import spans_of
+from tallystick.state import key_hash, key_kernels
+from tallystick.state.fixed_width import (
+    column_of,
+    is_fixed_width,
+    numpy_type_of,
+    valid_of,
+    validity_of,
+    values_of,
+)
+from tallystick.state.schema_text import schema_from_text, text_of
+
+_SIGN = np.uint64(1 << 63)
+_SHORT_DECIMAL_DIGITS = 18
+_BYTES_MAX = (1 << 31) - 1
+
+UInt64Array = NDArray[np.uint64]
+
+
+class KeyCodec:
+    """Keys of one step: their hash codes, and their bytes.
+
+    Args:
+        schema: the key's columns, in the order of `key_by`.
+
+    Raises:
+        OptionError: there are none, or a type cannot be a key.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        if not len(schema):
+            raise OptionError("key_by names no column: name at least one.")
+        for field in schema:
+            if not (is_fixed_width(field.type) or _is_text(field.type)):
+                raise OptionError(
+                    f"key_by column {field.name!r} is {field.type}: a key may be a string, binary, "
+                    f"bool, int8 to int64, float, double, date, timestamp in microseconds or "
+                    f"decimal. Cast it; of a struct, take its fields as columns."
+                )
+        self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The codec whose `schema_text` this is."""
+        return cls(schema_from_text(text))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the key's columns."""
+        return list(self.schema.names)
+
+    @cached_property
+    def schema_text(self) -> str:
+        """Names and types as JSON: the same for the same key in every release."""
+        return text_of(self.schema)
+
+    def columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """The key's columns of rows that may have others too.
+
+        Raises:
+            OptionError: one is missing, or of another type.
+        """
+        return [_column(rows, field) for field in self.schema]
+
+    def hash_codes(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
+        """The hash code of each row's key; see `key_hash`."""
+        return key_hash.hash_codes(self.columns(rows))
+
+    def encode(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+        """The bytes of each row's key; none is null.
+
+        Raises:
+            OptionError: the keys of one batch take 2 GiB.
+        """
+        columns = self.columns(rows)
+        sizes = np.zeros(rows.num_rows, np.int64)
+        writers = [_writer(column, sizes) for column in columns]
+        offsets = np.zeros(rows.num_rows + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        if offsets[-1] > _BYTES_MAX:
+            raise OptionError(
+                f"the keys of {rows.num_rows} rows take {offsets[-1]} bytes, more than the 2 GiB "
+                f"of one batch: read fewer records per epoch."
+            )
+        out = np.empty(int(offsets[-1]), np.uint8)
+        cursors = offsets[:-1].copy()
+        for kernel, *arguments in writers:
+            status = kernel(*arguments, out, cursors)
+            assert status == 0, "sizes were wrong"
+        return binary_of(out, offsets, None)
+
+    def decode(self, keys: pa.BinaryArray) -> pa.RecordBatch:
+        """The columns of keys that `encode` made.
+
+        Raises:
+            ManifestError: the bytes are not such keys.
+        """
+        spans = spans_of(keys, "key")
+        cursors, ends = spans.starts.copy(), spans.starts + spans.lengths
+        columns = [_read(field.type, spans.data, cursors, ends) for field in self.schema]
+        if any(column is None for column in columns) or not (cursors == ends).all():
+            raise ManifestError(
+                f"keys in the state are not of the columns {self.schema_text}: it was written for "
+                f"another key, or is damaged. Restore an older checkpoint or a savepoint."
+            )
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def entry_keys(
+    groups: NDArray[np.int32], state_id: int, key_bytes: pa.BinaryArray
+) -> pa.BinaryArray:
+    """The keys of state entries: `key group | state id | key`.
+
+    Args:
+        groups: of each key.
+        state_id: `StateField.state_id`, or that of an index.
+        key_bytes: as `KeyCodec.encode` gives them, with or without more behind.
+    """
+    assert len(groups) == len(key_bytes), (len(groups), len(key_bytes))
+    assert 0 <= state_id <= 0xFF, state_id
+    spans = spans_of(key_bytes, "key")
+    size = int(spans.lengths.sum()) + key_kernels.HEADER_SIZE * len(groups)
+    out, offsets = np.empty(size, np.uint8), np.empty(len(groups) + 1, np.int64)
+    written = key_kernels.write_entries(
+        groups, state_id, spans.data, spans.starts, spans.lengths, out, offsets
+    )
+    assert written == size, "a key is null"
+    return binary_of(out, offsets, None)
+
+
+def binary_of(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.bool_] | None
+) -> pa.BinaryArray:
+    """A binary column of these bytes; not copied."""
+    assert offsets[-1] <= _BYTES_MAX, offsets[-1]
+    present, null_count = validity_of(valid)
+    buffers = [present, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers, null_count)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache."""
+    rows = pa.record_batch({"n": pa.array([1, None]), "s": ["a", None], "b": [b"a", None]})
+    codec = KeyCodec(rows.schema)
+    codec.hash_codes(rows)
+    codec.decode(codec.encode(rows))
+    entry_keys(np.zeros(2, np.int32), 1, codec.encode(rows))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    at = rows.schema.get_field_index(field.name)
+    if at < 0:
+        raise OptionError(
+            f"the rows have no column {field.name!r}, which key_by names: they have "
+            f"{', '.join(rows.schema.names)}."
+        )
+    column = rows.column(at)
+    if column.type != field.type:
+        raise OptionError(
+            f"key_by column {field.name!r} is {column.type}, but was {field.type} when the "
+            f"pipeline was planned: cast it in the function before."
+        )
+    return column
+
+
+def _writer(column: pa.Array, sizes: NDArray[np.int64]) -> tuple[Any, ...]:
+    """The kernel that writes the column, and what it needs; adds what the column takes."""
+    if _is_text(column.type):
+        spans = spans_of(column, "key")
+        status = key_kernels.add_text_sizes(spans.data, spans.starts, spans.lengths, sizes)
+        assert status == 0, "spans are checked"
+        return key_kernels.write_texts, spans.data, spans.starts, spans.lengths
+    valid, values = valid_of(column), values_of(column)
+    parts = _words_of(values, column.type)
+    width = _width_of(column.type)
+    key_kernels.add_fixed_sizes(valid, width * len(parts), sizes)
+    if len(parts) == 1:
+        return key_kernels.write_words, parts[0], valid, width
+    return key_kernels.write_pairs, *parts, valid
+
+
+def _width_of(kind: pa.DataType) -> int:
+    return 1 if pa.types.is_boolean(kind) else 8
+
+
+def _is_long_decimal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal128(kind) and kind.precision > _SHORT_DECIMAL_DIGITS)
+
+
+def _words_of(values: NDArray[Any], kind: pa.DataType) -> list[UInt64Array]:
+    """The values as words that are in order as unsigned numbers; two for a long decimal."""
+    if pa.types.is_boolean(kind):
+        return [values.astype(np.uint64)]
+    if _is_long_decimal(kind):
+        high = np.ascontiguousarray(values["high"]).view(np.uint64) ^ _SIGN
+        return [high, np.ascontiguousarray(values["low"])]
+    if pa.types.is_decimal128(kind):
+        return [np.ascontiguousarray(values["low"]) ^ _SIGN]
+    if values.dtype.kind == "f":
+        bits = key_hash.one_of_each(values.astype(np.float64)).view(np.uint64)
+        return [np.where(bits & _SIGN, ~bits, bits | _SIGN)]
+    return [values.astype(np.int64).view(np.uint64) ^ _SIGN]
+
+
+def _values_from(parts: list[UInt64Array], kind: pa.DataType) -> NDArray[Any]:
+    """What `_words_of` was given."""
+    words = parts[0]
+    if pa.types.is_boolean(kind):
+        return words.astype(np.uint8)
+    if pa.types.is_decimal128(kind):
+        values = np.empty(len(words), numpy_type_of(kind))
+        first = (words ^ _SIGN).view(np.int64)
+        values["high"] = first if len(parts) == 2 else first >> 63
+        values["low"] = parts[1] if len(parts) == 2 else first.view(np.uint64)
+        return values
+    if pa.types.is_floating(kind):
+        bits = np.where(words & _SIGN, words ^ _SIGN, ~words)
+        return bits.view(np.float64).astype(numpy_type_of(kind))
+    return (words ^ _SIGN).view(np.int64).astype(numpy_type_of(kind))
+
+
+def _read(
+    kind: pa.DataType,
+    data: NDArray[np.uint8],
+    cursors: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> pa.Array | None:
+    """One column; None where the bytes are not such values."""
+    count = len(cursors)
+    valid = np.empty(count, np.bool_)
+    if _is_text(kind):
+        out = np.empty(int((ends - cursors).sum()), np.uint8)
+        offsets = np.empty(count + 1, np.int64)
+        written = key_kernels.read_texts(data, cursors, ends, out, offsets, valid)
+        return None if written < 0 else binary_of(out[:written], offsets, valid).cast(kind)
+    words = np.empty(count, np.uint64)
+    if _is_long_decimal(kind):
+        low = np.empty(count, np.uint64)
+        if key_kernels.read_pairs(data, cursors, ends, words, low, valid) < 0:
+            return None
+        return column_of(_values_from([words, low], kind), valid, kind)
+    if key_kernels.read_words(data, cursors, ends, _width_of(kind), words, valid) < 0:
+        return None
+    return column_of(_values_from([words], kind), valid, kind)
