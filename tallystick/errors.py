@@ -5,6 +5,7 @@
     FencedError      a newer run owns the pipeline: this one must stop, and has done no harm
     DataLossError    going on would lose or repeat records; a person decides how
     RecordError      a record cannot be read or written as asked; it names topic, partition, offset
+    StateError       a function used its state in a way that cannot be; it names state and value
 
 Every message names the thing, what was found, what was expected, and what to do.
 """
@@ -80,6 +81,10 @@ class RecordError(TallystickError):
 
 class CorruptRecordError(RecordError):
     """The bytes of a record batch are damaged, or of a format this release does not read."""
+
+
+class StateError(TallystickError):
+    """A value does not fit the state that it was put into, or a call came at the wrong moment."""
 
 
 class BrokenInvariantError(TallystickError):

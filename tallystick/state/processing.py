@@ -18,6 +18,10 @@ TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
 """Spark's names (`transformWithState`, timeMode)."""
 
 
+DELETED = "deleted"
+"""The kind of a declaration that a state, should it be held, is to be dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A state that a function uses, as `StateField` has it, before it got an id."""
@@ -41,6 +45,7 @@ class Work:
         fields: by name; what `Processor.declared` named, with ids.
         overlay: where state is read and written.
         time: the epoch's.
+        is_first: the step has no committed state yet: what it starts with is to be put in.
     """
 
     rows: pa.RecordBatch
@@ -50,6 +55,7 @@ class Work:
     fields: Mapping[str, StateField]
     overlay: Overlay
     time: EpochTime
+    is_first: bool = False
 
 
 class Processor(Protocol):
