@@ -8,7 +8,7 @@ from typing import assert_never
 
 from tallystick.checkpoint import coordinator as c
 from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.verdict import Committed, Identity, Request
+from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import DataLossError, ManifestError, RetriableError
 from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
@@ -74,6 +74,7 @@ class Driver:
         self._storage = storage
         self._clock = clock
         self._listener = listener
+        self._asked_for = 0
 
     @property
     def cluster_id(self) -> str:
@@ -88,6 +89,7 @@ class Driver:
             DataLossError: going on needs a person's decision.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
+        self._asked_for = request.checkpoint_id
         event: c.Event = c.EpochRequested(request)
         while True:
             self._listener(event)
@@ -159,13 +161,28 @@ class Driver:
         found = self._broker.committed_offset(
             self._target.token_group, self._target.token_partition
         )
-        if found is None:
-            return Committed(None, None, bool(self._storage.names(m.FOLDER)))
-        token = decode_token(*found)
-        ours = token.lineage == self._identity.lineage and token.manifest_path
-        data = self._storage.get(token.manifest_path) if ours else None
+        token = None if found is None else decode_token(*found)
+        if token is None or token.lineage != self._identity.lineage:
+            return self._read_bases(token)
+        data = self._storage.get(token.manifest_path) if token.manifest_path else None
         manifest = None if data is None else m.decode(data, token.manifest_path)
         return Committed(token, manifest, manifest_exists=manifest is not None)
+
+    def _read_bases(self, token: Token | None) -> Committed:
+        """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
+        paths = self._storage.names(m.FOLDER)
+        bases = []
+        for path in paths:
+            data = self._storage.get(path) if m.epoch_of(path) == self._asked_for - 1 else None
+            if data is not None:
+                bases.append(Base(path, m.decode(data, path)))
+        return Committed(
+            token,
+            None,
+            manifest_exists=not all(m.is_seed(path) for path in paths),
+            is_seeded=any(m.is_seed(path) for path in paths),
+            bases=tuple(bases),
+        )
 
 
 def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:

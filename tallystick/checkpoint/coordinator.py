@@ -19,6 +19,9 @@ Invariants:
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
       always "Kafka forgot", never "first run", once any epoch has left a manifest.
+    * That first token names the manifest whose state the lineage goes on from: the seed of a
+      restored savepoint, or the checkpoint's own where it takes its name back. So the state that
+      an epoch goes on from is always that of the manifest which Kafka's token names.
 
 This module does no IO, reads no clock and draws no random number; the simulator relies on it.
 """
@@ -312,9 +315,10 @@ class Coordinator:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
         assert self._committed is not None
         match verdict.judge(self._asked, self._committed, self._identity):
-            case verdict.Open():
+            case verdict.Open(base_path):
                 self._become(Phase.OPENING)
-                return CommitTransaction(self._producer, self._token(manifest_path=""), ())
+                token = self._token(self._asked.checkpoint_id - 1, base_path)
+                return CommitTransaction(self._producer, token, ())
             case verdict.Run():
                 self._become(Phase.RUNNING)
                 manifest = self._committed.manifest
@@ -355,7 +359,8 @@ class Coordinator:
     def _complete(self, path: str) -> Action:
         assert self._manifest is not None
         self._become(Phase.COMPLETED)
-        self._committed = Committed(self._token(path), self._manifest, manifest_exists=True)
+        token = self._token(self._manifest.checkpoint_id, path)
+        self._committed = Committed(token, self._manifest, manifest_exists=True)
         return CountOutput(self._producer, self._manifest.produced)
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
@@ -409,12 +414,16 @@ class Coordinator:
         self._become(Phase.STOPPED)
         return Stop(error)
 
-    def _token(self, manifest_path: str) -> Token:
-        """The token of the epoch in flight; without a manifest, of the one before the first."""
-        checkpoint_id = self._asked.checkpoint_id - (0 if manifest_path else 1)
+    def _token(self, checkpoint_id: int, manifest_path: str) -> Token:
         return Token(
             checkpoint_id, self._identity.lineage, self._identity.checkpoint, manifest_path
         )
+
+    @property
+    def committed_manifest(self) -> Manifest | None:
+        """The manifest of the epoch that Kafka committed last, as far as this run knows."""
+        known = self._committed if self.phase is Phase.READY else None
+        return None if known is None else known.manifest
 
     @property
     def _producer(self) -> Producer:

@@ -15,9 +15,26 @@ from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.state.handles import StepState
 
 VERSION = 2
+SEED = "seed"
+"""How the random part of a seed's name begins; those of other manifests are hexadecimal."""
 READABLE_VERSIONS = (1, VERSION)  # version 1 had no state
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a seed comes from: the manifest that a savepoint holds, where it was committed.
+
+    A seed is the manifest with which a restored checkpoint begins: it names the state and the
+    positions to go on from, and no epoch of this checkpoint wrote it.
+    """
+
+    pipeline: str
+    lineage: str
+    checkpoint: str
+    manifest_path: str
+    savepoint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +44,7 @@ class Manifest:
     `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
     checkpoints never share it, while epoch numbers repeat. `state` names the files of each keyed
-    step.
+    step. `origin`: only a seed has one.
     """
 
     checkpoint_id: int
@@ -37,6 +54,7 @@ class Manifest:
     produced: tuple[ProducedRange, ...]
     producer: Producer
     state: tuple[StepState, ...] = ()
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= 0, self
@@ -71,10 +89,12 @@ def decode(data: bytes, path: str) -> Manifest:
             f"manifest {path}: format version {version}, this release reads up to version "
             f"{VERSION}. Run the release that wrote it, or a newer one."
         )
-    return _build(fields)
+    return from_fields(fields)
 
 
-def _build(fields: dict[str, Any]) -> Manifest:
+def from_fields(fields: dict[str, Any]) -> Manifest:
+    """A manifest from its JSON; of a savepoint too, which holds one."""
+    origin = fields.get("origin")
     return Manifest(
         checkpoint_id=fields["checkpoint_id"],
         pipeline=fields["pipeline"],
@@ -83,6 +103,7 @@ def _build(fields: dict[str, Any]) -> Manifest:
         produced=tuple(ProducedRange(**produced) for produced in fields["produced"]),
         producer=Producer(**fields["producer"]),
         state=tuple(StepState.from_json(step) for step in fields.get("state", ())),
+        origin=None if origin is None else Origin(**origin),
     )
 
 
@@ -90,3 +111,13 @@ def manifest_path(manifest: Manifest, nonce: str) -> str:
     """Where the manifest goes, relative to the checkpoint location; sorts by epoch."""
     epoch, producer_epoch = manifest.checkpoint_id, manifest.producer.producer_epoch
     return f"{FOLDER}/{epoch:012d}-{producer_epoch}-{nonce}.json"
+
+
+def epoch_of(path: str) -> int:
+    """The epoch that a manifest's name tells."""
+    return int(path.rpartition("/")[2].partition("-")[0])
+
+
+def is_seed(path: str) -> bool:
+    """Whether the name is a seed's."""
+    return path.rpartition("-")[2].startswith(SEED)

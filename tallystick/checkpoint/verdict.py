@@ -3,12 +3,20 @@
 The table, for requested epoch N (spark-facts: Spark asks for N again until it has logged it):
 
     Kafka holds             this checkpoint has      verdict
-    no token                no manifest              Open the lineage, then run N
+    no token                nothing                  Open the lineage, then run N
     no token                manifests                TokenLost: Kafka forgot (7 days by default)
+    no token                only a seed              Open at the seed, if it is of another name;
+                                                     else TokenLost, or the decision was stated
     a token of ours, N-1    its manifest             Run N
     a token of ours, N      its manifest             Done: only Spark's own log lacks it
     a token of ours, other  -                        OffBeat: one of the two was set back
+    the token of the seed's only that seed           Open at the seed: the name goes on exactly
+      own manifest                                     where the savepoint was taken
+    another lineage's       only a seed              Beyond: the output between would be repeated
     another lineage's       -                        OtherLineage: another checkpoint owns the name
+
+The last two are opened if a person states the decision. What a lineage is opened at, its base, is
+the manifest of epoch N-1; a checkpoint that has manifests and not exactly that one is refused.
 """
 
 from dataclasses import dataclass
@@ -16,6 +24,7 @@ from dataclasses import dataclass
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import DataLossError, ManifestError, TallystickError
 from tallystick.sink.transaction import Token
+from tallystick.source.offsets import parse_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,46 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """A manifest that a lineage could begin with."""
+
+    path: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
-    """What Kafka committed last, and what the checkpoint storage has of it."""
+    """What Kafka committed last, and what the checkpoint storage has of it.
+
+    Args:
+        token: None if Kafka holds none.
+        manifest: the one that a token of this lineage names, if it is there.
+        manifest_exists: some epoch of this checkpoint, whichever, has left one.
+        is_seeded: a seed lies in the checkpoint, of whichever epoch.
+        bases: all manifests of the epoch before the requested one, the seed's too; looked up only
+            where Kafka's token is not of this lineage.
+    """
 
     token: Token | None
     manifest: Manifest | None
-    manifest_exists: bool  # any manifest of this checkpoint, whichever epoch it is of
+    manifest_exists: bool
+    is_seeded: bool = False
+    bases: tuple[Base, ...] = ()
+
+    @property
+    def seed(self) -> Base | None:
+        """The seed, as long as no epoch has run behind it."""
+        if self.manifest_exists or len(self.bases) != 1:
+            return None
+        base = self.bases[0]
+        return base if base.manifest.origin is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A new lineage: commit its first token, then run."""
+    """A new lineage: commit its first token, which names the base's manifest, then run."""
+
+    base_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +120,8 @@ Verdict = Open | Run | Done | Refused
 def judge(request: Request, committed: Committed, identity: Identity) -> Verdict:
     """Decide what to do about a requested epoch; see the table above."""
     token = committed.token
-    if token is None:
-        return Refused(_token_lost(request, identity)) if committed.manifest_exists else Open()
-    if token.lineage != identity.lineage:
-        accepted = _new_lineage(token) in identity.accepted
-        return Open() if accepted else Refused(_other_lineage(token, identity))
+    if token is None or token.lineage != identity.lineage:
+        return _begin(request, committed, identity)
     if token.checkpoint_id not in (request.checkpoint_id - 1, request.checkpoint_id):
         return Refused(_off_beat(request, token, identity))
     if token.checkpoint_id == request.checkpoint_id and not token.manifest_path:
@@ -101,6 +136,52 @@ def judge(request: Request, committed: Committed, identity: Identity) -> Verdict
     return Done(committed.manifest)
 
 
+def _begin(request: Request, committed: Committed, identity: Identity) -> Verdict:
+    """Open a lineage that Kafka's token is not of, where that repeats nothing or was decided."""
+    token, seed = committed.token, committed.seed
+    if token is not None:
+        if not _goes_on_exactly(token, seed) and _new_lineage(token) not in identity.accepted:
+            return Refused(_other_lineage(token, identity, seed))
+    elif seed is not None:
+        if _is_of(identity, seed) and _without_token(seed) not in identity.accepted:
+            return Refused(_token_lost_after_savepoint(seed, identity))
+    elif committed.manifest_exists:
+        return Refused(_token_lost(request, identity))
+    return _open(request, committed, identity)
+
+
+def _is_of(identity: Identity, seed: Base) -> bool:
+    """Whether the savepoint was taken of this very pipeline: then Kafka had a token of it."""
+    origin = seed.manifest.origin
+    return origin is not None and origin.pipeline == identity.pipeline
+
+
+def _goes_on_exactly(token: Token, seed: Base | None) -> bool:
+    """Whether what Kafka committed last is the very manifest that the savepoint holds."""
+    origin = None if seed is None else seed.manifest.origin
+    return origin is not None and (
+        (token.lineage, token.manifest_path) == (origin.lineage, origin.manifest_path)
+    )
+
+
+def _open(request: Request, committed: Committed, identity: Identity) -> Verdict:
+    bases = committed.bases
+    if any(base.manifest.lineage != identity.lineage for base in bases):
+        return Refused(_half_restored(bases, identity))
+    if not bases:
+        is_bare = not committed.manifest_exists and not committed.is_seeded
+        return Open() if is_bare else Refused(_base_gone(request, identity))
+    if len(bases) == 1:
+        return Open(bases[0].path)
+    if any(base.manifest.state for base in bases):
+        return Refused(_several_bases(bases, identity))
+    return Open()
+
+
+def _without_token(seed: Base) -> str:
+    return f"restored-at-epoch-{seed.manifest.checkpoint_id}-without-token"
+
+
 def _new_lineage(token: Token) -> str:
     return f"new-lineage-after-{token.lineage}"
 
@@ -112,18 +193,86 @@ def _token_lost(request: Request, identity: Identity) -> DataLossError:
         f"has manifests. Kafka forgets a group's offsets after offsets.retention.minutes (7 days "
         f"by default) without a commit. Whether the newest epoch became visible cannot be proved, "
         f"so running it could repeat it. Compare the end of the output with the newest manifest; "
-        f"then start from a new checkpoint at the offsets that the manifest names, or raise "
-        f"offsets.retention.minutes for the next long stop."
+        f"then make a savepoint of this checkpoint and restore it into a new one, or start from a "
+        f"new checkpoint at the offsets that the manifest names. Raise offsets.retention.minutes "
+        f"for the next long stop."
     )
 
 
-def _other_lineage(token: Token, identity: Identity) -> DataLossError:
+def _token_lost_after_savepoint(seed: Base, identity: Identity) -> DataLossError:
+    epoch = seed.manifest.checkpoint_id
     return DataLossError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
+        f"savepoint of this pipeline at epoch {epoch}, and Kafka does not know which epoch the "
+        f"pipeline committed last: it forgot (offsets.retention.minutes, 7 days by default), or "
+        f"this is another cluster. {_consequence(seed)} if epochs behind {epoch} were ever "
+        f"committed; if none was, it goes on exactly. To go on either way, start once with "
+        f"accept={_without_token(seed)!r}; or give the pipeline another name and another output."
+    )
+
+
+def _other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLossError:
+    found = (
         f"pipeline {identity.pipeline!r}: Kafka committed epoch {token.checkpoint_id} last from "
         f"checkpoint {token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
-        f"{identity.checkpoint} (lineage {identity.lineage}). Going on would repeat or skip what "
-        f"the two differ in. Use that checkpoint, or give this pipeline a name of its own; or, if "
-        f"this checkpoint is meant to take over, start once with accept={_new_lineage(token)!r}."
+        f"{identity.checkpoint} (lineage {identity.lineage})"
+    )
+    if seed is None:
+        consequence = "Going on would repeat or skip what the two differ in"
+    else:
+        found += f", restored from a savepoint of epoch {seed.manifest.checkpoint_id}"
+        consequence = _consequence(seed)
+    return DataLossError(
+        f"{found}. {consequence}. Use that checkpoint, or give this pipeline a name of its own; "
+        f"or, if this checkpoint is meant to take over, start once with "
+        f"accept={_new_lineage(token)!r}."
+    )
+
+
+POSITIONS_SHOWN_MAX = 20
+
+
+def _consequence(seed: Base) -> str:
+    positions = [
+        f"{partition} from offset {offset}"
+        for source in map(parse_source, seed.manifest.sources)
+        if source is not None
+        for partition, offset in sorted(source.positions.items())
+    ]
+    shown = ", ".join(positions[:POSITIONS_SHOWN_MAX])
+    more = len(positions) - POSITIONS_SHOWN_MAX
+    where = f" ({shown}{f' and {more} partitions more' if more > 0 else ''})" if shown else ""
+    return (
+        f"Going on reads again what comes behind epoch {seed.manifest.checkpoint_id}{where}, so "
+        f"output from epoch {seed.manifest.checkpoint_id + 1} on is written a second time"
+    )
+
+
+def _half_restored(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
+    other = next(base for base in bases if base.manifest.lineage != identity.lineage)
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: manifest {other.path} in checkpoint "
+        f"{identity.checkpoint} is of lineage {other.manifest.lineage}, the checkpoint's own is "
+        f"{identity.lineage}: a restore was interrupted, or folders of two checkpoints were mixed. "
+        f"Nothing was changed. Restore the savepoint again, into an empty folder."
+    )
+
+
+def _base_gone(request: Request, identity: Identity) -> ManifestError:
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is to go on with epoch "
+        f"{request.checkpoint_id}, but has no manifest of the epoch before, only of others: what "
+        f"state to go on from cannot be told. Nothing was changed. Put a whole copy of the "
+        f"checkpoint back; or restore a savepoint into an empty folder."
+    )
+
+
+def _several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has "
+        f"{len(bases)} manifests of epoch {bases[0].manifest.checkpoint_id} "
+        f"({', '.join(base.path for base in bases)}), and Kafka does not tell any more which of "
+        f"them counts. Nothing was changed. Restore a savepoint into an empty folder."
     )
 
 

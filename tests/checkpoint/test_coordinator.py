@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tallystick.checkpoint import coordinator as c
 from tallystick.checkpoint.coordinator import Coordinator, Phase
-from tallystick.checkpoint.manifest import Manifest
-from tallystick.checkpoint.verdict import Committed, Identity, Request
+from tallystick.checkpoint.manifest import Manifest, Origin
+from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
     BrokerUnavailableError,
     DataLossError,
@@ -16,6 +17,7 @@ from tallystick.errors import (
     FencedError,
 )
 from tallystick.sink.transaction import ProducedRange, Producer, Token
+from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 OURS = Identity("pipeline", "ours", "s3://checkpoint")
@@ -29,6 +31,7 @@ ERRORS = (
     DataLossError("gone"),
     ValueError("the user's function"),
 )
+ORIGIN = Origin("pipeline", "savepoint's", "s3://older", "its manifest", "s3://savepoint")
 EPOCHS = 2
 
 
@@ -40,8 +43,16 @@ def held(epoch: int, sources: tuple[str, ...] | None = None) -> Committed:
     """Kafka holds the token of this epoch, -1 being the first one of a lineage."""
     if epoch < 0:
         return Committed(Token(epoch, "ours", "s3://checkpoint", ""), None, False)
-    manifest = Manifest(epoch, "pipeline", "ours", sources or request(epoch).sources, (), OWNER)
-    return Committed(Token(epoch, "ours", "s3://checkpoint", "path"), manifest, True)
+    return Committed(
+        Token(epoch, "ours", "s3://checkpoint", "path"), manifest_of(epoch, sources), True
+    )
+
+
+def manifest_of(epoch: int, sources: tuple[str, ...] | None = None) -> Manifest:
+    """With a state that tells which epoch it is of."""
+    state = (StepState(f"step of {epoch}", 128, 1, "[]", 1),)
+    ends = sources or request(epoch).sources
+    return Manifest(epoch, "pipeline", "ours", ends, (), OWNER, state)
 
 
 def answers(  # noqa: PLR0912 - one case per action
@@ -85,6 +96,11 @@ def possible_tokens(asked: int) -> Iterator[Committed]:
     yield held(asked, ("other ends",))
     yield Committed(held(asked).token, None, manifest_exists=True)
     yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
+    if asked > 0:
+        seed = Base("seed", replace(manifest_of(asked - 1), origin=ORIGIN))
+        for path in (ORIGIN.manifest_path, "a later one"):
+            token = Token(asked - 1, ORIGIN.lineage, ORIGIN.checkpoint, path)
+            yield Committed(token, None, False, True, (seed,))
 
 
 Step = tuple[Coordinator, c.Action, c.Event, c.Action]
@@ -92,10 +108,10 @@ Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 
 def explore() -> list[Step]:
     """Each reachable (state, last action) once, with every answer to it and what follows."""
-    first = Coordinator(OURS)
-    event = c.EpochRequested(request(0))
-    waiting = [(first, first.step(event), event)]
-    seen, steps = set(), []
+    waiting, seen, steps = [], set(), []
+    for epoch in (0, 1):  # a restored checkpoint begins behind its savepoint
+        first, event = Coordinator(OURS), c.EpochRequested(request(epoch))
+        waiting.append((first, first.step(event), event))
     while waiting:
         state, action, before = waiting.pop()
         asked = state._asked.checkpoint_id
@@ -152,7 +168,8 @@ def test_only_a_run_that_never_owned_the_pipeline_takes_it_over(steps):
 
 def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps):
     for state, action, event, order in steps:
-        if isinstance(order, c.CommitTransaction) and order.token.manifest_path:
+        opens = isinstance(event, c.CommittedRead)  # with a token, and no rows
+        if isinstance(order, c.CommitTransaction) and not opens:
             assert isinstance(action, c.CountOutput)
             assert isinstance(event, c.OutputCounted)
             assert state.phase is Phase.COMPLETED
@@ -164,6 +181,27 @@ def test_an_epoch_runs_only_after_the_question_what_is_committed(steps):
     for _, _, event, order in steps:
         if isinstance(order, c.RunEpoch):
             assert isinstance(event, c.CommittedRead | c.EpochRequested)
+
+
+def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(steps):
+    """Of the manifest that Kafka's token names, and of no other."""
+    found = [(order, state) for state, _, _, order in steps if isinstance(order, c.RunEpoch)]
+    for order, _ in found:
+        names = [step.uid for step in order.state]
+        assert names in ([], [f"step of {order.checkpoint_id - 1}"])
+    assert any(order.state for order, _ in found)
+
+
+def test_a_lineage_begins_with_a_token_that_names_its_seed_and_with_no_rows(steps):
+    named = set()
+    for _, action, event, order in steps:
+        if isinstance(order, c.CommitTransaction) and isinstance(event, c.CommittedRead):
+            base = event.committed.seed
+            assert order.token.manifest_path == ("" if base is None else base.path)
+            assert order.sources == ()
+            assert isinstance(action, c.ReadCommitted)
+            named.add(order.token.manifest_path)
+    assert named == {"", "seed"}
 
 
 def test_the_error_that_stops_a_run_is_the_first_one(steps):

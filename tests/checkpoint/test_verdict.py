@@ -1,11 +1,14 @@
 """The table of `checkpoint/verdict.py`, row by row and without gaps."""
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.manifest import Manifest, Origin
 from tallystick.checkpoint.verdict import (
+    Base,
     Committed,
     Done,
     Identity,
@@ -17,6 +20,9 @@ from tallystick.checkpoint.verdict import (
 )
 from tallystick.errors import DataLossError, ManifestError
 from tallystick.sink.transaction import Producer, Token
+from tallystick.source.offsets import SourceOffsets
+from tallystick.state.handles import StepState
+from tallystick.topic_partition import TopicPartition
 
 N = 5
 REQUEST = Request(N, ("ends",))
@@ -54,7 +60,8 @@ def expected(lineage: str, epoch: int, path: str, found: bool, accepts: bool) ->
 )
 def test_every_token_has_its_verdict(lineage, epoch, path, found, accepts):
     token = Token(epoch, lineage, "s3://checkpoint", path)
-    held = manifest(epoch) if found and path and epoch >= 0 else None
+    ours = lineage == "ours"
+    held = manifest(epoch) if ours and found and path and epoch >= 0 else None
     verdict = judged(token, held, bool(held), ACCEPTING if accepts else OURS)
 
     assert verdict is expected(lineage, epoch, path, bool(held), accepts)
@@ -91,3 +98,85 @@ def test_a_refusal_says_what_to_do(token, exists, words):
     assert isinstance(verdict, Refused)
     assert words in str(verdict.error)
     assert "pipeline 'pipeline'" in str(verdict.error)
+
+
+# A lineage that Kafka's token is not of begins with a base: a seed, or its own manifest.
+POSITIONS = json.dumps(SourceOffsets("c", "g", {TopicPartition("in", 0): 70}).to_json())
+ORIGIN = Origin("pipeline", "theirs", "s3://older", "tallystick/4-1-a.json", "s3://savepoint")
+SEED = Base("tallystick/4-1-seed1.json", replace(manifest(N - 1, (POSITIONS,)), origin=ORIGIN))
+FORK = Base(SEED.path, replace(SEED.manifest, origin=replace(ORIGIN, pipeline="the original")))
+OWN = Base("tallystick/4-1-b.json", manifest(N - 1))
+STATE = (StepState("step", 128, 2, "[]", 1),)
+WITH_STATE = Base("tallystick/4-1-c.json", replace(OWN.manifest, state=STATE))
+AT_THE_SAVEPOINT = Token(N - 1, "theirs", "s3://older", ORIGIN.manifest_path)
+BEYOND = replace(AT_THE_SAVEPOINT, checkpoint_id=N + 3, manifest_path="tallystick/8-1-d.json")
+BEHIND = replace(BEYOND, checkpoint_id=N - 3)
+ANOTHER_ATTEMPT = replace(AT_THE_SAVEPOINT, manifest_path="tallystick/4-0-e.json")
+STRANGE = Token(N - 1, "a third one", "s3://third", ORIGIN.manifest_path)
+OLD_WORD, NO_TOKEN_WORD = "new-lineage-after-theirs", "restored-at-epoch-4-without-token"
+
+
+def begun(token: Token | None, *bases: Base, ran: bool = False, seeded: bool = False, word=""):
+    """The verdict for a checkpoint with these manifests of the epoch before."""
+    is_seeded = seeded or any(base.manifest.origin for base in bases)
+    exists = ran or any(base.manifest.origin is None for base in bases)
+    committed = Committed(token, None, exists, is_seeded, bases)
+    return judge(REQUEST, committed, replace(OURS, accepted=frozenset({word})))
+
+
+def test_a_restored_savepoint_goes_on_where_the_pipeline_stands_without_being_asked():
+    assert begun(AT_THE_SAVEPOINT, SEED) == Open(SEED.path)
+
+
+def test_a_fork_under_a_new_name_goes_on_without_being_asked():
+    assert begun(None, FORK) == Open(FORK.path)
+
+
+@pytest.mark.parametrize("token", [BEYOND, BEHIND, ANOTHER_ATTEMPT, STRANGE])
+def test_a_savepoint_older_than_the_output_needs_a_decision_that_names_the_consequence(token):
+    word = f"new-lineage-after-{token.lineage}"
+    refused = begun(token, SEED)
+
+    assert isinstance(refused, Refused)
+    assert type(refused.error) is DataLossError
+    for part in ("in-0 from offset 70", "output from epoch 5 on", f"accept={word!r}"):
+        assert part in str(refused.error)
+    assert begun(token, SEED, word=word) == Open(SEED.path)
+    assert isinstance(begun(token, SEED, word="new-lineage-after-some"), Refused)
+
+
+def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():
+    """Its manifest was committed under this name: so Kafka knew, and forgot."""
+    refused = begun(None, SEED)
+
+    assert isinstance(refused, Refused)
+    assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
+    assert begun(None, SEED, word=NO_TOKEN_WORD) == Open(SEED.path)
+
+
+@pytest.mark.parametrize("token", [None, AT_THE_SAVEPOINT])
+@pytest.mark.parametrize("seed", [SEED, FORK])
+def test_a_seed_behind_which_epochs_ran_begins_nothing_by_itself(token, seed):
+    assert isinstance(begun(token, seed, ran=True, word=NO_TOKEN_WORD), Refused)
+
+
+def test_a_checkpoint_that_takes_its_name_back_goes_on_with_its_own_state():
+    assert begun(BEYOND, WITH_STATE, word=OLD_WORD) == Open(WITH_STATE.path)
+    assert begun(BEYOND, OWN, OWN, word=OLD_WORD) == Open(), "two attempts, neither has state"
+
+
+@pytest.mark.parametrize(
+    ("bases", "options"),
+    [
+        ((WITH_STATE, OWN), {}),
+        ((), {"ran": True}),
+        ((), {"seeded": True}),
+        ((replace(SEED, manifest=replace(SEED.manifest, lineage="other")),), {}),
+    ],
+    ids=["two attempts", "only other epochs", "a seed of another epoch", "half restored"],
+)
+def test_what_state_to_go_on_from_is_never_guessed(bases, options):
+    refused = begun(BEYOND, *bases, word=OLD_WORD, **options)
+
+    assert isinstance(refused, Refused)
+    assert type(refused.error) is ManifestError
