@@ -198,6 +198,8 @@ def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:
 def check_checkpoint(storage: FileStorage, name: str) -> None:
     """Refuse a checkpoint in which another pipeline's manifests lie.
 
+    A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
+
     Raises:
         DataLossError: it is another pipeline's.
         ManifestError: its newest manifest is damaged.
@@ -206,7 +208,7 @@ def check_checkpoint(storage: FileStorage, name: str) -> None:
     if not names:
         return
     manifest = m.decode(storage.get(names[-1]) or b"", names[-1])
-    if manifest.pipeline != name:
+    if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
             f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."

@@ -119,15 +119,30 @@ class KeyCodec:
         Raises:
             ManifestError: the bytes are not such keys.
         """
-        spans = spans_of(keys, "key")
+        rows, sizes = self.decode_start(keys)
+        if not (sizes == spans_of(keys, "key").lengths).all():
+            raise self._not_such_keys()
+        return rows
+
+    def decode_start(self, data: pa.BinaryArray) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """The columns of the keys that these bytes begin with, and how many bytes each key takes.
+
+        Raises:
+            ManifestError: the bytes do not begin with such keys.
+        """
+        spans = spans_of(data, "key")
         cursors, ends = spans.starts.copy(), spans.starts + spans.lengths
         columns = [_read(field.type, spans.data, cursors, ends) for field in self.schema]
-        if any(column is None for column in columns) or not (cursors == ends).all():
-            raise ManifestError(
-                f"keys in the state are not of the columns {self.schema_text}: it was written for "
-                f"another key, or is damaged. Restore an older checkpoint or a savepoint."
-            )
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        if any(column is None for column in columns):
+            raise self._not_such_keys()
+        rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return rows, cursors - spans.starts
+
+    def _not_such_keys(self) -> ManifestError:
+        return ManifestError(
+            f"keys in the state are not of the columns {self.schema_text}: it was written for "
+            f"another key, or is damaged. Restore an older checkpoint or a savepoint."
+        )
 
 
 def entry_keys(
