@@ -1,0 +1,147 @@
+"""The inner loops of `row_codec`: columns into the bytes of rows, and back.
+
+Invariant: no kernel reads or writes outside the arrays it is given; where the numbers would lead
+it outside, it returns -1 and the caller raises.
+"""
+
+from tallystick import kernel_cache  # noqa: I001  it must come before numba
+
+import numba
+import numpy as np
+
+assert kernel_cache  # imported for its effect
+
+LENGTH_SIZE = 4
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _copy(target, at, source, begin, length):  # type: ignore[no-untyped-def]
+    """Copy; the caller has checked both ranges. Slices, as they become vector instructions."""
+    inside = source[begin : begin + length]
+    outside = target[at : at + length]
+    for place in range(len(inside)):
+        outside[place] = inside[place]
+
+
+@numba.njit(cache=True, nogil=True)
+def write_records(records, width, present, out, cursors):  # type: ignore[no-untyped-def]
+    """Write each present row's record and move its cursor; 0 or -1."""
+    for row in range(len(cursors)):
+        if not present[row]:
+            continue
+        at = cursors[row]
+        if at < 0 or at + width > len(out) or (row + 1) * width > len(records):
+            return -1
+        _copy(out, at, records, row * width, width)
+        cursors[row] = at + width
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def append_texts(data, starts, lengths, present, out, cursors):  # type: ignore[no-untyped-def]
+    """Write each present row's bytes and move its cursor; a null has none; 0 or -1."""
+    for row in range(len(cursors)):
+        begin, length, at = starts[row], lengths[row], cursors[row]
+        if not present[row] or length <= 0:
+            continue
+        if at < 0 or at + length > len(out) or begin < 0 or begin + length > len(data):
+            return -1
+        _copy(out, at, data, begin, length)
+        cursors[row] = at + length
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def read_records(data, starts, lengths, width, records):  # type: ignore[no-untyped-def]
+    """Copy the record at the start of each row; zeros for a null; 0 or -1."""
+    for row in range(len(starts)):
+        begin = starts[row]
+        if lengths[row] < 0:
+            records[row * width : (row + 1) * width] = 0
+            continue
+        if begin < 0 or lengths[row] < width or begin + width > len(data):
+            return -1
+        if (row + 1) * width > len(records):
+            return -1
+        _copy(records, row * width, data, begin, width)
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def read_texts(data, cursors, ends, lengths, out, offsets):  # type: ignore[no-untyped-def]
+    """Copy the bytes at each row's cursor, behind one another, and move it; the bytes or -1."""
+    written = 0
+    for row in range(len(cursors)):
+        at, length = cursors[row], lengths[row]
+        offsets[row] = written
+        if length == 0:
+            continue
+        if length < 0 or at < 0 or at + length > ends[row] or ends[row] > len(data):
+            return -1
+        if written + length > len(out):
+            return -1
+        _copy(out, written, data, at, length)
+        written += length
+        cursors[row] = at + length
+    offsets[len(cursors)] = written
+    return written
+
+
+@numba.njit(cache=True, nogil=True)
+def write_elements(data, starts, lengths, out, offsets):  # type: ignore[no-untyped-def]
+    """Write length and bytes of each text, -1 for a null; the bytes written or -1."""
+    at = 0
+    for row in range(len(starts)):
+        offsets[row] = at
+        begin, length = starts[row], lengths[row]
+        size = max(length, 0)
+        if at + LENGTH_SIZE + size > len(out) or begin < 0 or begin + size > len(data):
+            return -1
+        for place in range(LENGTH_SIZE):
+            out[at + place] = np.uint8((length >> (8 * place)) & 0xFF)
+        at += LENGTH_SIZE
+        _copy(out, at, data, begin, size)
+        at += size
+    offsets[len(starts)] = at
+    return at
+
+
+@numba.njit(cache=True, nogil=True)
+def find_elements(data, starts, ends, counts, places, lengths):  # type: ignore[no-untyped-def]
+    """Where the elements of each list are, and how many; the number of all, or -1."""
+    found = 0
+    for row in range(len(starts)):
+        at, end = starts[row], ends[row]
+        if at < 0 or end > len(data):
+            return -1
+        before = found
+        while at < end:
+            if at + LENGTH_SIZE > end or found >= len(places):
+                return -1
+            length = np.int64(np.int8(data[at + 3]))
+            for place in range(2, -1, -1):
+                length = (length << 8) | np.int64(data[at + place])
+            at += LENGTH_SIZE
+            places[found], lengths[found] = at, length
+            at += max(length, 0)
+            if length < -1 or at > end:
+                return -1
+            found += 1
+        counts[row] = found - before
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def differs(data, starts, lengths, other, other_starts, other_lengths, out):  # type: ignore[no-untyped-def]
+    """Whether the bytes of each row differ between two columns of checked spans."""
+    for row in range(len(out)):
+        length = lengths[row]
+        out[row] = length != other_lengths[row]
+        if out[row] or length <= 0:
+            continue
+        one = data[starts[row] : starts[row] + length]
+        two = other[other_starts[row] : other_starts[row] + length]
+        found = np.uint8(0)
+        for place in range(length):
+            found |= one[place] ^ two[place]
+        out[row] = found != 0

@@ -1,0 +1,50 @@
+"""DDL as Spark reads it, without a JVM."""
+
+import pyarrow as pa
+import pytest
+
+from tallystick.errors import OptionError
+from tallystick.state.ddl import schema_of
+
+
+def test_plain_types_and_arrays() -> None:
+    found = schema_of(
+        "n bigint, `odd ``name` STRING NOT NULL, price decimal(12, 2), d decimal,"
+        " tags array<array<string>>, at timestamp, x: int",
+        "state",
+    )
+
+    assert found == pa.schema(
+        [
+            pa.field("n", pa.int64()),
+            pa.field("odd `name", pa.string(), nullable=False),
+            pa.field("price", pa.decimal128(12, 2)),
+            pa.field("d", pa.decimal128(10, 0)),
+            pa.field("tags", pa.list_(pa.list_(pa.string()))),
+            pa.field("at", pa.timestamp("us", tz="UTC")),
+            pa.field("x", pa.int32()),
+        ]
+    )
+
+
+def test_a_ready_schema_stays_and_nothing_is_no_columns() -> None:
+    schema = pa.schema([("a", pa.uint8())])
+    assert schema_of(schema, "state") is schema
+    assert schema_of(" ", "state") == pa.schema([])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "message"),
+    [
+        ("n bigin", "state, column n: 'bigin' is not a type"),
+        ("n struct<a:int>", r"state, column n: 'struct<a:int>' is not a type .*pyarrow.Schema"),
+        ("n", "'n' is not a column: expected name and type"),
+        ("n int,", "'' is not a column"),
+        ("n int, N long", "has 'n' twice"),
+        ("n decimal(39, 1)", "expected 1 to 38 digits"),
+        (7, "expected DDL like .*, not int"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(ddl: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        schema_of(ddl, "state")
