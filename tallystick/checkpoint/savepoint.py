@@ -1,0 +1,174 @@
+"""A savepoint: a committed epoch that its owner keeps, and from which a new checkpoint can begin.
+
+A folder of its own with one file, `savepoint.json` (a line of JSON and its CRC-32, as a manifest),
+that holds the epoch's manifest and Spark's own log entries for it. The files of state lie beside it
+(a copy), or it names those of the checkpoint by their whole URI (a reference). A claim, in the
+folder whose files are used from elsewhere, keeps them from being collected.
+
+A restored checkpoint begins with a seed: the savepoint's manifest under the new checkpoint's
+lineage, with nothing produced. See `verdict` for when it may go on.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import Manifest, Origin
+from tallystick.errors import ManifestError
+from tallystick.state.handles import StateFile, StepState
+
+VERSION = 1
+FILE = "savepoint.json"
+CLAIMS = "keyed-state-claims"
+"""The folder of the claims: not inside of that of the state, where each name is a step's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """What `savepoint.json` holds.
+
+    Args:
+        name: its folder's.
+        created: UTC, as ISO 8601.
+        checkpoint: the location that it was taken from.
+        manifest_path: there.
+        manifest: of the epoch; its files are relative to the savepoint, or whole URIs.
+        spark: Spark's log entries, path to content: `offsets/N`, the one before, `commits/N` and
+            whatever the sources keep.
+        claim: the path of its claim in the checkpoint; "": the files are copies.
+    """
+
+    name: str
+    created: str
+    checkpoint: str
+    manifest_path: str
+    manifest: Manifest
+    spark: Mapping[str, str] = field(default_factory=dict)
+    claim: str = ""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it can be used when the checkpoint is gone."""
+        return not self.claim
+
+    def encode(self) -> bytes:
+        """The content of `savepoint.json`."""
+        return _sealed({"version": VERSION, **asdict(self)})
+
+
+def decode(data: bytes, path: str) -> Savepoint:
+    """Read back what `Savepoint.encode` wrote; `path` is for the messages.
+
+    Raises:
+        ManifestError: the bytes are torn, edited, or of a newer release.
+    """
+    fields = _unsealed(data, path, "savepoint")
+    manifest = m.from_fields(fields.pop("manifest"))
+    return Savepoint(manifest=manifest, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That somebody elsewhere uses files of this folder.
+
+    Args:
+        holder: the location of the savepoint or checkpoint that does.
+        created: UTC, as ISO 8601.
+        state: the steps whose files are used, with paths as this folder has them.
+    """
+
+    holder: str
+    created: str
+    state: tuple[StepState, ...]
+
+    def encode(self) -> bytes:
+        """The content of the claim's file."""
+        return _sealed({"version": VERSION, **asdict(self)})
+
+
+def decode_claim(data: bytes, path: str) -> Claim:
+    """Read back what `Claim.encode` wrote.
+
+    Raises:
+        ManifestError: the bytes are torn, edited, or of a newer release.
+    """
+    fields = _unsealed(data, path, "claim")
+    fields["state"] = tuple(StepState.from_json(step) for step in fields["state"])
+    return Claim(**fields)
+
+
+def claim_path(name: str) -> str:
+    """Where a claim goes; the name is unique."""
+    return f"{CLAIMS}/{name}.json"
+
+
+def log_paths(epoch: int) -> tuple[str, ...]:
+    """The entries of Spark's logs that a query needs to go on behind an epoch.
+
+    Spark reads the ends of the epoch before the newest one too, as where that one started.
+    """
+    before = (f"offsets/{epoch - 1}",) if epoch else ()
+    return (*before, f"offsets/{epoch}", f"commits/{epoch}")
+
+
+def epochs_logged(paths: list[str]) -> list[int]:
+    """The epochs that a folder of Spark's log has entries of, in order."""
+    names = [path.rpartition("/")[2] for path in paths]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def with_files(
+    state: tuple[StepState, ...], move: Callable[[StepState, StateFile], str]
+) -> tuple[StepState, ...]:
+    """The same state with its files elsewhere: `move` gives each one's path."""
+    return tuple(
+        replace(step, files=tuple(replace(file, path=move(step, file)) for file in step.files))
+        for step in state
+    )
+
+
+def seed_of(
+    savepoint: Savepoint, location: str, lineage: str, state: tuple[StepState, ...]
+) -> Manifest:
+    """The manifest that a checkpoint restored from a savepoint begins with.
+
+    Args:
+        savepoint: what is restored.
+        location: its own.
+        lineage: of the new checkpoint.
+        state: the savepoint's, with the files where the new checkpoint has them.
+    """
+    manifest = savepoint.manifest
+    origin = Origin(
+        pipeline=manifest.pipeline,
+        lineage=manifest.lineage,
+        checkpoint=savepoint.checkpoint,
+        manifest_path=savepoint.manifest_path,
+        savepoint=location,
+    )
+    return replace(manifest, lineage=lineage, produced=(), state=state, origin=origin)
+
+
+def _sealed(fields: Mapping[str, Any]) -> bytes:
+    line = json.dumps(fields, sort_keys=True).encode()
+    return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def _unsealed(data: bytes, path: str, what: str) -> dict[str, Any]:
+    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
+    if not line or checksum != b"%08x" % zlib.crc32(line):
+        raise ManifestError(
+            f"{what} {path}: {len(data)} bytes that fail their checksum, so the file is torn or "
+            f"was edited. Nothing was changed. Put back a whole copy of it, or use another one."
+        )
+    fields: dict[str, Any] = json.loads(line)
+    version = fields.pop("version", None)
+    if version != VERSION:
+        raise ManifestError(
+            f"{what} {path}: format version {version}, this release reads version {VERSION}. Run "
+            f"the release that wrote it, or a newer one."
+        )
+    return fields
