@@ -42,25 +42,32 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sink": WORDS | COLUMNS,
     "checkpoint": VALUES,
     "ports": VALUES,
-    "job": CORE,
+    "job": CORE | {"state_files"},
     "sim": CORE | {"job"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "kernel_cache": {"cache"},
     "java": WORDS | {"cache"},
     "storage": WORDS,
+    "state_files": CORE,
+    "lmdb_store": CORE,
+    "savepoints": CORE | {"state_files", "storage"},
     "registry": VALUES | {"formats"},
     "kafka": VALUES | COLUMNS | {"ports"},
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
     "task": VALUES | {"exchange", "formats", "kafka"},
-    "steps": WORDS | {"task"},
+    "processors": WORDS | {"state"},
+    "steps": VALUES | {"task"},
+    "keyed_task": CORE | {"exchange", "state_files", "task"},
+    "keyed_epoch": CORE | {"exchange", "keyed_task", "task"},
+    "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "source"},
     "option_page": {"option_table"},
     "options": WORDS | {"formats", "option_table", "source"},
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
-    | {"task"},
+    | {"keyed_epoch", "keyed_task", "local_state", "task"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS
@@ -72,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "spark",
     },
-    "pipeline": WORDS | {"endpoints", "job", "spark", "steps", "task"},
+    "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
     "__init__": WORDS | {"endpoints", "formats", "pipeline", "source", "spark"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},

@@ -1,0 +1,1 @@
+"""A PySpark `StatefulProcessor` on our own state: the user's class unchanged, Rows or pandas."""

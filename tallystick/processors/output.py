@@ -1,0 +1,83 @@
+"""What a processor returns, as Arrow columns of the declared output."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Row
+
+from tallystick.errors import StateError
+
+
+def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows by the names of their columns: one that is missing is null, others are left out.
+
+    Raises:
+        StateError: something else than a Row was returned, or a value has another type.
+    """
+    try:
+        return pa.RecordBatch.from_arrays(_columns(rows, schema), schema=schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise _misfit(schema, error) from error
+
+
+def frame_to_batch(frame: pd.DataFrame, schema: pa.Schema, timezone: str) -> pa.RecordBatch:
+    """A frame's columns by name, or by position if they have no names.
+
+    Args:
+        frame: moments without a time zone are in `timezone`.
+        schema: of the output.
+        timezone: of the session.
+
+    Raises:
+        StateError: something else than a frame was returned, or its columns do not fit.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise StateError(f"a processor returned a {type(frame).__name__}: expected pandas frames")
+    by_name = any(isinstance(name, str) for name in frame.columns)
+    missing = set(schema.names) - set(frame.columns) if by_name else ()
+    if missing or len(frame.columns) != len(schema):
+        raise StateError(
+            f"a processor returned a frame with columns {list(frame.columns)}: expected those of "
+            f"the output, {schema.names}"
+        )
+    columns = [
+        _column(frame[field.name] if by_name else frame.iloc[:, at], field.type, timezone)
+        for at, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _columns(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
+    is_nested = any(pa.types.is_nested(field.type) for field in schema)
+    if not is_nested and all(getattr(row, "__fields__", None) == schema.names for row in rows):
+        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(schema)
+    else:
+        dicts = [row.asDict(True) for row in rows]
+        columns = [[row.get(name) for row in dicts] for name in schema.names]
+    return [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+
+
+def _column(values: "pd.Series[Any]", kind: pa.DataType, timezone: str) -> pa.Array:
+    is_moment = isinstance(values.dtype, pd.DatetimeTZDtype) or values.dtype.kind == "M"
+    if is_moment and pa.types.is_timestamp(kind):
+        if kind.tz is not None and values.dt.tz is None:
+            values = values.dt.tz_localize(timezone, ambiguous=False, nonexistent="shift_forward")
+        elif kind.tz is None and values.dt.tz is not None:
+            values = values.dt.tz_convert(timezone).dt.tz_localize(None)
+    try:
+        try:
+            return pa.Array.from_pandas(values, type=kind, safe=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.Array.from_pandas(values).cast(kind)  # e.g. numbers to text, as Spark does
+    except pa.ArrowException as error:
+        raise _misfit(pa.schema([pa.field(str(values.name), kind)]), error) from error
+
+
+def _misfit(schema: pa.Schema, error: Exception) -> StateError:
+    columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+    return StateError(
+        f"a processor returned rows that do not fit its output ({columns}): {error}. Return "
+        f"Row(name=value, ...) with these types, or change output="
+    )

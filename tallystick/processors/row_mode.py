@@ -1,0 +1,160 @@
+"""A `StatefulProcessor` as the function of a keyed step.
+
+Order of an epoch, as in Spark: initial state and rows key by key, then all timers that are due,
+then what has expired is removed. Source: PySpark's stateful_processor_util.py, and what Spark does.
+"""
+
+import copy
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from tallystick.errors import OptionError
+from tallystick.processors.handle import Declaring, Handle
+from tallystick.processors.place import Place
+from tallystick.processors.row_task import RowTask
+from tallystick.processors.schemas import arrow_schema_of
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.key_groups import key_groups_of
+from tallystick.state.processing import NO_TIME, TIME_MODES, Declared, Work
+
+ROW, PANDAS = "row", "pandas"
+
+InitialState: TypeAlias = DataFrame | pa.Table | pa.RecordBatch
+
+
+class RowProcessor:
+    """A `Processor` (state/processing.py) that calls a `StatefulProcessor`; see `row_processor`."""
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        output: StructType | pa.Schema | str,
+        is_pandas: bool,
+        time_mode: str,
+        initial_state: pa.Table | None,
+        timezone: str | None,
+    ) -> None:
+        self._processor = processor
+        self._output = output
+        self._is_pandas = is_pandas
+        self._time_mode = time_mode
+        self._initial_state = initial_state
+        self._timezone = timezone
+
+    @property
+    def time_mode(self) -> str:
+        """One of `TIME_MODES`."""
+        return self._time_mode
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether epochs without rows may have something to do: timers, or state that expires."""
+        return self._time_mode != NO_TIME
+
+    @cached_property
+    def output_schema(self) -> pa.Schema:
+        """The columns that `run` yields; nested DDL needs the driver's Spark session."""
+        return arrow_schema_of(self._output)
+
+    def declared(self, key: KeyCodec) -> tuple[Declared, ...]:
+        """Run `init` once, on a copy, as Spark does on its driver, and note what it declares.
+
+        Also settles what only the driver knows: the output's columns, the session's time zone.
+
+        Raises:
+            OptionError: a state cannot be as declared, or the initial state lacks the key.
+        """
+        if self._timezone is None:
+            session = SparkSession.getActiveSession()
+            zone = session.conf.get("spark.sql.session.timeZone") if session else None
+            self._timezone = zone or "UTC"
+        assert self.output_schema is not None, "read here, where Spark is"
+        if self._initial_state is not None:
+            for batch in self._initial_state.slice(0, 1).to_batches():
+                key.columns(batch)
+        declaring = Declaring()
+        processor = copy.deepcopy(self._processor)
+        processor.init(Handle(declaring, Place(None, 0), None, self._time_mode))
+        processor.close()
+        return tuple(declaring.declared)
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """Process the rows, then the timers that are due; state goes into the overlay."""
+        # A copy: what a processor keeps in itself ends with the epoch, as in Spark's tasks, and
+        # an epoch that runs again starts from the same.
+        task = RowTask(
+            copy.deepcopy(self._processor),
+            work,
+            self.output_schema,
+            self._is_pandas,
+            self._time_mode,
+            self._timezone or "UTC",
+        )
+        yield from task.run(self._initial_rows(work))
+
+    def _initial_rows(self, work: Work) -> pa.RecordBatch | None:
+        """The initial state of this task's key groups, if this is the epoch that puts it in."""
+        if self._initial_state is None or not work.is_first:
+            return None
+        rows = self._initial_state.combine_chunks().to_batches()
+        if not rows:
+            return None
+        groups = key_groups_of(work.key.hash_codes(rows[0]), work.max_parallelism)
+        is_mine = (groups >= work.groups.first) & (groups <= work.groups.last)
+        return rows[0].take(pa.array(np.flatnonzero(is_mine)))
+
+
+def row_processor(
+    processor: StatefulProcessor,
+    *,
+    output: StructType | pa.Schema | str,
+    rows: str = ROW,
+    time_mode: str = NO_TIME,
+    initial_state: InitialState | None = None,
+    timezone: str | None = None,
+) -> RowProcessor:
+    """Make a `StatefulProcessor` the function of a keyed step.
+
+    Args:
+        processor: as for `transformWithState`, unchanged.
+        output: the columns of the rows that it returns.
+        rows: what it takes and returns: `row` as for `transformWithState`, `pandas` as for
+            `transformWithStateInPandas`.
+        time_mode: one of `TIME_MODES`; for `EventTime`, rows that are too late have been dropped.
+        initial_state: rows for `handleInitialState`, with the key's columns; they travel with the
+            processor. A DataFrame is collected now.
+        timezone: of moments in rows; the session's by default.
+
+    Raises:
+        OptionError: an argument cannot be.
+    """
+    if rows not in (ROW, PANDAS):
+        raise OptionError(f"rows={rows!r}: expected {ROW!r} or {PANDAS!r}")
+    modes = {mode.lower(): mode for mode in TIME_MODES}  # Spark does not mind the case either
+    if time_mode.lower() not in modes:
+        raise OptionError(f"time_mode={time_mode!r}: expected one of {', '.join(TIME_MODES)}")
+    return RowProcessor(
+        processor,
+        output,
+        rows == PANDAS,
+        modes[time_mode.lower()],
+        None if initial_state is None else _collected(initial_state),
+        timezone,
+    )
+
+
+def _collected(initial_state: Any) -> pa.Table:
+    if isinstance(initial_state, pa.RecordBatch):
+        return pa.Table.from_batches([initial_state])
+    if isinstance(initial_state, pa.Table):
+        return initial_state
+    found = initial_state.toArrow()
+    assert isinstance(found, pa.Table), type(found)
+    return found
