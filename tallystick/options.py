@@ -27,11 +27,18 @@ _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
 _DURATION = re.compile(r"(\d+) ?(ms|s|m|min|h)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 _WITH_SCHEMA = ("json", "avro")
+TICK_INTERVAL = "internal.tick.interval.ms"
+TICK_COUNT = "internal.tick.count"
+"""What a pipeline with timers tells its planner; nobody else has a use for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the options of a `readStream` or `read` say; each is explained in `option_table`."""
+    """What the options of a `readStream` or `read` say; each is explained in `option_table`.
+
+    `tick_interval_ms` and `tick_count_max` are a pipeline's own: how often to plan an epoch without
+    records (0: never), and how many of them at once behind one with records (0: none).
+    """
 
     subscription: Subscription
     client: Mapping[str, str] = field(repr=False)  # may hold secrets
@@ -52,6 +59,8 @@ class SourceOptions:
     avro: Avro | None = None
     metadata_prefix: str = ""
     metadata_columns: tuple[str, ...] = METADATA
+    tick_interval_ms: int = 0
+    tick_count_max: int = 0
 
     @property
     def shown_group(self) -> str:
@@ -105,6 +114,8 @@ def parse_source_options(
         avro=_avro(plain) if value_format == "avro" else None,
         metadata_prefix=plain.get("metadata.prefix", ""),
         metadata_columns=_metadata(plain),
+        tick_interval_ms=_whole(plain, TICK_INTERVAL, 0, least=0),
+        tick_count_max=_whole(plain, TICK_COUNT, 0, least=0),
     )
 
 
@@ -124,7 +135,7 @@ def _client_options(given: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_unknown(plain: Mapping[str, str]) -> None:
     for name in plain:
-        if name not in BY_NAME:
+        if name not in BY_NAME and name not in (TICK_INTERVAL, TICK_COUNT):
             near = difflib.get_close_matches(name, BY_NAME, n=1)
             known = ", ".join([*(option.name for option in OPTIONS), "kafka.*"])
             hint = f"did you mean {BY_NAME[near[0]].name!r}?" if near else f"known: {known}"
@@ -136,7 +147,7 @@ def _refuse_misplaced(plain: Mapping[str, str], streaming: bool | None) -> None:
         return
     other, here = ("batch", "spark.readStream") if streaming else ("stream", "spark.read")
     for name in plain:
-        if BY_NAME[name].only == other:
+        if name in BY_NAME and BY_NAME[name].only == other:
             raise OptionError(
                 f"{BY_NAME[name].name} means nothing for {here}: remove it (it is for a {other})"
             )

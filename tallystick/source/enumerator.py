@@ -363,6 +363,7 @@ class Enumerator:
             topic_ids={t: i for t, i in {**state.topic_ids, **ids}.items() if t in read},
             gone=draft.gone,
             skipped=draft.skipped,
+            tick=0,
         )
         return Plan(offsets, waiting, tuple(draft.notes))
 

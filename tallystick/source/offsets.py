@@ -6,12 +6,12 @@ group travel along, so that whoever commits the epoch can say in Kafka how far i
 
     {"tallystick": 2, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
      "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},
-     "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}}
+     "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}, "tick": …}
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tallystick.errors import ManifestError
@@ -39,6 +39,8 @@ class SourceOffsets:
         gone: when a topic whose position is kept was first missed, in ms since 1970.
         skipped: ranges (from, to) that were lost before they were read, and that this epoch
             passed over, as its policy says.
+        tick: how many epochs were planned without records since the last one with some, so that
+            timers get their epochs. Earlier releases pass over it, and it only tells offsets apart.
     """
 
     cluster_id: str
@@ -50,6 +52,7 @@ class SourceOffsets:
     stops: Mapping[TopicPartition, int] | None = None
     gone: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    tick: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The value that Spark stores for us, JSON types only; the same for the same value."""
@@ -70,6 +73,8 @@ class SourceOffsets:
             value["gone"] = dict(sorted(self.gone.items()))
         if self.skipped:
             value["skipped"] = _ranges(self.skipped)
+        if self.tick:
+            value["tick"] = self.tick
         return value
 
 
@@ -99,7 +104,13 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
             for topic, ranges in value.get("skipped", {}).items()
             for partition, (start, stop) in ranges.items()
         },
+        tick=value.get("tick", 0),
     )
+
+
+def next_tick(start: SourceOffsets) -> SourceOffsets:
+    """The offsets of an epoch that reads nothing: where `start` ends, and distinct from it."""
+    return replace(start, starts={}, skipped={}, initial=False, tick=start.tick + 1)
 
 
 def _columns(positions: Mapping[TopicPartition, int]) -> dict[str, list[int | None]]:

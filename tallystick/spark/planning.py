@@ -18,7 +18,7 @@ from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets
 from tallystick.source.discovery import FoundTopic
 from tallystick.source.enumerator import Enumerator, Plan
 from tallystick.source.losses import SKIP
-from tallystick.source.offsets import SourceOffsets
+from tallystick.source.offsets import SourceOffsets, next_tick
 from tallystick.source.planner import is_worth_an_epoch
 from tallystick.source.subscription import Assignment
 from tallystick.spark.topics import (
@@ -55,6 +55,7 @@ class StreamPlanner:
         self._has_looked = False
         self._discovered_at = 0.0
         self._planned_at: float | None = None
+        self._ticked_at = 0.0
         self._ends: dict[TopicPartition, int] = {}
         self._known_cluster = ""
 
@@ -99,10 +100,10 @@ class StreamPlanner:
             self._look(start)
         plan = self._enumerator.plan(offset_count_max)
         if plan.offsets is start or not self._is_ripe(plan):
-            return start
+            return next_tick(start) if self._is_tick_due(start) else start
         for note in plan.notes:
             logger.warning("%s", note)
-        self._planned_at = time.monotonic()
+        self._planned_at = self._ticked_at = time.monotonic()
         return replace(plan.offsets, group=self._options.shown_group)
 
     def latest(self) -> SourceOffsets | None:
@@ -249,3 +250,22 @@ class StreamPlanner:
             waited_ms,
             self._options.trigger_delay_max_ms,
         )
+
+    def _is_tick_due(self, start: SourceOffsets) -> bool:
+        """Whether timers are to be looked for in an epoch without records.
+
+        Event time moves with records only: what they moved is looked at once, as Spark does, and
+        also under the trigger availableNow. The clock moves always, so such a query never ends by
+        itself; under availableNow it ends with its records.
+        """
+        if start.initial:
+            return False
+        if start.tick < self._options.tick_count_max:
+            return True
+        interval_ms = self._options.tick_interval_ms
+        if not interval_ms or self._is_bounded_by_now:
+            return False
+        now = time.monotonic()
+        is_due = (now - self._ticked_at) * 1000 >= interval_ms
+        self._ticked_at = now if is_due else self._ticked_at
+        return is_due

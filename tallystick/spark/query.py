@@ -146,8 +146,23 @@ def _items(sequence: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
-def logged_sources(storage: FileStorage, batch_id: int) -> tuple[str, ...]:
-    """The end offsets of each source that Spark logged for a micro-batch.
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What Spark logged of a micro-batch before it ran: the same for each of its attempts.
+
+    Args:
+        timestamp_ms: its clock.
+        sources: the end offsets of each source.
+    """
+
+    timestamp_ms: int
+    sources: tuple[str, ...]
+
+
+def logged_batch(storage: FileStorage, batch_id: int) -> Logged:
+    """What Spark logged for a micro-batch.
+
+    Source: Spark's OffsetSeqLog: a version, a line of metadata, a line per source.
 
     Raises:
         DataLossError: the log entry is missing or damaged.
@@ -162,7 +177,8 @@ def logged_sources(storage: FileStorage, batch_id: int) -> tuple[str, ...]:
             f"{batch_id}, found {found}. Nothing was changed. Put a whole copy of the checkpoint "
             f"back."
         )
-    return tuple(lines[2:])
+    timestamp_ms = json.loads(lines[1] or "{}").get("batchTimestampMs", 0)
+    return Logged(int(timestamp_ms), tuple(lines[2:]))
 
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
@@ -184,6 +200,7 @@ class Batch:
     rows: DataFrame
     sources: tuple[str, ...]
     previous_sources: tuple[str, ...]
+    timestamp_ms: int
 
 
 MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
@@ -245,10 +262,11 @@ class EpochRunner:
         if opened is None or opened.run_id != run_id:
             # Seen only when it is complete: parts of two runs must never be mixed.
             self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
-        sources = logged_sources(opened.storage, batch_id)
-        previous = logged_sources(opened.storage, batch_id - 1) if batch_id > 0 else ()
-        engine = _Witness(self._make_engine(Batch(rows, sources, previous)))
-        opened.driver.run_epoch(Request(batch_id, sources), engine)
+        logged = logged_batch(opened.storage, batch_id)
+        previous = logged_batch(opened.storage, batch_id - 1).sources if batch_id > 0 else ()
+        batch = Batch(rows, logged.sources, previous, logged.timestamp_ms)
+        engine = _Witness(self._make_engine(batch))
+        opened.driver.run_epoch(Request(batch_id, logged.sources), engine)
         shown_in_transaction(run_id, opened.driver.cluster_id)
         if not engine.has_run and opened.storage.names(STATE_FOLDER):
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
