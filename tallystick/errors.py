@@ -55,6 +55,10 @@ class ManifestError(DataLossError):
     """A manifest is missing, damaged, or not the one that this checkpoint must have."""
 
 
+class StateFileError(ManifestError):
+    """A file of keyed state that a manifest names is missing or damaged."""
+
+
 class RecordsExpiredError(DataLossError):
     """Records were deleted, by retention or by hand, before they were read."""
 

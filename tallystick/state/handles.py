@@ -39,6 +39,8 @@ class StateFile:
         index_size: bytes of the index at its end.
         checksum: CRC-32 of the index, which holds those of the segments.
         rows: entries.
+        first_epoch: of a changelog merged from those of several epochs, the first of them; it says
+            all that changelogs from there to `epoch` say of its key groups.
     """
 
     path: str
@@ -50,11 +52,18 @@ class StateFile:
     index_size: int
     checksum: int
     rows: int
+    first_epoch: int | None = None
 
     @property
     def groups(self) -> KeyGroupRange:
         """The key groups that it speaks for."""
         return KeyGroupRange(self.first, self.last)
+
+    @property
+    def epochs(self) -> range:
+        """The epochs whose changes a changelog holds."""
+        start = self.epoch if self.first_epoch is None else self.first_epoch
+        return range(start, self.epoch + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,242 @@
+"""LMDB files, one open environment per path and process, and the folders that they live in.
+
+LMDB's rules that this module keeps: a file is opened once per process, never used across a fork,
+not grown while the process reads it, and lock file and data file belong together. Reader slots of
+killed processes are freed at each opening.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+
+from tallystick.errors import StorageError
+
+UNUSED_MAX_S = 24 * 3600
+"""Folders not written for so long are removed: of other ranges, other lineages, other boots."""
+
+LOCK_PATIENCE_S = 60.0
+"""A process that was stopped may hold a lock for ever: then we go on, the versions decide."""
+
+READERS_MAX = 1024
+MAP_BYTES = 1 << 40
+MAP_BYTES_LIMITED = 1 << 30
+"""Where the process's address space is limited, the map starts at this and grows."""
+
+BLOAT = 3
+BLOAT_BYTES_MIN = 64 << 20
+"""A file this many times larger than what is in it, and by this much, is written anew."""
+
+UNREADABLE = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""The file is of no use any more."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_GONE = ".gone"
+_open: dict[Path, "Environment"] = {}
+
+
+class Environment:
+    """An open LMDB file.
+
+    Args:
+        path: its folder.
+        map_bytes: the largest size of the file, to begin with; None: as the process allows.
+    """
+
+    def __init__(self, path: Path, map_bytes: int | None = None) -> None:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = path
+        self.views = 0
+        self._pid = os.getpid()
+        self.lmdb = lmdb.open(
+            str(path),
+            map_size=map_bytes or _map_bytes(),
+            sync=False,
+            metasync=False,
+            readahead=False,
+            max_readers=READERS_MAX,
+        )
+        self.lmdb.reader_check()
+        self.entries = self.lmdb.open_db()
+        self._inode = _inode(path)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this process opened it, and it is still what lies at its path."""
+        return self._pid == os.getpid() and self._inode == _inode(self.path)
+
+    def begin(self, *, write: bool = False) -> "lmdb.Transaction[bytes]":
+        """Start a transaction."""
+        try:
+            return self.lmdb.begin(write=write)
+        except lmdb.MapResizedError:  # another process made it larger
+            self._resize(0)
+        except lmdb.ReadersFullError:
+            self.lmdb.reader_check()
+        return self.lmdb.begin(write=write)
+
+    def grow(self) -> None:
+        """Make room: a transaction failed for want of it."""
+        self._resize(2 * self.lmdb.info()["map_size"])
+
+    def is_bloated(self) -> bool:
+        """Whether the file is much larger than what is in it; LMDB never gives pages back."""
+        found = self.lmdb.stat()
+        pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+        size = (self.path / "data.mdb").stat().st_size
+        return size > BLOAT * pages * found["psize"] + BLOAT_BYTES_MIN and self.views == 0
+
+    def rewrite(self) -> None:
+        """Put a file with nothing but its content in its place; needs its lock."""
+        assert self.views == 0, "somebody reads it"
+        fresh = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}{_GONE}")
+        fresh.mkdir(mode=0o700)
+        try:
+            self.lmdb.copy(str(fresh), compact=True)
+            self.close()
+            discard(self.path)
+            fresh.rename(self.path)
+        except OSError:  # whoever opens it next makes it anew
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close it, and forget it."""
+        self.lmdb.close()
+        _open.pop(self.path, None)
+
+    def _resize(self, map_bytes: int) -> None:
+        if self.views:
+            raise StorageError(
+                f"local state {self.path}: it has to grow while this process reads it. Run the "
+                f"task again; ulimit -v (or spark.executor.pyspark.memory) unlimited avoids it."
+            )
+        self.lmdb.set_mapsize(map_bytes)
+
+
+def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
+    """The environment at a path, opened if need be.
+
+    Args:
+        path: its folder.
+        is_locked: whether the caller holds its lock.
+
+    Raises:
+        StorageError: it cannot be opened, for want of disk or rights.
+    """
+    found = _open.get(path)
+    if found is not None:
+        if found.is_current:
+            return found
+        _leave(found)
+    with contextlib.nullcontext() if is_locked else locked(path):
+        try:
+            opened = _opened(path)
+        except (lmdb.Error, OSError) as error:
+            raise StorageError(f"local state {path}: opening it failed: {error}") from error
+    _open[path] = opened
+    return opened
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which a killed process lets go of."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline_s = time.monotonic() + LOCK_PATIENCE_S
+        while not _is_taken(descriptor) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder at one stroke; who has it open keeps what it has."""
+    gone = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_GONE}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def boot_folder(root: Path) -> Path:
+    """Where the files of this boot are: no other's can be trusted."""
+    if _BOOT_ID.exists():
+        return root / f"boot-{_BOOT_ID.read_text().strip()}"
+    return root / f"boot-unknown-{os.getpid()}"
+
+
+def remove_unused(root: Path, kept: Path) -> None:
+    """Remove what nobody has written for a day.
+
+    Args:
+        root: of all folders.
+        kept: the one that is about to be used.
+    """
+    oldest_s = time.time() - UNUSED_MAX_S
+    for folder in root.glob("boot-*/*/*/*"):
+        with contextlib.suppress(OSError):
+            if folder == kept or not folder.is_dir() or _used_s(folder) > oldest_s:
+                continue
+            discard(folder)
+            folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
+            for parent in list(folder.parents)[:3]:
+                parent.rmdir()  # fails, and ends the loop, where others are in it
+
+
+def _used_s(folder: Path) -> float:
+    data = folder / "data.mdb"
+    return (data if data.exists() else folder).stat().st_mtime
+
+
+def _opened(path: Path) -> Environment:
+    try:
+        return Environment(path)
+    except UNREADABLE:
+        discard(path)
+        return Environment(path)
+
+
+def _leave(found: Environment) -> None:
+    """Let go of an environment that was replaced, or that belongs to the process we forked from."""
+    _open.pop(found.path, None)
+    if found.views == 0:
+        found.lmdb.close()
+    # Else a view of it is open: closing would end that, and the last one to go closes the file.
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = (path / "data.mdb").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _map_bytes() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return MAP_BYTES if limit == resource.RLIM_INFINITY else MAP_BYTES_LIMITED

@@ -1,0 +1,175 @@
+"""The bytes of a state file: entries sorted by key, in segments that end where a key group ends.
+
+    Arrow IPC stream: schema | segment … | end || index: a line per segment | its size | "TSSTATE1"
+
+A segment is one record batch (`ENTRIES`, buffers compressed by lz4): any Arrow library reads all of
+them from front to back. The index says of each
+segment which key groups it holds, where it lies, and its CRC-32; the manifest has the CRC-32 of
+index and trailer, so a file proves itself whole from there. Key groups lie in order: those of a
+range are one contiguous slice of the file. A key group too big for one segment has several.
+"""
+
+import bisect
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.view import ENTRIES
+
+MAGIC = b"TSSTATE1"
+SEGMENT_ROWS = 2048
+"""A segment ends with the first key group that ends behind so many rows."""
+SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
+SEGMENT_BYTES = 1 << 20
+"""The same for bytes before compression: values may be long."""
+
+_TRAILER = struct.Struct(f"<I{len(MAGIC)}s")
+_LINE = np.dtype(
+    [
+        ("first", "<u2"),
+        ("last", "<u2"),
+        ("rows", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("checksum", "<u4"),
+    ]
+)
+
+
+class DamagedError(ValueError):
+    """Bytes that are not what was written; the caller knows the file's name and says it."""
+
+
+class Segment(NamedTuple):
+    """A piece of a file: which key groups, where, and the CRC-32 of its bytes."""
+
+    first: int
+    last: int
+    rows: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class EncodedFile(NamedTuple):
+    """A file's bytes, and what the manifest says of it."""
+
+    data: bytes
+    index_size: int
+    checksum: int
+    rows: int
+    first: int
+    last: int
+
+
+def encode(table: pa.Table, groups: KeyGroupRange | None = None) -> EncodedFile:
+    """Make a file.
+
+    Args:
+        table: `ENTRIES`, sorted by key.
+        groups: those that it speaks for; None: from the first entry's to the last one's.
+    """
+    assert groups is not None or table.num_rows, "a file that says nothing"
+    segments = []
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, ENTRIES, options=options) as stream:
+        for batch in table.combine_chunks().to_batches():
+            row_groups = groups_of(batch.column(0))
+            assert (row_groups[1:] >= row_groups[:-1]).all(), "entries are not sorted by key"
+            for start, stop in _cuts(row_groups, batch):
+                ends = int(row_groups[start]), int(row_groups[stop - 1])
+                offset = sink.tell()
+                stream.write_batch(batch.slice(start, stop - start))
+                segments.append((*ends, stop - start, offset, sink.tell() - offset, 0))
+    data = sink.getvalue()
+    lines = np.array(segments, _LINE)
+    lines["checksum"] = [zlib.crc32(data[at : at + size]) for *_, at, size, _ in segments]
+    index = lines.tobytes()
+    tail = index + _TRAILER.pack(len(index) + _TRAILER.size, MAGIC)
+    return EncodedFile(
+        data=b"".join([data, tail]),
+        index_size=len(tail),
+        checksum=zlib.crc32(tail),
+        rows=table.num_rows,
+        first=groups.first if groups else segments[0][0],
+        last=groups.last if groups else segments[-1][1],
+    )
+
+
+def parse_index(tail: bytes, checksum: int) -> list[Segment]:
+    """The segments of a file, in order.
+
+    Args:
+        tail: its last `index_size` bytes.
+        checksum: what the manifest says of them.
+
+    Raises:
+        DamagedError: they are not what was written.
+    """
+    if zlib.crc32(tail) != checksum:
+        raise DamagedError(f"its index ({len(tail)} bytes) fails its checksum")
+    size, magic = _TRAILER.unpack(tail[-_TRAILER.size :])
+    if magic != MAGIC or size != len(tail):
+        raise DamagedError(f"format {magic!r}, this release reads {MAGIC!r}")
+    return [Segment(*line) for line in np.frombuffer(tail[: -_TRAILER.size], _LINE).tolist()]
+
+
+def segments_of(segments: Sequence[Segment], groups: KeyGroupRange) -> list[Segment]:
+    """Those with entries of these key groups: neighbours in the file."""
+    return [each for each in segments if each.last >= groups.first and each.first <= groups.last]
+
+
+def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) -> pa.RecordBatch:
+    """The entries of these key groups in one segment.
+
+    Raises:
+        DamagedError: the bytes are not what was written.
+    """
+    if len(blob) != segment.length or zlib.crc32(blob) != segment.checksum:
+        raise DamagedError(
+            f"{len(blob)} bytes at {segment.offset}, expected {segment.length}, fail their checksum"
+        )
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(blob)), ENTRIES)
+    if groups.first <= segment.first and segment.last <= groups.last:
+        return batch
+    keys = batch.column(0)
+    start = _position(keys, groups.first)
+    return batch.slice(start, _position(keys, groups.last + 1) - start)
+
+
+def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    """The key group of each entry's key: its first two bytes."""
+    if len(keys) == 0:
+        return np.empty(0, np.int32)
+    _, offsets, data = keys.buffers()
+    starts = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys)]
+    units = np.frombuffer(data, np.uint8)
+    return units[starts].astype(np.int32) << 8 | units[starts + 1]
+
+
+def _position(keys: pa.BinaryArray, group: int) -> int:
+    """Where the first entry of this or a later key group stands."""
+    wanted = group.to_bytes(2, "big")
+    return bisect.bisect_left(range(len(keys)), wanted, key=lambda row: keys[row].as_py())
+
+
+def _cuts(groups: npt.NDArray[np.int32], batch: pa.RecordBatch) -> list[tuple[int, int]]:
+    """Where the segments of a batch start and stop."""
+    ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
+    row_bytes = max(1, batch.nbytes // len(groups))
+    rows = min(SEGMENT_ROWS, max(1, SEGMENT_BYTES // row_bytes))
+    rows_max = SEGMENT_ROWS_MAX * rows // SEGMENT_ROWS or 1
+    cuts, start = [], 0
+    while start < len(groups):
+        at = int(np.searchsorted(ends, min(start + rows, len(groups))))
+        stop = min(int(ends[at]), start + rows_max)
+        cuts.append((start, stop))
+        start = stop
+    return cuts

@@ -1,0 +1,180 @@
+"""Which files make up a step's state, which are to be written anew, and which are rubbish.
+
+Writing anew keeps three things within bounds, each at a cost that grows with what was changed, not
+with what is held: bytes (a part of the key groups gets a snapshot when its changelogs outgrow the
+last one), the number of files (changelogs of like size are merged, as in an LSM tree), and what
+one epoch has to do of it (a part at a time).
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.restore import Load, needed
+
+TRAIL_LENGTH = 64
+"""How many epochs a worker's copy may be behind and still be brought forward."""
+
+SNAPSHOT_BYTES = 16 << 20
+"""About what one snapshot holds: one epoch pays for it, so a second of work would be too much."""
+
+SNAPSHOTS_PER_RANGE_MAX = 64
+"""More state than that times `SNAPSHOT_BYTES` makes the snapshots larger, not more."""
+
+CHANGED_BYTES_MIN = 1 << 20
+"""Smaller changelogs are not worth a snapshot."""
+
+MERGED_FILES_MIN = 16
+"""So many changelogs of like size become one."""
+
+MERGED_BYTES_MAX = 16 << 20
+"""Larger changelogs are left as they are: a request for each is no matter."""
+
+
+def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> StepState:
+    """The state at the end of an epoch.
+
+    Args:
+        base: what the epoch started from.
+        version: of the epoch; later than the base's.
+        files: what its tasks wrote: snapshots and merged changelogs of the base, which were made
+            before anything was changed, and the epoch's own changelogs.
+    """
+    before = base.version.epoch if base.version else None
+    assert before is None or version.epoch > before, f"epoch {version.epoch} behind {before}"
+    ordered = sorted(files, key=lambda each: (each.epoch, each.kind == CHANGELOG, each.first))
+    for file in ordered:
+        assert file.epoch in (before, version.epoch), file
+        assert (file.epoch == before) == _is_rewrite(file), file
+    everything = (*base.files, *ordered)
+    if any(_is_rewrite(file) for file in ordered):
+        whole = KeyGroupRange(0, base.max_parallelism - 1)
+        everything = tuple(load.file for load in needed(everything, whole))
+    return replace(base, files=everything, trail=(*base.trail, version)[-TRAIL_LENGTH:])
+
+
+def rebase(step: StepState, version: Version) -> StepState:
+    """The same state as the start of another history, whose epochs are counted anew.
+
+    Files are told apart by their epochs: those of another history would be taken for this one's.
+
+    Args:
+        step: of a savepoint, say.
+        version: what to call it; the next epoch's must be later.
+    """
+    files = tuple(replace(each, epoch=version.epoch, first_epoch=None) for each in step.files)
+    return replace(step, files=files, trail=(version,))
+
+
+def due_snapshots(step: StepState, parallelism: int) -> dict[int, KeyGroupRange]:
+    """The key groups of which a task should write a snapshot, before the next epoch; by task.
+
+    At most one part of its range each, the one whose changelogs outgrew its snapshot most.
+
+    Args:
+        step: the committed state, which the snapshots are to hold.
+        parallelism: of the next epoch.
+    """
+    due = {}
+    for index in range(parallelism):
+        groups = key_group_range(step.max_parallelism, parallelism, index)
+        loads = needed([each for each in step.files if _touches(each, groups)], groups)
+        parts = _parts(groups, _bytes_of(loads, groups, SNAPSHOT))
+        weights = {part: _weight(loads, part) for part in parts}
+        heaviest = max(parts, key=weights.__getitem__)
+        if weights[heaviest] > 1:
+            due[index] = heaviest
+    return due
+
+
+def due_merges(step: StepState, parallelism: int) -> dict[int, tuple[Load, ...]]:
+    """The changelogs that a task should merge into one, before the next epoch; by task.
+
+    The newest ones, and each older one that is not larger than all newer ones together: so a byte
+    is written once per doubling, and the number of files grows with the logarithm.
+    """
+    due = {}
+    for index in range(parallelism):
+        groups = key_group_range(step.max_parallelism, parallelism, index)
+        files = [each for each in step.files if _touches(each, groups)]
+        logs = [load for load in needed(files, groups) if load.file.kind == CHANGELOG]
+        first_epoch = _first_to_merge(logs, groups)
+        # The merged file will stand for everything from there on, so it must have everything.
+        chosen = [load for load in logs if load.file.epochs.start >= first_epoch]
+        if len(chosen) >= MERGED_FILES_MIN:
+            due[index] = tuple(chosen)
+    return due
+
+
+def collectable(
+    names: Iterable[str], committed_epoch: int, retained: Iterable[Iterable[StepState]]
+) -> list[str]:
+    """The files that nothing needs any more.
+
+    Files of later epochs are left alone: an epoch under way, or another driver's, may name them.
+
+    Args:
+        names: the files there are, as `StateFile.path` has them.
+        committed_epoch: the newest.
+        retained: the state in each manifest that somebody may go back to; the newest one's too.
+    """
+    kept = {file.path for steps in retained for step in steps for file in step.files}
+    return [
+        name
+        for name in names
+        if name not in kept and (epoch := epoch_of(name)) is not None and epoch <= committed_epoch
+    ]
+
+
+def epoch_of(name: str) -> int | None:
+    """The epoch that wrote a state file, by its name; None where it is not one of ours."""
+    digits = name.rpartition("/")[2].partition("-")[0]
+    return int(digits) if digits.isdecimal() else None
+
+
+def _is_rewrite(file: StateFile) -> bool:
+    return file.kind == SNAPSHOT or file.first_epoch is not None
+
+
+def _first_to_merge(logs: Sequence[Load], groups: KeyGroupRange) -> float:
+    total, count, first_epoch = 0, 0, math.inf
+    for load in reversed(logs):
+        size = _share(load, groups)
+        if size > MERGED_BYTES_MAX or (count >= MERGED_FILES_MIN and size > total):
+            break
+        total, count = total + size, count + 1
+        first_epoch = min(first_epoch, load.file.epochs.start)
+    return first_epoch
+
+
+def _touches(file: StateFile, groups: KeyGroupRange) -> bool:
+    return file.groups.intersection(groups).count > 0
+
+
+def _share(load: Load, groups: KeyGroupRange) -> int:
+    """About how many bytes of the file these key groups have: as if all had the same."""
+    inside = sum(part.intersection(groups).count for part in load.groups)
+    return load.file.size * inside // load.file.groups.count
+
+
+def _bytes_of(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> int:
+    return sum(_share(load, groups) for load in loads if load.file.kind == kind)
+
+
+def _weight(loads: Sequence[Load], part: KeyGroupRange) -> float:
+    """Changed bytes per byte of snapshot: above 1, a snapshot is due."""
+    changed, held = _bytes_of(loads, part, CHANGELOG), _bytes_of(loads, part, SNAPSHOT)
+    return changed / max(held, CHANGED_BYTES_MIN)
+
+
+def _parts(groups: KeyGroupRange, size: int) -> list[KeyGroupRange]:
+    """Cut a range so that each part has about `SNAPSHOT_BYTES`; halves of halves, which stay."""
+    wanted = min(-(-size // SNAPSHOT_BYTES), SNAPSHOTS_PER_RANGE_MAX, groups.count)
+    count = 1 << max(0, wanted - 1).bit_length()
+    edges = [groups.first + groups.count * each // count for each in range(count + 1)]
+    return [
+        KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(edges) if start < stop
+    ]
