@@ -10,20 +10,29 @@
 
 The functions of `map_batches` are chained into the reader: they get the Arrow batches that it
 decoded, in the same task, and what they return is encoded for Kafka right there.
+
+With state, exactly once with the output:
+
+    .key_by("dest").process(count(), output="dest string, n bigint")
+
+Behind `process` the functions run in the task that owns the key.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.endpoints import KafkaSink, KafkaSource
 from tallystick.errors import OptionError
 from tallystick.job import Listener
+from tallystick.processors.row_mode import row_processor
 from tallystick.spark.running import PipelineRun, start_query
-from tallystick.steps import FrameFunction, MapBatches, Step, Transform
+from tallystick.state.processing import NO_TIME, Processor
+from tallystick.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.task import BatchFunction
 
 NAME_LENGTH_MAX = 200
@@ -76,6 +85,18 @@ class Pipeline:
         """
         return replace(self, steps=(*self.steps, Transform(function)))
 
+    def key_by(self, *columns: str, max_parallelism: int | None = None) -> "KeyedPipeline":
+        """Bring the rows of each key to one task, in order; `process` says what is done there.
+
+        Args:
+            columns: of the key; a `map_batches` right before needs its `schema`.
+            max_parallelism: how many key groups there are: the most tasks that the state can ever
+                be shared among, fixed once it exists. None: by Flink's formula, 128 at least.
+        """
+        if not columns or not all(isinstance(name, str) for name in columns):
+            raise OptionError(f"key_by{columns}: expected names of columns, e.g. key_by('user')")
+        return KeyedPipeline(self, columns, max_parallelism)
+
     def write(self, sink: KafkaSink) -> Self:
         """Say where the rows go; the last step."""
         return replace(self, sink=sink)
@@ -87,6 +108,7 @@ class Pipeline:
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
         accept: Collection[str] = (),
+        allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
     ) -> StreamingQuery:
         """Check everything that can be checked, then start.
@@ -96,6 +118,8 @@ class Pipeline:
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
             trigger: the arguments of Spark's `DataStreamWriter.trigger`.
             accept: decisions to state, as an error message names them.
+            allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
+                state may be given up.
             listener: told every event of the epoch protocol, in the driver.
 
         Returns:
@@ -114,5 +138,114 @@ class Pipeline:
             steps=self.steps,
             sink=self.sink.settings,
             listener=listener,
+            allow_dropped_state=_uids(allow_dropped_state),
         )
         return start_query(run, checkpoint, trigger, frozenset(accept))
+
+
+@dataclass(frozen=True)
+class KeyedPipeline:
+    """A pipeline whose rows go by key to the step that `process` adds."""
+
+    pipeline: Pipeline
+    columns: tuple[str, ...]
+    max_parallelism: int | None = None
+
+    def process(
+        self,
+        function: StatefulProcessor | Processor,
+        *,
+        output: Columns,
+        parallelism: int | None = None,
+        uid: str | None = None,
+        time_mode: str | None = None,
+        event_time: str | None = None,
+        watermark_delay: str | int = 0,
+        rows: str = "row",
+        initial_state: DataFrame | None = None,
+    ) -> Pipeline:
+        """Pass the rows through a function that keeps state per key.
+
+        Args:
+            function: a PySpark `StatefulProcessor`, as for `transformWithState`; or one of ours,
+                `vectorised(...)` and the ready-made ones.
+            output: the columns that it puts out, as DDL or as an Arrow schema.
+            parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
+                It may be another one at each start.
+            uid: names the state, for as long as it lives; None: `process-1` for the first step, and
+                so on, so a step that is put before it takes its state. Name what lives long.
+            time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
+                and for a `StatefulProcessor` "None".
+            event_time: the column with a row's event time, a timestamp or bigint in ms.
+            watermark_delay: how much later than the latest row another one may come, in ms or as
+                text such as "10 seconds". What comes later still is dropped with time mode
+                EventTime, as in Spark.
+            rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
+                "pandas" (as `transformWithStateInPandas`).
+            initial_state: the rows for its `handleInitialState`, with the columns of the key.
+
+        Raises:
+            OptionError: an argument is not what it should be.
+        """
+        if isinstance(function, StatefulProcessor):
+            processor: Processor = row_processor(
+                function,
+                output=output,
+                rows=rows,
+                time_mode=time_mode or NO_TIME,
+                initial_state=initial_state,
+            )
+        else:
+            processor = function
+            _check_own(processor, time_mode, rows, initial_state)
+        step = Process(
+            uid=uid,
+            key=self.columns,
+            processor=processor,
+            output=output,
+            max_parallelism=self.max_parallelism,
+            parallelism=parallelism,
+            event_time=event_time,
+            watermark_delay_ms=_delay_ms(watermark_delay),
+        )
+        return replace(self.pipeline, steps=(*self.pipeline.steps, step))
+
+
+def _check_own(
+    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
+) -> None:
+    if not all(hasattr(processor, name) for name in ("time_mode", "has_timers", "declared", "run")):
+        raise OptionError(
+            f"process({processor!r}): expected a StatefulProcessor, a function made with "
+            f"vectorised(...), or a ready-made one such as count()"
+        )
+    if time_mode not in (None, processor.time_mode):
+        raise OptionError(
+            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
+        )
+    if rows != "row" or initial_state is not None:
+        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
+
+
+_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
+_UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
+
+
+def _delay_ms(delay: str | int) -> int:
+    """A delay in ms, or as Spark's `withWatermark` has it: "10 seconds", "2 hours"."""
+    if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
+        return delay
+    words = str(delay).lower().split()
+    unit = _UNITS_MS.get(words[1].removesuffix("s")) if len(words) == 2 else None
+    if isinstance(delay, str) and unit is not None and words[0].isdecimal():
+        return int(words[0]) * unit
+    raise OptionError(
+        f"watermark_delay={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
+        f"(milliseconds, seconds, minutes, hours, days)"
+    )
+
+
+def _uids(uids: Collection[str]) -> frozenset[str]:
+    if isinstance(uids, str):
+        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
+    return frozenset(uids)

@@ -2,23 +2,34 @@
 
     read ─► before: Arrow, in the reader ─► frames: DataFrame code ─► after: Arrow, in the encoder
 
-Without DataFrame code all functions run in the reader, and no row crosses to the JVM.
+Without DataFrame code all functions run in the reader, and no row crosses to the JVM. With keyed
+steps the rows go on from task to task, as Arrow too:
+
+    … ─► keyed step ─► its functions ─► keyed step ─► its functions ─► encoder
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.errors import OptionError
+from tallystick.state.key_groups import MAX_PARALLELISM_MAX
+from tallystick.state.processing import Processor
 from tallystick.task import BatchFunction
 
 FrameFunction = Callable[[DataFrame], DataFrame]
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+Columns: TypeAlias = str | pa.Schema
+"""Columns, as Spark's DDL text or as an Arrow schema."""
 
 
 @dataclass(frozen=True)
 class MapBatches:
-    """Arrow in, Arrow out; `schema` is what comes out, where Spark has to know it."""
+    """Arrow in, Arrow out; `schema` is what comes out, where Spark or a keyed step must know it."""
 
     function: BatchFunction
     schema: str | None = None
@@ -31,7 +42,49 @@ class Transform:
     function: FrameFunction
 
 
-Step = MapBatches | Transform
+@dataclass(frozen=True)
+class Process:
+    """Rows to the tasks that own their keys, and a function with state there.
+
+    Args:
+        uid: names the step's state across changes of the pipeline; None: by its position.
+        key: the columns of the key.
+        processor: the function.
+        output: what it puts out.
+        max_parallelism: how many key groups; None: as the state has it, or by Flink's formula.
+        parallelism: how many tasks; None: as many as Spark runs at a time.
+        event_time: the column that holds a row's event time; None: rows have none.
+        watermark_delay_ms: how much later than the latest row another one may come.
+    """
+
+    uid: str | None
+    key: tuple[str, ...]
+    processor: Processor
+    output: Columns
+    max_parallelism: int | None = None
+    parallelism: int | None = None
+    event_time: str | None = None
+    watermark_delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.uid is not None and not _UID.fullmatch(self.uid):
+            raise OptionError(
+                f"uid={self.uid!r}: expected up to 100 letters, digits, '.', '_' and '-', the "
+                f"first a letter or digit: it names files"
+            )
+        for name in ("max_parallelism", "parallelism"):
+            number = getattr(self, name)
+            if number is not None and not 1 <= number <= MAX_PARALLELISM_MAX:
+                raise OptionError(f"{name}={number}: expected 1 to {MAX_PARALLELISM_MAX}, or None")
+        most = self.max_parallelism or MAX_PARALLELISM_MAX
+        if self.parallelism is not None and self.parallelism > most:
+            raise OptionError(
+                f"parallelism={self.parallelism}: there are {most} key groups (max_parallelism), "
+                f"and a task without any would have nothing to do"
+            )
+
+
+Step = MapBatches | Transform | Process
 
 
 @dataclass(frozen=True)
@@ -43,21 +96,58 @@ class FrameStage:
 
 
 @dataclass(frozen=True)
+class KeyedStage:
+    """A keyed step with its uid.
+
+    Args:
+        step: what the user wrote.
+        uid: unique in the pipeline.
+        columns: of the rows that come to it; None: those of the DataFrame.
+        functions: what its output passes through.
+    """
+
+    step: Process
+    uid: str
+    columns: Columns | None
+    functions: tuple[BatchFunction, ...]
+
+
+@dataclass(frozen=True)
 class Stages:
-    """The steps by the place where they run."""
+    """The steps by the place where they run.
+
+    `after` is what stands between DataFrame code and the first keyed step, or the encoder.
+    """
 
     before: tuple[BatchFunction, ...]
     frames: FrameStage | None
     after: tuple[BatchFunction, ...]
+    keyed: tuple[KeyedStage, ...] = ()
 
 
 def arrange(steps: tuple[Step, ...], source_ddl: str) -> Stages:
     """Say where each step runs.
 
     Raises:
-        OptionError: Spark would not know the columns of a step, or Arrow functions stand between
-            DataFrame ones.
+        OptionError: the columns of a step would not be known, Arrow functions stand between
+            DataFrame ones, DataFrame code stands behind a keyed step, or two of those share a uid.
     """
+    keyed_at = [i for i, step in enumerate(steps) if isinstance(step, Process)]
+    first = keyed_at[0] if keyed_at else len(steps)
+    if any(isinstance(step, Transform) for step in steps[first:]):
+        raise OptionError(
+            "transform stands behind process: what keyed tasks leave (files of state, dead "
+            "letters) travels to the writing tasks along with their rows, and DataFrame code would "
+            "drop it. Put the DataFrame code before key_by, or into map_batches"
+        )
+    stages = _stateless(steps[:first], source_ddl)
+    if not keyed_at:
+        return stages
+    known = None if stages.frames else source_ddl
+    return Stages(stages.before, stages.frames, stages.after, _keyed(steps, keyed_at, known))
+
+
+def _stateless(steps: tuple[Step, ...], source_ddl: str) -> Stages:
     frame_positions = [i for i, step in enumerate(steps) if isinstance(step, Transform)]
     if not frame_positions:
         return Stages(_functions(steps), None, ())
@@ -77,6 +167,33 @@ def arrange(steps: tuple[Step, ...], source_ddl: str) -> Stages:
         )
     stage = FrameStage(tuple(step.function for step in frames), ddl)
     return Stages(_functions(before), stage, _functions(steps[last + 1 :]))
+
+
+def _keyed(
+    steps: tuple[Step, ...], keyed_at: list[int], known: Columns | None
+) -> tuple[KeyedStage, ...]:
+    """The keyed steps; `known` are the columns of the rows at first, None those of a DataFrame."""
+    stages: list[KeyedStage] = []
+    for number, at in enumerate(keyed_at, start=1):
+        step, before = steps[at], steps[at - 1] if at else None
+        assert isinstance(step, Process)
+        columns = stages[-1].step.output if stages else known
+        if isinstance(before, MapBatches):
+            if before.schema is None:
+                raise OptionError(
+                    f"the map_batches before key_by({', '.join(map(repr, step.key))}) needs "
+                    f"schema=, e.g. schema='dest string, n bigint': the types of the key's columns "
+                    f"belong to the state, and have to be known before the first row"
+                )
+            columns = before.schema
+        uid = step.uid or f"process-{number}"
+        if any(stage.uid == uid for stage in stages):
+            raise OptionError(
+                f"two process steps have uid {uid!r}, which names a step's state: give each its own"
+            )
+        behind = steps[at + 1 : keyed_at[number] if number < len(keyed_at) else None]
+        stages.append(KeyedStage(step, uid, columns, _functions(behind)))
+    return tuple(stages)
 
 
 def _functions(steps: tuple[Step, ...]) -> tuple[BatchFunction, ...]:

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -169,6 +169,45 @@ def _one_batch(function: BatchFunction, result: object) -> pa.RecordBatch:
     return result
 
 
+Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
+"""What a task hands on: rows, malformed records, or a finished frame that only passes by."""
+
+
+class Outlet(Protocol):
+    """Where the rows of a task go: to tasks that write them, or to those of a keyed step."""
+
+    @property
+    def target_count(self) -> int:
+        """How many tasks there are."""
+        ...
+
+    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """What a batch becomes, numbered from `sequence` on."""
+        ...
+
+
+def send(
+    outlet: Outlet,
+    batches: Iterable[Sent],
+    source: int,
+    notes: Callable[[], Iterable[str]] = tuple,
+) -> Iterator[Frame]:
+    """All frames of one attempt of a task, those that say which attempt it was included.
+
+    Args:
+        outlet: where they go.
+        batches: what the task made.
+        source: the task's index.
+        notes: asked when all batches are through; what the first target is told.
+    """
+    sequence, attempt = 0, secrets.randbits(63)
+    for batch in batches:
+        for frame in outlet.frames(batch, source, sequence, attempt):
+            yield frame
+            sequence += 1
+    yield from last_frames(source, sequence, attempt, outlet.target_count, notes())
+
+
 @dataclass(frozen=True)
 class EncodePlan:
     """How a task turns rows into frames for the tasks that write them.
@@ -190,35 +229,38 @@ class EncodePlan:
     functions: tuple[BatchFunction, ...] = ()
     dead_letters: RowLayout | None = None
 
-    def encode(
-        self, batches: Iterable[pa.RecordBatch | DeadLetters], source: int
-    ) -> Iterator[Frame]:
+    def encode(self, batches: Iterable[Sent], source: int) -> Iterator[Frame]:
         """Partition, encode and compress; `source` is this task's index."""
-        sequence, attempt = 0, secrets.randbits(63)
-        for batch in batches:
-            layout, parts = self._prepared(batch)
-            for rows in parts:
-                now_ms = time.time_ns() // 1_000_000
-                for partition, records in layout.split(rows, spread=source + sequence):
-                    target = target_of(partition, self.target_count)
-                    for encoded in encode(
-                        records,
-                        compression=self.compression,
-                        batch_bytes=self.batch_bytes,
-                        now_ms=now_ms,
-                    ):
-                        yield Frame(
-                            target,
-                            source,
-                            sequence,
-                            partition.topic,
-                            partition.partition,
-                            encoded.record_count,
-                            encoded.data,
-                            attempt,
-                        )
-                        sequence += 1
-        yield from last_frames(source, sequence, attempt, self.target_count)
+        return send(self, batches, source)
+
+    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """See `Outlet.frames`."""
+        if isinstance(sent, Frame):
+            target = target_of(sent.topic_partition, self.target_count)
+            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
+            return
+        layout, parts = self._prepared(sent)
+        for rows in parts:
+            now_ms = time.time_ns() // 1_000_000
+            for partition, records in layout.split(rows, spread=source + sequence):
+                target = target_of(partition, self.target_count)
+                for encoded in encode(
+                    records,
+                    compression=self.compression,
+                    batch_bytes=self.batch_bytes,
+                    now_ms=now_ms,
+                ):
+                    yield Frame(
+                        target,
+                        source,
+                        sequence,
+                        partition.topic,
+                        partition.partition,
+                        encoded.record_count,
+                        encoded.data,
+                        attempt,
+                    )
+                    sequence += 1
 
     def _prepared(
         self, batch: pa.RecordBatch | DeadLetters

@@ -39,5 +39,5 @@ def test_a_source_that_ran_again_between_two_writers_is_found_also_by_one_withou
     second, rows = heard_by_each_writer([ROWS])
     without_rows = next(target for target in range(TASKS) if not rows[target])
 
-    with pytest.raises(EpochAbortedError, match="source task 0 ran a second time"):
+    with pytest.raises(EpochAbortedError, match="task 0 of stage 0 ran a second time"):
         check_same_attempts([first[(without_rows + 1) % TASKS], second[without_rows]])

@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.steps import MapBatches, Transform, arrange
+from tallystick.steps import MapBatches, Process, Transform, arrange
 
 
 def first(batch):
@@ -50,3 +50,70 @@ def test_a_transform_right_behind_the_reader_has_the_columns_of_the_source():
 def test_what_spark_could_not_plan_is_refused(steps, told):
     with pytest.raises(OptionError, match=told):
         arrange(steps, "a int")
+
+
+def process(uid=None, **settings):
+    return Process(uid, ("a",), processor=None, output="b int", **settings)
+
+
+def test_keyed_steps_know_the_columns_that_come_to_them_and_their_own_functions():
+    stages = arrange(
+        (
+            MapBatches(first, "a int"),
+            process(),
+            MapBatches(second),
+            MapBatches(first, "a int, c int"),
+            process(),
+            process("named"),
+            MapBatches(second),
+        ),
+        "source int",
+    )
+
+    assert (stages.before, stages.frames, stages.after) == ((first,), None, ())
+    assert [(stage.uid, stage.columns, stage.functions) for stage in stages.keyed] == [
+        ("process-1", "a int", (second, first)),
+        ("process-2", "a int, c int", ()),
+        ("named", "b int", (second,)),
+    ]
+
+
+def test_behind_dataframe_code_the_columns_are_the_dataframes():
+    stages = arrange((Transform(frame), process()), "a int")
+
+    assert [stage.columns for stage in stages.keyed] == [None]
+    stages = arrange((Transform(frame), MapBatches(first, "c int"), process()), "a int")
+    assert stages.after == (first,)
+    assert [stage.columns for stage in stages.keyed] == ["c int"]
+
+
+def test_a_keyed_step_behind_the_reader_has_the_columns_of_the_source():
+    assert arrange((process(),), "a int").keyed[0].columns == "a int"
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ((process(), Transform(frame)), "DataFrame code would drop it"),
+        ((MapBatches(first), process()), r"before key_by\('a'\) needs schema="),
+        ((process("x"), process("x")), "two process steps have uid 'x'"),
+        ((process(), process("process-1")), "two process steps have uid 'process-1'"),
+    ],
+)
+def test_what_state_could_not_follow_is_refused(steps, told):
+    with pytest.raises(OptionError, match=told):
+        arrange(steps, "a int")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"uid": "a/b"}, "uid='a/b'.*it names files"),
+        ({"parallelism": 0}, "parallelism=0"),
+        ({"max_parallelism": 40_000}, "max_parallelism=40000: expected 1 to 32768"),
+        ({"parallelism": 9, "max_parallelism": 8}, "there are 8 key groups"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, told):
+    with pytest.raises(OptionError, match=told):
+        process(**settings)

@@ -3,6 +3,9 @@
     splits      read ─► decode ─► functions ─► encode ─┐ frames  ┌─► write ─► report
     DataFrame   any Spark plan ─► functions ─► encode ─┘ shuffle └
 
+A keyed step is one more stage before the encoding one: readers route rows to its tasks, in frames
+of the same kind.
+
 Malformed records that go to a dead-letter topic become frames as well: in the splits engine of the
 same pass. Spark's plans have one kind of row, so behind a DataFrame they are found by reading the
 same splits a second time, in the same job and transaction; only mode deadletter pays for that.
@@ -12,16 +15,19 @@ a reader of ours decoded travel as raw bytes between RDD stages, which costs lea
 DataFrame made are encoded where they are, and their frames are shuffled as rows of that plan.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.exchange import FRAME_DDL, Frame, check_same_attempts
+from tallystick.exchange import FRAME_DDL, Frame
+from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
+from tallystick.keyed_task import ProcessPlan
 from tallystick.ports import Prepared
 from tallystick.sink.transaction import Producer
 from tallystick.source.assigner import share_out, share_pieces
@@ -29,11 +35,13 @@ from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.failures import meaning_of
 from tallystick.state.handles import StepState
-from tallystick.task import EncodePlan, ReadPlan, Report, WritePlan
+from tallystick.task import EncodePlan, Outlet, ReadPlan, Report, WritePlan, send
 
 MakeWritePlan = Callable[[Producer], WritePlan]
 MakeEncodePlan = Callable[[], EncodePlan]
 REPORT_DDL = "report string"
+NO_ROWS = -(1 << 31)
+"""The source of frames that only begin an epoch; no task's index."""
 Shares = tuple[tuple[SplitRange, ...], ...]
 """The splits of each reader."""
 
@@ -72,31 +80,54 @@ class SplitsEngine:
     unread: Unread
     encode: MakeEncodePlan
     write: MakeWritePlan
+    keyed: KeyedSteps = NO_STEPS
+    timestamp_ms: int = 0
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> Prepared:
         """Read, transform and write all of the epoch into the producer's open transaction."""
-        shares, read = self.unread.shares, self.unread.plan
-        if not any(shares):
-            return Prepared(())
-        context, task_count = self.spark.sparkContext, len(shares)
-        encode, write = self.encode(), self.write(producer)
+        if self.keyed.is_idle(state) and not any(self.unread.shares):
+            return Prepared((), self.keyed.carried(state))
+        encode = self.encode()
+        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, encode)
+        write = replace(self.write(producer), stage=epoch.stage)
+        return _collect(lambda: self._reports(epoch, write), epoch)
 
-        def encode_share(index: int, unread: Iterable[int]) -> Iterator[tuple[Any, Any]]:
+    def _reports(self, epoch: KeyedEpoch, write: WritePlan) -> list[Report]:
+        shares, read, first = self.unread.shares, self.unread.plan, epoch.first
+        context, task_count = self.spark.sparkContext, len(shares)
+
+        def read_share(index: int, unread: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(unread, maxlen=0)  # Spark does not reuse a worker that left input unread
-            for frame in encode.encode(read.read_both(shares[index]), source=index):
+            for frame in send(first, read.read_both(shares[index]), source=index):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
-            frames = (Frame(*key, *value) for key, value in pairs)
-            yield write.write(frames, _attempt_number())
+            yield write.write(_frames(pairs), _attempt_number())
 
         frames = context.parallelize(range(task_count), task_count).mapPartitionsWithIndex(
-            encode_share
+            read_share
         )
-        routed = frames.repartitionAndSortWithinPartitions(encode.target_count, _target)
-        return _collect(lambda: routed.mapPartitions(write_frames).collect())
+        for plan in epoch.plans:
+            routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
+            frames = routed.mapPartitionsWithIndex(_process_pairs(plan))
+        routed = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
+        return routed.mapPartitions(write_frames).collect()
+
+
+def _process_pairs(
+    plan: ProcessPlan,
+) -> Callable[[int, Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]:
+    def process(index: int, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        for frame in plan.run(_frames(pairs), index):
+            yield frame[:3], frame[3:]
+
+    return process
+
+
+def _frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Frame]:
+    return (Frame(*key, *value) for key, value in pairs)
 
 
 @dataclass(frozen=True)
@@ -111,39 +142,61 @@ class DataFrameEngine:
     encode: MakeEncodePlan
     write: MakeWritePlan
     dead_letters: Unread | None = None
+    keyed: KeyedSteps = NO_STEPS
+    timestamp_ms: int = 0
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> Prepared:
         """Encode and write all rows into the producer's open transaction."""
-        encode, write = self.encode(), self.write(producer)
-        return _collect(lambda: write_rows(self.rows, encode, write, self.dead_letters))
+        encode = self.encode()
+        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, encode)
+        write = replace(self.write(producer), stage=epoch.stage)
+        return _collect(lambda: write_rows(self.rows, epoch, write, self.dead_letters), epoch)
 
 
 def write_rows(
-    rows: DataFrame, encode: EncodePlan, write: WritePlan, dead_letters: Unread | None = None
+    rows: DataFrame, epoch: KeyedEpoch, write: WritePlan, dead_letters: Unread | None = None
 ) -> list[Report]:
     """One Spark job: encode where the rows are, route the frames, write them."""
+    first = epoch.first
 
-    def encode_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in encode.encode(batches, source=_task_index()):
+    def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for frame in send(first, batches, source=_task_index()):
             yield _frame_row(frame)
 
     def write_frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        frames = (Frame(**row) for batch in batches for row in batch.to_pylist())
-        report = write.write(frames, _attempt_number())
+        report = write.write(_frames_of(batches), _attempt_number())
         yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
-    frames = rows.mapInArrow(encode_rows, FRAME_DDL)
+    frames = rows.mapInArrow(send_rows, FRAME_DDL)
     if dead_letters is not None:
-        frames = frames.union(_dead_letter_frames(rows.sparkSession, dead_letters, encode))
-    reports = (
-        frames.repartitionById(encode.target_count, "target")
-        .sortWithinPartitions("source", "sequence")
-        .mapInArrow(write_frames, REPORT_DDL)
-        .collect()
-    )
+        frames = frames.union(_dead_letter_frames(rows.sparkSession, dead_letters, first))
+    if epoch.plans:
+        frames = frames.union(_opening_frames(rows.sparkSession, first))
+    for plan in epoch.plans:
+        frames = _routed(frames, plan.base.parallelism).mapInArrow(_process_rows(plan), FRAME_DDL)
+    reports = _routed(frames, epoch.writer_count).mapInArrow(write_frames, REPORT_DDL).collect()
     return [Report.from_json(row["report"]) for row in reports]
+
+
+def _process_rows(
+    plan: ProcessPlan,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def process(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for frame in plan.run(_frames_of(batches), _task_index()):
+            yield _frame_row(frame)
+
+    return process
+
+
+def _routed(frames: DataFrame, task_count: int) -> DataFrame:
+    """Each frame in the partition of its target, in order."""
+    return frames.repartitionById(task_count, "target").sortWithinPartitions("source", "sequence")
+
+
+def _frames_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Frame]:
+    return (Frame(**row) for batch in batches for row in batch.to_pylist())
 
 
 def read_frame(spark: SparkSession, unread: Unread, ddl: str) -> DataFrame:
@@ -155,11 +208,26 @@ def read_frame(spark: SparkSession, unread: Unread, ddl: str) -> DataFrame:
     return _one_row_per_reader(spark, unread).mapInArrow(read_share, ddl)
 
 
-def _dead_letter_frames(spark: SparkSession, unread: Unread, encode: EncodePlan) -> DataFrame:
+def _opening_frames(spark: SparkSession, first: Outlet) -> DataFrame:
+    """Frames that say nothing, from a source of their own.
+
+    Spark plans no task at all behind a DataFrame that it knows to be empty; a keyed step has timers
+    to look for, and a state to carry on.
+    """
+
+    def send_nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deque(batches, maxlen=0)
+        for frame in send(first, (), source=NO_ROWS):
+            yield _frame_row(frame)
+
+    return spark.range(0, 1, 1, 1).mapInArrow(send_nothing, FRAME_DDL)
+
+
+def _dead_letter_frames(spark: SparkSession, unread: Unread, first: Outlet) -> DataFrame:
     def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
         # A source of its own: Spark may run both sides of the union as one task.
-        for frame in encode.encode(letters, source=-1 - _task_index()):
+        for frame in send(first, letters, source=-1 - _task_index()):
             yield _frame_row(frame)
 
     return _one_row_per_reader(spark, unread).mapInArrow(encode_share, FRAME_DDL)
@@ -176,7 +244,11 @@ def _chosen(shares: Shares, indices: Iterable[pa.RecordBatch]) -> list[SplitRang
     return [split for index in ids for split in shares[index]]
 
 
-def _collect(run: Callable[[], list[Report]]) -> Prepared:
+def _token() -> str:
+    return secrets.token_hex(8)
+
+
+def _collect(run: Callable[[], list[Report]], epoch: KeyedEpoch) -> Prepared:
     """Run the job and gather its reports; the first error met is the epoch's."""
     try:
         reports = run()
@@ -186,8 +258,7 @@ def _collect(run: Callable[[], list[Report]]) -> Prepared:
         error_met = report.to_error()
         if error_met is not None:
             raise error_met
-    check_same_attempts(report.attempts for report in reports)
-    return Prepared(tuple(produced for report in reports for produced in report.produced))
+    return epoch.prepared(reports)
 
 
 def _target(key: tuple[int, int, int]) -> int:

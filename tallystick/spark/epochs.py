@@ -11,6 +11,7 @@ from tallystick.errors import OptionError
 from tallystick.job import Driver, Listener, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
+from tallystick.keyed_epoch import NO_STEPS, KeyedSteps
 from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
@@ -160,9 +161,16 @@ def engine_of(
     rows: DataFrame,
     functions: tuple[BatchFunction, ...] = (),
     dead_letters: Unread | None = None,
+    keyed: KeyedSteps = NO_STEPS,
+    timestamp_ms: int = 0,
 ) -> DataFrameEngine:
     """Runs an epoch from the rows of a DataFrame, and the malformed records that it leaves out."""
     spark = rows.sparkSession
     return DataFrameEngine(
-        rows, lambda: cluster.encode_plan(spark, functions), cluster.write_plan, dead_letters
+        rows,
+        lambda: cluster.encode_plan(spark, functions),
+        cluster.write_plan,
+        dead_letters,
+        keyed,
+        timestamp_ms,
     )

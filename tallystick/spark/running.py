@@ -16,13 +16,16 @@ from tallystick.errors import DataLossError, OptionError
 from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.job import Driver, Listener
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import SourceOptions, parse_source_options
+from tallystick.keyed_epoch import KeyedSteps
+from tallystick.local_state import LocalState
+from tallystick.options import TICK_COUNT, TICK_INTERVAL, SourceOptions, parse_source_options
 from tallystick.ports import Engine
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
 from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine_of, preflight
+from tallystick.spark.keyed import keyed_steps
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.source import FORMAT, read_plan, register
@@ -44,10 +47,10 @@ class PipelineRun:
         steps: tuple[Step, ...],
         sink: SinkSettings,
         listener: Listener | None,
+        allow_dropped_state: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.spark = spark
-        self.source_options = source_options
         self._sink = sink
         self._listener = listener
         self._cluster: SinkCluster | None = None
@@ -60,7 +63,15 @@ class PipelineRun:
         self._split_count_min = options.split_count_min
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
-        if self._stages.frames is not None and options.avro and options.value_mode == DEADLETTER:
+        frames = self._stages.frames
+        self.keyed = KeyedSteps(
+            keyed_steps(spark, self._stages),
+            task_count=spark.sparkContext.defaultParallelism,
+            allow_dropped=allow_dropped_state,
+            functions=() if frames is None else self._stages.after,
+        )
+        self.source_options = {**source_options, **_ticks(self.keyed)}
+        if frames is not None and options.avro and options.value_mode == DEADLETTER:
             raise OptionError(
                 "mode='deadletter' with Avro values and a transform step: the dead letters of such "
                 "a pipeline are found by a second reading, and a schema that became known in "
@@ -106,6 +117,8 @@ class PipelineRun:
     def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
         """Called once per run of the query."""
         assert self._cluster is not None, "checked before it is started"
+        doors = LocalState(run.checkpoint, identity.lineage)
+        self.keyed = replace(self.keyed, doors=doors)
         return driver_of(
             self._cluster,
             identity,
@@ -129,12 +142,15 @@ class PipelineRun:
                 unread=unread,
                 encode=lambda: cluster.encode_plan(self.spark, ()),
                 write=cluster.write_plan,
+                keyed=self.keyed,
+                timestamp_ms=batch.timestamp_ms,
             )
         rows = read_frame(self.spark, unread, stages.frames.ddl)
         for function in stages.frames.functions:
             rows = function(rows)
         twice = unread if self._read.layout.mode == DEADLETTER else None
-        return engine_of(cluster, rows, stages.after, dead_letters=twice)
+        after = () if self.keyed.steps else stages.after
+        return engine_of(cluster, rows, after, twice, self.keyed, batch.timestamp_ms)
 
 
 def start_query(
@@ -142,7 +158,9 @@ def start_query(
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     storage = FileStorage(checkpoint)
-    check_checkpoint(storage, run.name)
+    newest = check_checkpoint(storage, run.name)
+    # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
+    run.keyed.check(() if newest is None else newest.state)
     run.check(interval_ms(run.spark, trigger or {}), is_new=not storage.names("offsets"))
     register(run.spark)
     runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted)
@@ -155,6 +173,12 @@ def start_query(
         .foreachBatch(runner)
     )
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _ticks(keyed: KeyedSteps) -> dict[str, str]:
+    """What the planner is told of timers; nothing where there are none."""
+    given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
+    return {name: str(value) for name, value in given.items() if value}
 
 
 def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
@@ -195,10 +219,13 @@ def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:
     return int(java_trigger.ProcessingTime(text).intervalMs())
 
 
-def check_checkpoint(storage: FileStorage, name: str) -> None:
+def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
     """Refuse a checkpoint in which another pipeline's manifests lie.
 
     A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
+
+    Returns:
+        The newest manifest, committed or not; None if there is none.
 
     Raises:
         DataLossError: it is another pipeline's.
@@ -206,13 +233,14 @@ def check_checkpoint(storage: FileStorage, name: str) -> None:
     """
     names = storage.names(m.FOLDER)
     if not names:
-        return
+        return None
     manifest = m.decode(storage.get(names[-1]) or b"", names[-1])
     if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
             f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
         )
+    return manifest
 
 
 def splits_of(batch: Batch, stop: SourceOffsets) -> tuple[SplitRange, ...]:

@@ -32,6 +32,7 @@ offsets = st.builds(
     stops=st.none() | positions,
     gone=st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 2**62), max_size=2),
     skipped=ranges,
+    tick=st.integers(0, 3),
 )
 
 

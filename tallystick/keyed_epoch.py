@@ -1,0 +1,201 @@
+"""The keyed steps of one epoch, on the driver: plans for tasks, and what their notes add up to.
+
+The committed state goes in, the next one comes out; in between nothing is kept.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tallystick.errors import BrokenInvariantError
+from tallystick.exchange import check_same_attempts
+from tallystick.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
+from tallystick.ports import Prepared
+from tallystick.state.compatibility import Wanted, check, starting_point
+from tallystick.state.fields import settle
+from tallystick.state.handles import StateFile, StepState, Version
+from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.retention import due_merges, due_snapshots, extend
+from tallystick.state.view import EpochTime
+from tallystick.task import BatchFunction, EncodePlan, Outlet, Report
+
+logger = logging.getLogger(__name__)
+
+TICK_INTERVAL_MS = 1000
+
+
+@dataclass(frozen=True)
+class KeyedSteps:
+    """The keyed steps of a pipeline, for all epochs of a run; it may have none.
+
+    Args:
+        steps: in their order.
+        task_count: how many tasks Spark runs at a time.
+        doors: what tasks reach from their hosts.
+        allow_dropped: uids whose state may be given up.
+        functions: what rows pass through before the first step, if not in the reader.
+    """
+
+    steps: tuple[KeyedStep, ...] = ()
+    task_count: int = 1
+    doors: Doors | None = None
+    allow_dropped: frozenset[str] = frozenset()
+    functions: tuple[BatchFunction, ...] = ()
+
+    def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """What each step goes on from.
+
+        Raises:
+            OptionError: the pipeline does not fit the state.
+        """
+        kept = check([_wanted(step) for step in self.steps], state, self.allow_dropped)
+        return tuple(self._base(step, kept.get(step.uid)) for step in self.steps)
+
+    def is_idle(self, state: Iterable[StepState]) -> bool:
+        """Whether an epoch without rows has nothing to do: no timers, and no initial state."""
+        has_timers = any(step.processor.has_timers for step in self.steps)
+        return not has_timers and all(base.version is not None for base in self.check(state))
+
+    @property
+    def tick_interval_ms(self) -> int:
+        """How often to run an epoch without rows, for timers of the clock; 0: never."""
+        return TICK_INTERVAL_MS if self._timed_by(PROCESSING_TIME) else 0
+
+    @property
+    def tick_count(self) -> int:
+        """How many epochs without rows the newest rows may concern: each step moves the next."""
+        return self._timed_by(EVENT_TIME)
+
+    def _timed_by(self, mode: str) -> int:
+        timed = [step.processor for step in self.steps if step.processor.has_timers]
+        return sum(each.time_mode == mode for each in timed)
+
+    def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """The state after an epoch that had nothing to do; what may be dropped is not in it."""
+        uids = {step.uid for step in self.steps}
+        return tuple(step for step in state if step.uid in uids)
+
+    def epoch(
+        self,
+        checkpoint_id: int,
+        timestamp_ms: int,
+        token: str,
+        state: tuple[StepState, ...],
+        encode: EncodePlan,
+    ) -> "KeyedEpoch":
+        """Plan one epoch.
+
+        Args:
+            checkpoint_id: its number.
+            timestamp_ms: its clock.
+            token: drawn for this attempt.
+            state: the committed one.
+            encode: where the rows go in the end; with the functions of a pipeline without steps.
+        """
+        bases = self.check(state)
+        outlet: Outlet = replace(encode, functions=self.steps[-1].functions) if bases else encode
+        plans: list[ProcessPlan] = []
+        for at in reversed(range(len(self.steps))):
+            step, base = self.steps[at], bases[at]
+            assert self.doors is not None, "a pipeline with keyed steps has them"
+            plan = ProcessPlan(
+                step=step,
+                stage=at + 1,
+                checkpoint_id=checkpoint_id,
+                base=base,
+                time=EpochTime(timestamp_ms, base.watermark_ms),
+                snapshots=due_snapshots(base, base.parallelism) if base.files else {},
+                merges=due_merges(base, base.parallelism) if base.files else {},
+                doors=self.doors,
+                outlet=outlet,
+            )
+            plans.insert(0, plan)
+            before = self.steps[at - 1].functions if at else self.functions
+            outlet = RoutePlan(step, base.max_parallelism, base.parallelism, encode, before)
+        return KeyedEpoch(tuple(plans), outlet, encode.target_count, Version(checkpoint_id, token))
+
+    def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
+        base = starting_point(_wanted(step), held, self.task_count)
+        fields, next_id = settle(step.uid, step.declared, held)
+        return replace(base, fields=fields, next_id=next_id)
+
+
+NO_STEPS = KeyedSteps()
+
+
+def _wanted(step: KeyedStep) -> Wanted:
+    return Wanted(step.uid, step.key.schema_text, step.max_parallelism, step.parallelism)
+
+
+@dataclass(frozen=True)
+class KeyedEpoch:
+    """One epoch's way through the tasks.
+
+    Args:
+        plans: of the keyed steps.
+        first: where readers send their rows.
+        writer_count: how many tasks write.
+        version: of the state that the epoch leaves.
+    """
+
+    plans: tuple[ProcessPlan, ...]
+    first: Outlet
+    writer_count: int
+    version: Version
+
+    @property
+    def stage(self) -> int:
+        """That of the tasks whose frames are written."""
+        return len(self.plans)
+
+    def prepared(self, reports: Sequence[Report]) -> Prepared:
+        """What the epoch left, by the reports of its writing tasks, which met no error.
+
+        Raises:
+            EpochAbortedError: tasks saw different attempts of a source.
+            BrokenInvariantError: a task was not heard of.
+        """
+        notes = [TaskNote.from_json(text) for report in reports for text in report.notes]
+        check_same_attempts(
+            [*(report.attempts for report in reports), *(note.attempts for note in notes)]
+        )
+        self._check_heard(reports, notes)
+        state = tuple(
+            self._after(plan, [note for note in notes if note.uid == plan.base.uid])
+            for plan in self.plans
+        )
+        return Prepared(tuple(each for report in reports for each in report.produced), state)
+
+    def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
+        """Every keyed task left exactly one note: what it changed would be lost without."""
+        expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
+        heard = sorted((note.uid, note.index) for note in notes)
+        if heard != sorted(expected) or (self.plans and len(reports) != self.writer_count):
+            raise BrokenInvariantError(
+                f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
+                f"{len(reports)} reports came back, expected {sorted(expected)} and "
+                f"{self.writer_count}"
+            )
+
+    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
+        """A step's state at the end of the epoch."""
+        base, late = plan.base, sum(note.late for note in notes)
+        if late:
+            logger.warning(
+                "step %s, epoch %d: %d rows came later than the watermark (%d ms) and were dropped",
+                base.uid,
+                self.version.epoch,
+                late,
+                base.watermark_ms,
+            )
+        files: list[StateFile] = [file for note in notes for file in note.files]
+        # The first epoch counts even if it left nothing: initial state is put in once.
+        is_new = files or base.version is None
+        after = extend(base, self.version, files) if is_new else base
+        times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
+        if not times:
+            return after
+        watermark_ms = max(times) - plan.step.watermark_delay_ms
+        if base.watermark_ms is not None:
+            watermark_ms = max(watermark_ms, base.watermark_ms)
+        return replace(after, watermark_ms=watermark_ms)

@@ -1,0 +1,444 @@
+"""What runs inside the tasks of a keyed step: rows to the owners of their keys, and state there.
+
+    frames ─► rows of this task's key groups ─► function with state ─► frames for the next tasks
+                        view of the committed state ─┘ └─ changes ─► a file; its name is noted
+
+Like reading, all of it may run twice: what an attempt leaves is files that only its own note names,
+and the note travels with the frames of that very attempt (see `exchange`). The copy of the state on
+the worker's host holds committed epochs only, and nothing of this one.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.errors import EpochAbortedError, OptionError, RecordError
+from tallystick.exchange import NO_TOPIC, Attempt, Frame, Heard
+from tallystick.ports import StateStore, Storage
+from tallystick.state.handles import StateFile, StepState
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
+from tallystick.state.processing import EVENT_TIME, Declared, Processor, Work
+from tallystick.state.restore import Load
+from tallystick.state.retention import TRAIL_LENGTH
+from tallystick.state.view import EpochTime, Overlay, StateView
+from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
+from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Outlet, Sent, apply, send
+
+COMPRESSED_BYTES_MIN = 4096
+"""Smaller batches are not worth compressing."""
+KEEP_UP_EPOCHS = TRAIL_LENGTH // 4
+OVERTAKEN_MAX = 5
+"""How often another process may move the local copy on before a task gives its epoch up."""
+
+
+@dataclass(frozen=True)
+class KeyedStep:
+    """A keyed step, checked and with all types known.
+
+    Args:
+        uid: names its state.
+        key: its key's columns.
+        columns: of the rows that come to it.
+        processor: its function.
+        declared: the states that the function uses.
+        output: what the function puts out.
+        functions: what its output passes through.
+        max_parallelism: how many key groups; None: as the state has it.
+        parallelism: how many tasks; None: as many as Spark runs at a time.
+        event_time: the column that holds a row's event time; None: rows have none.
+        watermark_delay_ms: how much later than the latest row another one may come.
+    """
+
+    uid: str
+    key: KeyCodec
+    columns: pa.Schema
+    processor: Processor
+    declared: tuple[Declared, ...]
+    output: pa.Schema
+    functions: tuple[BatchFunction, ...] = ()
+    max_parallelism: int | None = None
+    parallelism: int | None = None
+    event_time: str | None = None
+    watermark_delay_ms: int = 0
+
+
+class Doors(Protocol):
+    """What a task reaches from its worker's host."""
+
+    def storage(self) -> Storage:
+        """The checkpoint's files."""
+        ...
+
+    def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
+        """The copy of a step's key groups on this host."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """How a task sends rows to the tasks that own their keys.
+
+    Args:
+        step: whose tasks they are.
+        max_parallelism: its key groups.
+        target_count: its tasks.
+        letters: how malformed records become frames, which pass by the keyed tasks.
+        functions: what rows pass through first.
+    """
+
+    step: KeyedStep
+    max_parallelism: int
+    target_count: int
+    letters: EncodePlan
+    functions: tuple[BatchFunction, ...] = ()
+
+    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """See `Outlet.frames`; all that only passes by goes by one task, so it stays in order."""
+        if isinstance(sent, DeadLetters):
+            for frame in self.letters.frames(sent, source, sequence, attempt):
+                yield frame._replace(target=source % self.target_count)
+            return
+        if isinstance(sent, Frame):
+            target = source % self.target_count
+            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
+            return
+        for rows in apply(self.functions, sent):
+            for target, part in self._split(rows):
+                yield Frame(
+                    target, source, sequence, NO_TOPIC, 0, part.num_rows, to_ipc(part), attempt
+                )
+                sequence += 1
+
+    def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each task, in their order."""
+        rows = conform(rows, self.step.columns, f"step {self.step.uid}: the rows that come to it")
+        if self.target_count == 1:
+            yield 0, rows
+            return
+        groups = key_groups_of(self.step.key.hash_codes(rows), self.max_parallelism)
+        # As `operator_index`; 16 bits are sorted by radix.
+        targets = (groups * self.target_count // self.max_parallelism).astype(np.uint16)
+        order = np.argsort(targets, kind="stable")
+        ordered = rows.take(pa.array(order))
+        bounds = np.searchsorted(targets[order], np.arange(self.target_count + 1))
+        for target in np.flatnonzero(np.diff(bounds)).tolist():
+            first, stop = int(bounds[target]), int(bounds[target + 1])
+            yield target, ordered.slice(first, stop - first)
+
+
+@dataclass(frozen=True)
+class TaskNote:
+    """What one attempt of a keyed task left, for the driver.
+
+    Args:
+        uid: of the step.
+        index: of the task.
+        files: that hold what changed, and snapshots.
+        attempts: whose rows it had.
+        event_time_max_ms: the latest event time among its rows; None: there was none.
+        late: how many rows it dropped because their event time had passed.
+    """
+
+    uid: str
+    index: int
+    files: tuple[StateFile, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    event_time_max_ms: int | None = None
+    late: int = 0
+
+    def to_json(self) -> str:
+        """As it travels in a frame."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` made."""
+        fields = json.loads(text)
+        fields["files"] = tuple(StateFile(**file) for file in fields["files"])
+        fields["attempts"] = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+        return cls(**fields)
+
+
+@dataclass
+class _Left:
+    """What a task leaves, gathered while it runs."""
+
+    files: list[StateFile] = field(default_factory=list)
+    event_time_max_ms: int | None = None
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """A keyed step in one epoch, as its tasks get it.
+
+    Args:
+        step: the step.
+        stage: 1 for the first keyed step.
+        checkpoint_id: the epoch.
+        base: the committed state, with this epoch's parallelism and fields.
+        time: the epoch's.
+        snapshots: which key groups a task writes whole, by task index.
+        merges: which changelogs a task makes one, by task index.
+        doors: what a task reaches from its host.
+        outlet: where its output goes.
+    """
+
+    step: KeyedStep
+    stage: int
+    checkpoint_id: int
+    base: StepState
+    time: EpochTime
+    snapshots: Mapping[int, KeyGroupRange]
+    merges: Mapping[int, tuple[Load, ...]]
+    doors: Doors
+    outlet: Outlet
+
+    def run(self, frames: Iterable[Frame], index: int) -> Iterator[Frame]:
+        """Process what one task got.
+
+        Args:
+            frames: sorted by source and sequence.
+            index: of the task.
+
+        Raises:
+            OptionError, RecordError: the rows, or the function's output, are not as declared.
+            DataLossError: a file of state is missing or damaged.
+        """
+        left, heard = _Left(), Heard(self.stage - 1)
+
+        def notes() -> list[str]:
+            own = TaskNote(
+                uid=self.step.uid,
+                index=index,
+                files=tuple(left.files),
+                attempts=heard.attempts,
+                event_time_max_ms=left.event_time_max_ms,
+                late=left.late,
+            )
+            return [own.to_json(), *heard.notes]
+
+        yield from send(self.outlet, self._sent(heard.with_rows(frames), index, left), index, notes)
+
+    def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
+        batches = []
+        for frame in frames:
+            if frame.topic != NO_TOPIC:
+                yield frame
+            else:
+                batches.append(from_ipc(frame.data))
+        rows = self._in_time(self._together(batches, index), left)
+        is_first = self.base.version is None  # there may be an initial state
+        has_work = rows.num_rows > 0 or self.step.processor.has_timers or is_first
+        rewrites = index in self.merges or index in self.snapshots
+        if not has_work and not rewrites:
+            self._keep_up(index)
+            return
+        storage, nonce = self.doors.storage(), secrets.token_hex(8)
+        name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
+        groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
+        with ExitStack() as stack:
+            view = self._view(stack, groups, storage)
+            if rewrites:
+                left.files += self._rewritten(view, storage, index, nonce)
+            if has_work:
+                overlay = Overlay(view)
+                yield from self._processed(rows, groups, overlay)
+                changed = write_changelog(*name, overlay.changes())
+                left.files += [] if changed is None else [changed]
+
+    def _keep_up(self, index: int) -> None:
+        """Now and then bring the copy of a task that has nothing to do to the newest version.
+
+        One that is too far behind would have to be made anew when there is something.
+        """
+        if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
+            return
+        groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
+        store = self.doors.store(self.base.uid, groups)
+        bring_forward(store, self.base, groups, self.doors.storage())
+
+    def _rewritten(
+        self, view: StateView, storage: Storage, index: int, nonce: str
+    ) -> Iterator[StateFile]:
+        """What of the committed state is due to be written anew; before anything changes."""
+        version = self.base.version
+        assert version is not None, "there is something to write anew"
+        name = (storage, self.step.uid, version.epoch, index, nonce)
+        if index in self.merges:
+            yield write_merged(*name, self.merges[index])
+        if index in self.snapshots:
+            yield write_snapshot(*name, view, self.snapshots[index])
+
+    def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
+        table = pa.Table.from_batches(batches, self.step.columns).combine_chunks()
+        whole = table.to_batches()
+        if len(whole) > 1:
+            raise OptionError(
+                f"step {self.step.uid}: the {table.num_rows} rows of task {index} do not fit into "
+                f"one batch (2 GiB of text in a column): set max_offsets_per_trigger, or a larger "
+                f"parallelism"
+            )
+        return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=self.step.columns)
+
+    def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
+        """The rows that are not late.
+
+        Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
+        """
+        column = self.step.event_time
+        if column is None or rows.num_rows == 0:
+            return rows
+        times, per_ms = _event_times(rows.column(column))
+        latest = pc.max(times).as_py()
+        left.event_time_max_ms = None if latest is None else latest // per_ms
+        watermark_ms = self.time.watermark_ms
+        if watermark_ms is None or self.step.processor.time_mode != EVENT_TIME:
+            return rows
+        late = pc.less_equal(times, watermark_ms * per_ms).fill_null(False)
+        left.late = pc.sum(late).as_py()
+        return rows.filter(pc.invert(late)) if left.late else rows
+
+    def _view(self, stack: ExitStack, groups: KeyGroupRange, storage: Storage) -> StateView:
+        """The committed state of these key groups."""
+        version = self.base.version
+        if version is None:
+            return NothingYet()
+        store = self.doors.store(self.base.uid, groups)
+        for _ in range(OVERTAKEN_MAX):
+            bring_forward(store, self.base, groups, storage)
+            view = stack.enter_context(store.view(version))
+            if view is not None:
+                return view
+        raise EpochAbortedError(
+            f"step {self.base.uid}, key groups {groups.first} to {groups.last}: the local copy of "
+            f"the state was moved to another version {OVERTAKEN_MAX} times while epoch "
+            f"{self.checkpoint_id} wanted to read it: another run uses it"
+        )
+
+    def _processed(
+        self, rows: pa.RecordBatch, groups: KeyGroupRange, overlay: Overlay
+    ) -> Iterator[pa.RecordBatch]:
+        work = Work(
+            rows=rows,
+            key=self.step.key,
+            max_parallelism=self.base.max_parallelism,
+            groups=groups,
+            fields={each.name: each for each in self.base.fields},
+            overlay=overlay,
+            time=self.time,
+            is_first=self.base.version is None,
+        )
+        for batch in self.step.processor.run(work):
+            if batch.num_rows:
+                yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+
+
+class NothingYet:
+    """The state before the first epoch."""
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Null for each key."""
+        return pa.nulls(len(keys), pa.binary())
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """No entry."""
+        return iter(())
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """No batch."""
+        return iter(())
+
+
+def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:
+    """Refuse a column that cannot hold event times.
+
+    Raises:
+        OptionError: it is missing, or of another type than timestamp or int64 (milliseconds).
+    """
+    if name not in columns.names:
+        raise OptionError(
+            f"step {uid}: event_time={name!r} is not among the columns {columns.names}"
+        )
+    kind = columns.field(name).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+        raise OptionError(
+            f"step {uid}: event_time={name!r} is of type {kind}: expected timestamp, or bigint in "
+            f"milliseconds since 1970"
+        )
+
+
+def _event_times(column: pa.Array) -> tuple[pa.Array, int]:
+    """Event times as whole numbers, and how many of their units are a millisecond."""
+    if not pa.types.is_timestamp(column.type):
+        return column, 1
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False)
+    return micros.cast(pa.int64()), 1000
+
+
+def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBatch:
+    """Rows with exactly these columns, in this order; types are cast where no value changes.
+
+    Args:
+        rows: as a function returned them.
+        columns: as they were declared.
+        what: they are, for messages.
+
+    Raises:
+        OptionError: a column is missing, or there is one too many.
+        RecordError: a value does not fit the declared type.
+    """
+    if not isinstance(rows, pa.RecordBatch):
+        raise OptionError(f"{what}: expected a pyarrow RecordBatch, found {type(rows).__name__}")
+    if rows.schema.equals(columns):
+        return rows
+    names = rows.schema.names
+    for name in columns.names:
+        if names.count(name) != 1:
+            found = "is not there" if name not in names else "is there more than once"
+            raise OptionError(
+                f"{what}: column {name!r} {found}: expected {columns.names}, found {names}"
+            )
+    if more := [name for name in names if name not in columns.names]:
+        raise OptionError(
+            f"{what}: column {more[0]!r} is not declared: expected {columns.names}, found {names}. "
+            f"Declare it, or leave it out"
+        )
+    cast = [_cast(rows.column(each.name), each, what) for each in columns]
+    return pa.RecordBatch.from_arrays(cast, schema=columns)
+
+
+def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
+    if column.type == declared.type:
+        return column
+    try:
+        return column.cast(declared.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise RecordError(
+            f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}: "
+            f"{error}"
+        ) from None
+
+
+def to_ipc(rows: pa.RecordBatch) -> bytes:
+    """A batch with its schema, as it travels in a frame."""
+    codec = "lz4" if rows.nbytes >= COMPRESSED_BYTES_MIN else None
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(data: bytes) -> pa.RecordBatch:
+    """Read back what `to_ipc` made."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_next_batch()

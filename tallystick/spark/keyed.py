@@ -1,0 +1,78 @@
+"""The keyed steps of a pipeline with all types known: what Spark has to be asked for."""
+
+import logging
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tallystick.errors import OptionError
+from tallystick.keyed_task import KeyedStep, check_event_time
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.processing import EVENT_TIME, TIME_MODES
+from tallystick.steps import Columns, KeyedStage, Stages
+
+logger = logging.getLogger(__name__)
+
+
+def keyed_steps(spark: SparkSession, stages: Stages) -> tuple[KeyedStep, ...]:
+    """The keyed steps of a pipeline, checked.
+
+    Raises:
+        OptionError: a key, a state, an output or a time cannot be as the step says.
+    """
+    return tuple(_step(spark, stages, stage) for stage in stages.keyed)
+
+
+def _step(spark: SparkSession, stages: Stages, stage: KeyedStage) -> KeyedStep:
+    step, uid = stage.step, stage.uid
+    columns = _schema(spark, stage.columns if stage.columns is not None else _of(spark, stages))
+    missing = [name for name in step.key if name not in columns.names]
+    if missing:
+        raise OptionError(
+            f"step {uid}: key_by({missing[0]!r}): the rows have no such column, only "
+            f"{columns.names}"
+        )
+    key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
+    processor = step.processor
+    if processor.time_mode not in TIME_MODES:
+        raise OptionError(
+            f"step {uid}: time_mode={processor.time_mode!r}: expected one of {TIME_MODES}"
+        )
+    if step.event_time is not None:
+        check_event_time(uid, columns, step.event_time)
+    elif processor.time_mode == EVENT_TIME:
+        raise OptionError(
+            f"step {uid}: time_mode 'EventTime' needs event_time=, the column that holds it; it "
+            f"may need watermark_delay= too"
+        )
+    return KeyedStep(
+        uid=uid,
+        key=key,
+        columns=columns,
+        processor=processor,
+        declared=processor.declared(key),
+        output=_schema(spark, step.output),
+        functions=stage.functions,
+        max_parallelism=step.max_parallelism,
+        parallelism=step.parallelism,
+        event_time=step.event_time,
+        watermark_delay_ms=step.watermark_delay_ms,
+    )
+
+
+def _of(spark: SparkSession, stages: Stages) -> pa.Schema:
+    """The columns that DataFrame code makes; told by what it makes of no rows."""
+    assert stages.frames is not None, "only DataFrame code leaves columns open"
+    empty: DataFrame = spark.createDataFrame([], stages.frames.ddl)
+    made = reduce(lambda rows, function: function(rows), stages.frames.functions, empty)
+    return to_arrow_schema(made.schema, timezone="UTC")
+
+
+def _schema(spark: SparkSession, columns: Columns) -> pa.Schema:
+    """Columns as Arrow has them, all of which may be null."""
+    if isinstance(columns, str):
+        parsed = spark.createDataFrame([], columns).schema
+        columns = to_arrow_schema(parsed, timezone="UTC")
+    return pa.schema([pa.field(each.name, each.type) for each in columns])

@@ -1,0 +1,120 @@
+"""Whether a pipeline can go on from the state that a checkpoint holds.
+
+State answers to a step's uid. What decides where an entry lies, the key, its hash and the number of
+key groups, cannot change under it; what a step's own states look like is `fields`'s to judge.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tallystick.errors import OptionError
+from tallystick.state.handles import StepState
+from tallystick.state.key_groups import default_max_parallelism
+from tallystick.state.key_hash import HASH_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A keyed step as the pipeline has it.
+
+    Args:
+        uid: names its state.
+        key_schema: `KeyCodec.schema_text` of its key.
+        max_parallelism: how many key groups; None: whatever the state has.
+        parallelism: how many tasks; None: as many as there is room for, at most key groups.
+    """
+
+    uid: str
+    key_schema: str
+    max_parallelism: int | None = None
+    parallelism: int | None = None
+
+
+def check(
+    wanted: Sequence[Wanted], state: Iterable[StepState], allow_dropped: Collection[str] = ()
+) -> Mapping[str, StepState]:
+    """The state that steps go on from, by uid; absent for a step that is new.
+
+    Args:
+        wanted: the keyed steps of the pipeline.
+        state: what the checkpoint holds.
+        allow_dropped: uids whose state may be given up.
+
+    Raises:
+        OptionError: a step is gone from the pipeline, or is not what it was.
+    """
+    by_uid = {step.uid: step for step in wanted}
+    kept = {}
+    for held in state:
+        if held.uid in by_uid:
+            _check_same(by_uid[held.uid], held)
+            kept[held.uid] = held
+        elif held.uid not in allow_dropped:
+            raise _gone(held, by_uid.keys() - kept.keys())
+    return kept
+
+
+def starting_point(wanted: Wanted, held: StepState | None, task_count: int) -> StepState:
+    """What an epoch goes on from, with the parallelism that it has.
+
+    Args:
+        wanted: the step.
+        held: its committed state; None: it is new.
+        task_count: how many tasks Spark runs at a time.
+
+    Raises:
+        OptionError: more tasks are asked for than there are key groups.
+    """
+    if held is not None:
+        most = held.max_parallelism
+    else:
+        most = wanted.max_parallelism or default_max_parallelism(wanted.parallelism or task_count)
+    parallelism = wanted.parallelism or min(task_count, most)
+    if parallelism > most:
+        raise OptionError(
+            f"step {wanted.uid}: parallelism={parallelism}, but its state has {most} key groups "
+            f"(max_parallelism), and a task without any would have nothing to do: ask for at most "
+            f"{most}, or have the state rewritten with `tallystick savepoint migrate`"
+        )
+    if held is not None:
+        return replace(held, parallelism=parallelism)
+    return StepState(
+        uid=wanted.uid,
+        max_parallelism=most,
+        parallelism=parallelism,
+        key_schema=wanted.key_schema,
+        hash_version=HASH_VERSION,
+    )
+
+
+def _check_same(wanted: Wanted, held: StepState) -> None:
+    if wanted.max_parallelism not in (None, held.max_parallelism):
+        raise OptionError(
+            f"step {held.uid}: max_parallelism={wanted.max_parallelism}, but its state has "
+            f"{held.max_parallelism} key groups, and every key's group would be another one. Set "
+            f"it back, or leave it out. To change it, take a savepoint, have it rewritten with "
+            f"`tallystick savepoint migrate`, and start from that"
+        )
+    if wanted.key_schema != held.key_schema:
+        raise OptionError(
+            f"step {held.uid}: its key is now {wanted.key_schema}, but its state belongs to the "
+            f"key {held.key_schema}, and is not to be found under any other. Use that key; or give "
+            f"the step a new uid, so that it begins without state"
+        )
+    if held.hash_version != HASH_VERSION:
+        raise OptionError(
+            f"step {held.uid}: the key groups of its state come from hash version "
+            f"{held.hash_version}, and this release has version {HASH_VERSION}. Run the release "
+            f"that wrote the checkpoint; or take a savepoint with it, and have that rewritten with "
+            f"`tallystick savepoint migrate`"
+        )
+
+
+def _gone(held: StepState, new: Collection[str]) -> OptionError:
+    renamed = f" If it was renamed, set uid={held.uid!r} on {sorted(new)[0]!r}." if new else ""
+    return OptionError(
+        f"the checkpoint holds state of step {held.uid!r} ({sum(f.size for f in held.files)} bytes "
+        f"in {len(held.files)} files), and the pipeline has no process step with that uid: the "
+        f"state would be lost.{renamed} To give it up, start once with "
+        f"allow_dropped_state=[{held.uid!r}]"
+    )
