@@ -1,114 +1,196 @@
-"""The benchmark: the same stateless job in Tallystick and its peers, on one broker and input.
+"""The benchmark: the same jobs in Tallystick and its peers, on one broker and input.
 
-    .venv/bin/python benchmarks/run.py [--records N] [--only ours,flink,spark] [--rounds N]
+    .venv/bin/python benchmarks/run.py [--job stateless,count] [--mode record,epoch] [--records N]
+        [--keys N] [--only ours,flink,spark] [--rounds N]
 
-Prints a line per run and a table with ratios at the end; appends each run to `results.jsonl`.
-Exit code 1 when an output was not exactly right. `README.md` says what each column means.
+Prints a line per run and tables with ratios at the end; appends each run to `results.jsonl`.
+Exit code 1 when a run failed, or an output was not exactly right. `README.md` says what each system
+and column means.
 """
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from harness import results
 from harness.broker import start_broker
+from harness.count_check import MODES
+from harness.count_systems import COUNT_SYSTEMS
 from harness.dataset import Dataset, DatasetError
-from harness.measure import Bench, Result, RunError
-from harness.systems import SYSTEMS
+from harness.judges import Judges
+from harness.measure import Bench, Input, Result, RunError
+from harness.systems import JOBS, STATELESS, STATELESS_SYSTEMS, System
 from harness.topics import Topics, TopicsError
 from harness.workspace import SetupError, Workspace, build_tools
 
 from tallystick.errors import TallystickError
 
 HERE = Path(__file__).resolve().parent
-INPUT_TOPIC = "events"
 RECORDS = 5_000_000
+KEYS = 100_000
 ROUNDS = 2
 TIMEOUT_S = 600.0
-DEFAULT_SYSTEMS = "ours,flink,spark"
+CUT_OFF_S = 120.0
+SYSTEMS = (*STATELESS_SYSTEMS, *COUNT_SYSTEMS)
+ON_REQUEST = {("stateless", "kstreams"), ("count", "pyflink")}
+"""Not run unless `--only` names them."""
 
 
 def main() -> int:
     """Set everything up, run all systems in each round, print the comparison."""
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, _leave)
+    systems = chosen(arguments)
     workspace = Workspace(arguments.work.resolve(), arguments.peers.resolve(), HERE)
     try:
-        build(workspace, arguments.only)
-        found = run_all(workspace, arguments)
-    except (SetupError, RunError, DatasetError, TopicsError, TallystickError) as error:
+        build(workspace, systems)
+        found, failed = run_all(workspace, systems, arguments)
+    except (SetupError, DatasetError, TopicsError, TallystickError) as error:
         print(f"benchmark stopped: {error}", file=sys.stderr)
         return 1
-    print(f"\n{results.table(found)}\n\n{results.ratios(found)}")
-    return 0 if all(result.verdict.exact for result in found) else 1
+    print_tables(found)
+    for error in failed:
+        print(f"\nfailed: {error}", file=sys.stderr)
+    return 1 if failed or not all(result.verdict.exact for result in found) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line, checked."""
+    names = sorted({system.name for system in SYSTEMS})
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--job", type=_among(JOBS), default=list(JOBS))
+    parser.add_argument("--mode", type=_among(MODES), default=list(MODES), help="of the job count")
     parser.add_argument("--records", type=_positive, default=RECORDS)
+    parser.add_argument("--keys", type=_positive, default=KEYS, help="users in the records")
     parser.add_argument("--rounds", type=_positive, default=ROUNDS)
-    parser.add_argument("--only", type=_systems, default=_systems(DEFAULT_SYSTEMS))
+    parser.add_argument("--only", type=_among(names), help=f"out of {', '.join(names)}")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="of one run, in seconds")
+    parser.add_argument(
+        "--cut-off", type=float, default=CUT_OFF_S, help="of a slow system's run, in seconds"
+    )
     parser.add_argument("--peers", type=Path, default=HERE.parent.parent / "shared" / "peers")
     parser.add_argument("--work", type=Path, default=HERE / "work")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     return parser.parse_args()
 
 
-def build(workspace: Workspace, names: Sequence[str]) -> None:
+def chosen(arguments: argparse.Namespace) -> list[System]:
+    """The systems that the command line asks for."""
+    return [
+        system
+        for system in SYSTEMS
+        if system.job in arguments.job
+        # The stateless job has but one mode.
+        and (system.job == STATELESS or system.mode in arguments.mode)
+        and (
+            system.name in arguments.only
+            if arguments.only
+            else (system.job, system.name) not in ON_REQUEST
+        )
+    ]
+
+
+def build(workspace: Workspace, systems: Sequence[System]) -> None:
     """Get ready what the chosen systems need; minutes the first time, nothing afterwards."""
     print("building the loader and the chosen systems ...", flush=True)
     workspace.directory.mkdir(parents=True, exist_ok=True)
     build_tools(workspace)
-    for name in names:
-        SYSTEMS[name].build(workspace)
+    for system in systems:
+        system.build(workspace)
 
 
-def run_all(workspace: Workspace, arguments: argparse.Namespace) -> list[Result]:
-    """Start a broker, load it, and run every system in every round."""
-    found = []
-    config = {**results.environment(HERE), "records": arguments.records}
+def run_all(
+    workspace: Workspace, systems: Sequence[System], arguments: argparse.Namespace
+) -> tuple[list[Result], list[RunError]]:
+    """Start a broker, load it, and run every system in every round; what came of it, what failed.
+
+    A job that fails does not stop those of the others.
+    """
+    found, failed = [], []
+    config = {**results.environment(HERE), "keys": arguments.keys}
     with (
         start_broker(workspace.directory / "broker") as broker,
         Topics(broker.bootstrap) as topics,
     ):
-        print(f"loading {arguments.records:,} records ...", flush=True)
-        topics.create(INPUT_TOPIC)
-        Dataset(workspace, broker.bootstrap).load(INPUT_TOPIC, arguments.records)
+        dataset = Dataset(workspace, broker.bootstrap, arguments.keys)
+        judges = Judges(dataset, broker.bootstrap, arguments.keys)
         bench = Bench(
             workspace,
             broker,
             topics,
-            input_topic=INPUT_TOPIC,
-            records=arguments.records,
+            judges,
             timeout_s=arguments.timeout,
+            cut_off_s=arguments.cut_off,
         )
-        for round_number, name in schedule(arguments.only, arguments.rounds):
-            print(f"round {round_number}: {name} ...", flush=True)
-            result = bench.run(SYSTEMS[name], f"bench-{name}-{round_number}")
+        inputs = load(systems, arguments.records, topics, dataset)
+        for round_number, system in schedule(systems, arguments.rounds):
+            name = f"{system.job}-{system.name}-{round_number}"
+            print(f"round {round_number}: {system.job}, {system.name} ...", flush=True)
+            records = inputs[records_for(system, arguments.records)]
+            try:
+                result = bench.run(system, records, name)
+            except RunError as error:
+                print(f"  failed: {error}", flush=True)
+                failed.append(error)
+                continue
             results.append(arguments.results, result, config={**config, "round": round_number})
             print(f"  {result.figures}\n  {result.verdict}", flush=True)
             found.append(result)
-    return found
+    return found, failed
 
 
-def schedule(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+def load(
+    systems: Sequence[System], records: int, topics: Topics, dataset: Dataset
+) -> dict[int, Input]:
+    """Load a topic for each number of records that systems are given."""
+    inputs = {}
+    for count in sorted({records_for(system, records) for system in systems}):
+        print(f"loading {count:,} records ...", flush=True)
+        topic = f"events-{count}"
+        topics.create(topic)
+        dataset.load(topic, count)
+        inputs[count] = Input(topic, count)
+    return inputs
+
+
+def records_for(system: System, records: int) -> int:
+    """How many records a system is given."""
+    return min(records, system.records_max or records)
+
+
+def schedule(systems: Sequence[System], rounds: int) -> Iterator[tuple[int, System]]:
     """Who runs when: each round the other way round, so that no system always follows the same."""
     for round_number in range(1, rounds + 1):
-        for name in names if round_number % 2 else reversed(names):
-            yield round_number, name
+        for system in systems if round_number % 2 else reversed(systems):
+            yield round_number, system
 
 
-def _systems(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in SYSTEMS]
-    if unknown or not names or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r}: name each once, out of {', '.join(SYSTEMS)}")
+def print_tables(found: Sequence[Result]) -> None:
+    """A table and its ratios for each job and mode."""
+    for job, mode in dict.fromkeys((each.job, each.mode) for each in SYSTEMS):
+        compared = [
+            result
+            for system in SYSTEMS
+            for result in found
+            if result.system is system and (system.job, system.mode) == (job, mode)
+        ]
+        if compared:
+            print(f"\n{job}, mode {mode}\n\n{results.table(compared)}\n")
+            print(results.ratios(compared))
+
+
+def _among(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        found = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in found if name not in known]
+        if unknown or not found or len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"{text!r}: name each once, out of {', '.join(known)}")
+        return found
+
     return names
 
 

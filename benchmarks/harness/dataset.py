@@ -1,8 +1,13 @@
-"""The records that all systems read, and the check of what they wrote; `peers.Tools` does both."""
+"""The records that all systems read, and the check of what they wrote, for each job.
+
+`peers.Tools` writes the records, and checks the output of the job `stateless`; that of `count` is
+checked by `judges.py`.
+"""
 
 import json
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .workspace import Workspace
 
@@ -20,14 +25,28 @@ class DatasetError(Exception):
 class Verdict:
     """What a read_committed consumer found in an output topic, against the input.
 
-    `exact` means that the output holds each expected record once: their number, and the sum of a
-    hash over their sessions, agree.
+    Args:
+        input_records: in the topic that the job read.
+        output_records: in the topic that it wrote.
+        expected_records: that it had to write; -1 where the job chooses.
+        exact: all that is there is right: nothing is missing but what a job that was cut off had
+            not come to.
+        faults: what is wrong, in numbers of rows.
     """
 
     input_records: int
     output_records: int
     expected_records: int
     exact: bool
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict, and the input records that are behind the partitions' ends, where rows tell."""
+
+    verdict: Verdict
+    done: Callable[[Sequence[int]], int] | None = None
 
 
 class Dataset:
@@ -36,10 +55,12 @@ class Dataset:
     Args:
         workspace: holds the built tools.
         bootstrap: `host:port` of the broker.
+        keys: how many users there are in the records.
     """
 
-    def __init__(self, workspace: Workspace, bootstrap: str) -> None:
-        self._java = ["java", HEAP, "-cp", workspace.tools_classpath(), "peers.Tools"]
+    def __init__(self, workspace: Workspace, bootstrap: str, keys: int) -> None:
+        flags = [HEAP, f"-Dusers={keys}", "-cp", workspace.tools_classpath()]
+        self._java = ["java", *flags, "peers.Tools"]
         self._bootstrap = bootstrap
 
     def load(self, topic: str, records: int) -> None:
@@ -48,7 +69,7 @@ class Dataset:
         if f"loaded {records} " not in said:
             raise DatasetError(f"the loader did not load {records} records: {said}")
 
-    def verify(self, input_topic: str, output_topic: str) -> Verdict:
+    def verify_stateless(self, input_topic: str, output_topic: str) -> Judged:
         """Compare a stateless job's output with what its input asks for."""
         said = self._run(
             "verify", input_topic, output_topic, "stateless", "record", timeout_s=VERIFY_TIMEOUT_S
@@ -57,11 +78,15 @@ class Dataset:
         if not found:
             raise DatasetError(f"the verifier gave no verdict: {said}")
         fields = json.loads(found[0])
-        return Verdict(
-            input_records=fields["in"],
-            output_records=fields["out"],
-            expected_records=fields["expected_out"],
-            exact=fields["users_wrong_count"] == 0 and fields["out_of_order"] == 0,
+        faults = {name: fields[name] for name in ("users_wrong_count", "out_of_order")}
+        return Judged(
+            Verdict(
+                input_records=fields["in"],
+                output_records=fields["out"],
+                expected_records=fields["expected_out"],
+                exact=not any(faults.values()),
+                faults=faults,
+            )
         )
 
     def _run(self, command: str, *arguments: str, timeout_s: float) -> str:

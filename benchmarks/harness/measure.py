@@ -4,15 +4,16 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .dataset import Dataset, Verdict
+from .dataset import Verdict
+from .judges import Judges
 from .processes import Session, cpu_s, machine_cpu_s
 from .systems import Job, System
-from .timeline import Figures, Sample, figures
+from .timeline import Figures, Sample, figures, first_output_s
 from .topics import Topics
 from .workspace import Workspace
 
@@ -23,8 +24,6 @@ QUIET_AFTER_END_S = 1.5
 """How long the output of an ended job must stand still, all of it committed."""
 QUIET_WHILE_RUNNING_S = 5.0
 """The same for a job that never ends by itself; longer than any of its commit intervals."""
-OUTPUT_SHARE_MIN = 0.86
-"""The job keeps 7 of 8 records; with less than this, standing still is no end."""
 GRACE_S = 20.0
 LOG_SHOWN_CHARS = 4000
 FIRST_MARK = re.compile(r"^FIRST (\d+)$", re.MULTILINE)
@@ -49,25 +48,49 @@ class Broker:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What one run of one system gave."""
+class Input:
+    """A topic, and the records that it was loaded with."""
 
-    system: str
+    topic: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run of one system gave.
+
+    Args:
+        system: that ran.
+        input: what it was given.
+        done_records: how much of it the output covers: less only where the run was cut off.
+        figures: of what it did.
+        peak_memory_mib: of all its processes together.
+        verdict: on its output.
+    """
+
+    system: System
+    input: Input
+    done_records: int
     figures: Figures
     peak_memory_mib: float
     verdict: Verdict
 
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its end."""
+        return self.done_records == self.input.records
+
 
 class Bench:
-    """Runs systems, one after the other, on one broker and one input topic.
+    """Runs systems, one after the other, on one broker.
 
     Args:
         workspace: where the jobs were built, and may write.
-        broker: holds the input; outputs are made and removed there.
+        broker: holds the inputs; outputs are made and removed there.
         topics: of that broker.
-        input_topic: loaded with `records` records.
-        records: how many.
+        judges: of the outputs.
         timeout_s: a run that takes longer has failed.
+        cut_off_s: a slow system's run is ended after that time.
     """
 
     def __init__(
@@ -75,20 +98,19 @@ class Bench:
         workspace: Workspace,
         broker: Broker,
         topics: Topics,
+        judges: Judges,
         *,
-        input_topic: str,
-        records: int,
         timeout_s: float,
+        cut_off_s: float,
     ) -> None:
         self._workspace = workspace
         self._broker = broker
-        self._input_topic = input_topic
-        self._records = records
-        self._timeout_s = timeout_s
         self._topics = topics
-        self._dataset = Dataset(workspace, broker.bootstrap)
+        self._judges = judges
+        self._timeout_s = timeout_s
+        self._cut_off_s = cut_off_s
 
-    def run(self, system: System, name: str) -> Result:
+    def run(self, system: System, records: Input, name: str) -> Result:
         """Run `system` once, from an empty output topic to its verified end.
 
         Raises:
@@ -98,40 +120,59 @@ class Bench:
         directory = self._workspace.directory / "runs" / name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        job = Job(name, self._broker.bootstrap, self._input_topic, name, directory)
+        job = Job(name, self._broker.bootstrap, records.topic, name, directory)
         self._topics.create(job.output_topic)
         try:
-            return self._run(system, job)
+            return self._run(system, records, job)
         finally:
             self._topics.delete(job.output_topic)
+            self._topics.delete_below(f"{name}-")
 
-    def _run(self, system: System, job: Job) -> Result:
+    def _run(self, system: System, records: Input, job: Job) -> Result:
         log = job.directory / "log"
         command = system.command(self._workspace, job)
         started_s = time.time()
-        with _started(command, job.directory, log) as process:
+        with started(command, job.directory, log) as process:
             watch = _Watch(self._broker, Session(process.pid), self._topics, job.output_topic)
             try:
-                self._watch_to_end(system, process, watch, started_s + self._timeout_s)
+                ended = self._watch_to_end(system, records, process, watch, started_s)
             except RunError as error:
-                raise RunError(f"{job.name}: {error}\n{_tail(log)}") from None
+                raise RunError(f"{job.name}: {error}\n{tail(log)}") from None
+        if watch.committed() == 0:
+            raise RunError(f"{job.name}: no output\n{tail(log)}")
+        judged = self._judges.judge(system, job.input_topic, job.output_topic, cut_off=not ended)
+        samples = watch.samples
+        done_records = records.records
+        if judged.done is not None:
+            samples = _in_input_records(samples, judged.done)
+            done_records = samples[-1].committed
         return Result(
-            system=system.name,
+            system=system,
+            input=records,
+            done_records=done_records,
             figures=figures(
-                watch.samples,
+                samples,
                 started_s=started_s,
-                first_s=_first_s(log),
-                records=self._records,
+                first_s=_first_s(log) if system.says_first else first_output_s(samples),
+                records=done_records,
             ),
             peak_memory_mib=watch.peak_memory_mib,
-            verdict=self._dataset.verify(job.input_topic, job.output_topic),
+            verdict=judged.verdict,
         )
 
     def _watch_to_end(
-        self, system: System, process: subprocess.Popen[bytes], watch: "_Watch", deadline_s: float
-    ) -> None:
-        """Sample until the output is complete: all committed, and still for long enough."""
-        output_min = self._records * OUTPUT_SHARE_MIN
+        self,
+        system: System,
+        records: Input,
+        process: subprocess.Popen[bytes],
+        watch: "_Watch",
+        started_s: float,
+    ) -> bool:
+        """Sample until the output is complete: all committed, and still for long enough.
+
+        False: it was not, and the system's time is over.
+        """
+        rows_min = self._judges.rows_min(system, records.records)
         while True:
             watch.sample()
             code = process.poll()
@@ -139,10 +180,13 @@ class Bench:
                 raise RunError(f"the job ended with code {code}")
             quiet_s = QUIET_WHILE_RUNNING_S if code is None else QUIET_AFTER_END_S
             # A run that ends with too little output is the verifier's to judge.
-            may_be_done = code == 0 or (not system.ends and watch.committed() >= output_min)
+            may_be_done = code == 0 or (not system.ends and watch.committed() >= rows_min)
             if may_be_done and watch.still_s() >= quiet_s:
-                return
-            if time.time() > deadline_s:
+                return True
+            passed_s = time.time() - started_s
+            if system.slow and passed_s > self._cut_off_s:
+                return False
+            if passed_s > self._timeout_s:
                 raise RunError(f"not done after {self._timeout_s:.0f} s")
             time.sleep(SAMPLE_EVERY_S)
 
@@ -168,6 +212,7 @@ class _Watch:
                 at_s=now_s,
                 written=ends.written,
                 committed=ends.committed,
+                committed_each=ends.committed_each,
                 job_cpu_s=self._session.cpu_s(),
                 broker_cpu_s=sum(map(cpu_s, self._broker.pids)),
                 harness_cpu_s=time.process_time(),
@@ -196,7 +241,7 @@ class _Watch:
 
 
 @contextmanager
-def _started(
+def started(
     command: Sequence[str], directory: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own; on leaving, nothing of that session is left."""
@@ -216,13 +261,25 @@ def _started(
         process.wait()
 
 
+def _in_input_records(
+    samples: Sequence[Sample], done: Callable[[Sequence[int]], int]
+) -> list[Sample]:
+    """The same samples, with the committed end in input records behind it."""
+    known: dict[tuple[int, ...], int] = {}
+    for sample in samples:
+        if sample.committed_each not in known:
+            known[sample.committed_each] = done(sample.committed_each)
+    return [replace(sample, committed=known[sample.committed_each]) for sample in samples]
+
+
 def _first_s(log: Path) -> float:
     """When the job's work began, by its own mark."""
     marks = [int(mark) for mark in FIRST_MARK.findall(log.read_text(errors="replace"))]
     if not marks:
-        raise RunError(f"the job printed no FIRST mark:\n{_tail(log)}")
+        raise RunError(f"the job printed no FIRST mark:\n{tail(log)}")
     return min(marks) / 1000
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The end of a job's log."""
     return log.read_text(errors="replace")[-LOG_SHOWN_CHARS:]

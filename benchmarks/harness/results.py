@@ -11,21 +11,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .measure import Result
-from .systems import SYSTEMS, System
+from .systems import System
 
 OURS = "ours"
+"""How the names of our systems begin."""
 MISSING = "-"
 
 
 def append(path: Path, result: Result, *, config: Mapping[str, object]) -> None:
     """Add one run of one system to the results file: every figure, and the verifier's verdict."""
+    system = result.system
     figures = {name: _rounded(value) for name, value in asdict(result.figures).items()}
     row = {
+        "job": system.job,
+        "mode": system.mode,
         **figures,
+        "done_records": result.done_records,
         "peak_memory_mib": round(result.peak_memory_mib),
         "verdict": asdict(result.verdict),
     }
-    append_row(path, result.system, row, config={**SYSTEMS[result.system].config, **config})
+    run = {"records": result.input.records, **config}
+    append_row(path, system.name, row, config={**system.config, **run})
 
 
 def append_row(
@@ -48,24 +54,29 @@ def environment(directory: Path) -> dict[str, object]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The systems side by side, in Markdown: medians over the rounds."""
-    rows = [
-        _row(system, [result for result in results if result.system == name])
-        for name, system in SYSTEMS.items()
-        if any(result.system == name for result in results)
-    ]
-    return markdown(HEADINGS, rows)
+    """The systems of one job and mode side by side, in Markdown: medians over the rounds."""
+    return markdown(HEADINGS, [_row(system, _of(system, results)) for system in _systems(results)])
 
 
 def ratios(results: Sequence[Result]) -> str:
     """Ours divided by each peer, in Markdown; empty when one of the two was not run."""
-    ours = _medians([result for result in results if result.system == OURS])
+    systems = _systems(results)
+    ours = [system for system in systems if system.name.startswith(OURS)]
     rows = []
-    for name in SYSTEMS:
-        peer = _medians([result for result in results if result.system == name])
-        if ours and peer and name != OURS:
-            rows.append([f"ours / {name}", *(_ratio(ours[each], peer[each]) for each in COMPARED)])
+    for our_system in ours:
+        for peer_system in [system for system in systems if system not in ours]:
+            our, peer = (_medians(_of(each, results)) for each in (our_system, peer_system))
+            named = f"{our_system.name} / {peer_system.name}"
+            rows.append([named, *(_ratio(our[each], peer[each]) for each in COMPARED)])
     return markdown(["ratio", *COMPARED.values()], rows) if rows else ""
+
+
+def _systems(results: Sequence[Result]) -> list[System]:
+    return list({result.system.name: result.system for result in results}.values())
+
+
+def _of(system: System, results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if result.system is system]
 
 
 HEADINGS = [
@@ -85,7 +96,6 @@ COMPARED = {
 
 def _row(system: System, results: Sequence[Result]) -> list[str]:
     found = _medians(results)
-    exact = all(result.verdict.exact for result in results)
     return [
         system.name,
         system.guarantee,
@@ -98,8 +108,18 @@ def _row(system: System, results: Sequence[Result]) -> list[str]:
         _shown(found["peak_memory_mib"], 0),
         _shown(found["first_commit_s"], 1),
         _shown(found["other_cpu_s"], 1),
-        "exact" if exact else "WRONG",
+        _judged(results),
     ]
+
+
+def _judged(results: Sequence[Result]) -> str:
+    """In one word; a run that was cut off says how far it came."""
+    if not all(result.verdict.exact for result in results):
+        return "WRONG"
+    least = min(results, key=lambda result: result.done_records / result.input.records)
+    if least.complete:
+        return "exact"
+    return f"exact, cut off at {least.done_records:,} of {least.input.records:,}"
 
 
 def _medians(results: Sequence[Result]) -> dict[str, float | None]:

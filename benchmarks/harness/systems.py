@@ -1,7 +1,8 @@
 """The systems that are compared: how each is built, started, and known to be done.
 
 All get the same: two cores, a heap of 3 GB, uncompressed output, `linger.ms` 20 and batches of
-128 KiB where they have such settings, exactly once where they can.
+128 KiB where they have such settings, exactly once where they can. Here are those of the job
+`stateless`; `count_systems.py` has those of `count`.
 """
 
 import sys
@@ -9,17 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .count_check import MODES, RECORD
 from .workspace import Workspace, build_java_peer, build_spark_peer
 
+STATELESS, COUNT = "stateless", "count"
+JOBS = (STATELESS, COUNT)
 HEAP = "-Xmx3g"
+FLINK_VERSION = "2.2.1"
 FLINK_CHECKPOINT_MS = 1000
+KSTREAMS_VERSION = "4.3.0"
 KSTREAMS_COMMIT_MS = 100
 EPOCH_RECORDS_MAX = 1_000_000
 """Records in one micro-batch, for Spark's connector and for us alike."""
 
 # Flink and its Kryo reach into these; without it the job does not start on Java 17.
 _OPENED = ("lang", "util", "util.concurrent", "lang.invoke", "net", "time")
-_OPEN_FLAGS = [f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in _OPENED]
+OPEN_FLAGS = tuple(f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in _OPENED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +47,100 @@ class Job:
     directory: Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One of the compared systems.
+    """One of the compared systems, at one job.
 
     Args:
         name: as in `--only` and in the results.
+        job: one of `JOBS`.
+        mode: what the output holds, one of `MODES`.
         guarantee: what its output promises.
         config: what its speed depends on, recorded with each result.
         build: gets ready whatever the job needs; cheap when it is there.
         command: the job's command line.
         ends: whether the job ends by itself at the end of the input.
+        says_first: whether it prints `FIRST <ms>` when its work begins.
+        keyed_output: whether its rows have Kafka keys, so that those of a user are in order.
+        records_max: it gets no more than so many: it would take for ever.
+        slow: whether it is ended after a while; its rates are those of what it did.
     """
 
     name: str
+    job: str
+    mode: str = RECORD
     guarantee: str
     config: Mapping[str, str | int]
     build: Callable[[Workspace], None]
     command: Callable[[Workspace, Job], Sequence[str]]
     ends: bool
+    says_first: bool = True
+    keyed_output: bool = True
+    records_max: int | None = None
+    slow: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.job in JOBS, self
+        assert self.mode in MODES, self
+
+
+def java(workspace: Workspace, name: str, *flags: str, jars: Sequence[str] = ()) -> list[str]:
+    """The start of a Java peer's command line: everything but its class and arguments."""
+    classpath = ":".join([str(workspace.classes(name)), *(jars or [f"{workspace.jars(name)}/*"])])
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+    return ["java", HEAP, "-XX:+UseG1GC", *flags, quiet, "-cp", classpath]
+
+
+def flink(job_name: str, backend: str) -> Callable[[Workspace, Job], Sequence[str]]:
+    """The command of Flink's DataStream peer."""
+
+    def command(workspace: Workspace, job: Job) -> Sequence[str]:
+        return [
+            *java(workspace, "flink", *OPEN_FLAGS),
+            *("peers.FlinkJob", job_name, job.bootstrap, job.input_topic, job.output_topic),
+            *(str(FLINK_CHECKPOINT_MS), backend, "true", job.name),
+        ]
+
+    return command
+
+
+def kstreams(
+    job_name: str, commit_ms: int, cache_mb: int, store: str
+) -> Callable[[Workspace, Job], Sequence[str]]:
+    """The command of Kafka Streams' peer."""
+
+    def command(workspace: Workspace, job: Job) -> Sequence[str]:
+        return [
+            *java(workspace, "kstreams"),
+            *("peers.KsJob", job_name, job.bootstrap, job.input_topic, job.output_topic),
+            *(str(commit_ms), str(cache_mb), store, job.name, "earliest"),
+        ]
+
+    return command
+
+
+def spark(job_name: str) -> Callable[[Workspace, Job], Sequence[str]]:
+    """The command of Spark's peer, with expressions only."""
+
+    def command(workspace: Workspace, job: Job) -> Sequence[str]:
+        script = workspace.spark_home / "scripts" / "spark_job.py"
+        return [
+            *(str(workspace.spark_python), str(script)),
+            *(job_name, job.bootstrap, job.input_topic, job.output_topic),
+            *(str(EPOCH_RECORDS_MAX), "availableNow", "earliest"),
+        ]
+
+    return command
+
+
+def build_flink(workspace: Workspace) -> None:
+    """Build Flink's DataStream peer."""
+    build_java_peer(workspace, "flink", "src/main/java/peers/FlinkJob.java")
+
+
+def build_kstreams(workspace: Workspace) -> None:
+    """Build Kafka Streams' peer."""
+    build_java_peer(workspace, "kstreams", "src/main/java/peers/KsJob.java")
 
 
 def _ours(workspace: Workspace, job: Job) -> Sequence[str]:
@@ -71,76 +152,45 @@ def _ours(workspace: Workspace, job: Job) -> Sequence[str]:
     ]
 
 
-def _flink(workspace: Workspace, job: Job) -> Sequence[str]:
-    return [
-        *_java(workspace, "flink", *_OPEN_FLAGS),
-        *("peers.FlinkJob", "stateless", job.bootstrap, job.input_topic, job.output_topic),
-        *(str(FLINK_CHECKPOINT_MS), "hashmap", "true", job.name),
-    ]
-
-
-def _kstreams(workspace: Workspace, job: Job) -> Sequence[str]:
-    return [
-        *_java(workspace, "kstreams"),
-        *("peers.KsJob", "stateless", job.bootstrap, job.input_topic, job.output_topic),
-        *(str(KSTREAMS_COMMIT_MS), "0", "memory", job.name, "earliest"),
-    ]
-
-
-def _spark(workspace: Workspace, job: Job) -> Sequence[str]:
-    script = workspace.spark_home / "scripts" / "spark_job.py"
-    return [
-        *(str(workspace.spark_python), str(script)),
-        *("stateless", job.bootstrap, job.input_topic, job.output_topic),
-        *(str(EPOCH_RECORDS_MAX), "availableNow", "earliest"),
-    ]
-
-
-def _java(workspace: Workspace, name: str, *flags: str) -> list[str]:
-    classpath = f"{workspace.classes(name)}:{workspace.jars(name)}/*"
-    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-    return ["java", HEAP, "-XX:+UseG1GC", *flags, quiet, "-cp", classpath]
-
-
-SYSTEMS = {
-    system.name: system
-    for system in (
-        System(
-            name="ours",
-            guarantee="exactly once",
-            config={"epoch_records_max": EPOCH_RECORDS_MAX, "transactions": "epoch"},
-            build=lambda _: None,
-            command=_ours,
-            ends=True,
-        ),
-        System(
-            name="flink",
-            guarantee="exactly once",
-            config={"version": "2.2.1", "checkpoint_ms": FLINK_CHECKPOINT_MS, "backend": "hashmap"},
-            build=lambda workspace: build_java_peer(
-                workspace, "flink", "src/main/java/peers/FlinkJob.java"
-            ),
-            command=_flink,
-            ends=True,
-        ),
-        System(
-            name="spark",
-            guarantee="at least once",
-            config={"version": "4.2.0", "epoch_records_max": EPOCH_RECORDS_MAX},
-            build=build_spark_peer,
-            command=_spark,
-            ends=True,
-        ),
-        System(
-            name="kstreams",
-            guarantee="exactly once",
-            config={"version": "4.3.0", "commit_ms": KSTREAMS_COMMIT_MS},
-            build=lambda workspace: build_java_peer(
-                workspace, "kstreams", "src/main/java/peers/KsJob.java"
-            ),
-            command=_kstreams,
-            ends=False,
-        ),
-    )
-}
-"""All that can be compared, by name."""
+STATELESS_SYSTEMS = (
+    System(
+        name="ours",
+        job=STATELESS,
+        guarantee="exactly once",
+        config={"epoch_records_max": EPOCH_RECORDS_MAX, "transactions": "epoch"},
+        build=lambda _: None,
+        command=_ours,
+        ends=True,
+    ),
+    System(
+        name="flink",
+        job=STATELESS,
+        guarantee="exactly once",
+        config={
+            "version": FLINK_VERSION,
+            "checkpoint_ms": FLINK_CHECKPOINT_MS,
+            "backend": "hashmap",
+        },
+        build=build_flink,
+        command=flink(STATELESS, "hashmap"),
+        ends=True,
+    ),
+    System(
+        name="spark",
+        job=STATELESS,
+        guarantee="at least once",
+        config={"version": "4.2.0", "epoch_records_max": EPOCH_RECORDS_MAX},
+        build=build_spark_peer,
+        command=spark(STATELESS),
+        ends=True,
+    ),
+    System(
+        name="kstreams",
+        job=STATELESS,
+        guarantee="exactly once",
+        config={"version": KSTREAMS_VERSION, "commit_ms": KSTREAMS_COMMIT_MS},
+        build=build_kstreams,
+        command=kstreams(STATELESS, KSTREAMS_COMMIT_MS, 0, "memory"),
+        ends=False,
+    ),
+)

@@ -16,7 +16,10 @@ WARM_TO = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one moment; the CPU seconds are running totals."""
+    """What was seen at one moment; the CPU seconds are running totals.
+
+    `written` and `committed` are in output offsets, or in input records behind them.
+    """
 
     at_s: float
     written: int
@@ -25,6 +28,8 @@ class Sample:
     broker_cpu_s: float
     harness_cpu_s: float
     machine_cpu_s: float
+    committed_each: tuple[int, ...] = ()
+    """The committed end of each output partition."""
 
     def other_cpu_s(self) -> float:
         """CPU seconds of everything that is neither job nor broker nor this harness."""
@@ -56,7 +61,7 @@ def figures(
         samples: in order of time; the last one shows the complete output, all of it committed.
         started_s: when the job's process was started.
         first_s: when the job began its work: its first record, or the start of its query.
-        records: how many records the input holds.
+        records: how many input records the output covers.
     """
     assert samples, "a run without samples"
     assert samples[-1].committed > 0, "a run without output"
@@ -77,6 +82,15 @@ def figures(
         other_cpu_s=end.other_cpu_s() - begin.other_cpu_s(),
         commits_seen=len(steps),
     )
+
+
+def first_output_s(samples: Sequence[Sample]) -> float:
+    """When output began, for a job that does not say when its work does: the last time of none.
+
+    It leaves out whatever the job did before its first record came out.
+    """
+    none_yet = [sample.at_s for sample in samples if sample.written == 0]
+    return none_yet[-1] if none_yet else samples[0].at_s
 
 
 def committed_steps(samples: Sequence[Sample]) -> list[Sample]:

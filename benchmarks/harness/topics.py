@@ -22,10 +22,11 @@ class TopicsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a topic ends, summed over its partitions."""
+    """Where a topic ends, summed over its partitions; the committed ends also one by one."""
 
     written: int
     committed: int
+    committed_each: tuple[int, ...]
 
     def __post_init__(self) -> None:
         assert self.committed >= 0, self
@@ -77,8 +78,14 @@ class Topics:
             TopicsError: the broker gave no answer.
         """
         # The committed end first: asked second, it could be ahead of the written one.
-        committed = _end(self._committed, topic)
-        return Ends(_end(self._written, topic), committed)
+        committed = _ends(self._committed, topic)
+        return Ends(sum(_ends(self._written, topic)), sum(committed), committed)
+
+    def delete_below(self, prefix: str) -> None:
+        """Remove the topics that a job made for itself: those whose names begin so."""
+        names = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        for name in [name for name in names if name.startswith(prefix)]:
+            self.delete(name)
 
     def _wait_until_known(self, topic: str) -> None:
         deadline_s = time.monotonic() + KNOWN_TIMEOUT_S
@@ -95,7 +102,7 @@ class Topics:
                 time.sleep(POLL_S)
 
 
-def _end(consumer: Consumer, topic: str) -> int:
+def _ends(consumer: Consumer, topic: str) -> tuple[int, ...]:
     partitions = [TopicPartition(topic, each, END) for each in range(PARTITION_COUNT)]
     try:
         found = consumer.offsets_for_times(partitions, timeout=REQUEST_TIMEOUT_S)
@@ -104,4 +111,4 @@ def _end(consumer: Consumer, topic: str) -> int:
     errors = [each.error for each in found if each.error is not None]
     if errors:
         raise TopicsError(f"the ends of topic {topic} are not to be had: {errors[0]}")
-    return sum(each.offset for each in found)
+    return tuple(each.offset for each in found)

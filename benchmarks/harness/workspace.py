@@ -14,8 +14,14 @@ from pathlib import Path
 
 from .spark_connector import LOCK_FILE, connector_jars
 
-SPARK_REQUIREMENT = "pyspark==4.2.0"
+SPARK_REQUIREMENTS = ("pyspark==4.2.0",)
 """The newest Spark whose Kafka connector can be had; 4.3's is not published."""
+FLINK_BUILD_REQUIREMENTS = ("setuptools<80", "wheel")
+"""PyFlink comes as source; with newer ones it does not build."""
+FLINK_REQUIREMENTS = ("apache-flink==2.2.1", "orjson")
+USERS_FIXED = "static final int USERS=100_000;"
+USERS_CHOSEN = 'static final int USERS=Integer.getInteger("users",100_000);'
+"""The loader and the verifier, for any number of users."""
 OUTPUT_SHOWN_CHARS = 3000
 
 
@@ -60,6 +66,27 @@ class Workspace:
         return self.directory / "classes" / name
 
     @property
+    def flink_python(self) -> Path:
+        """The interpreter of the venv that holds PyFlink, and the jars of Flink SQL."""
+        return self.directory / "venv-flink" / "bin" / "python"
+
+    @property
+    def flink_python_packages(self) -> Path:
+        """Where that venv's packages are."""
+        lib = self.flink_python.parent.parent / "lib"
+        return lib / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+    @property
+    def flink_python_jars(self) -> Path:
+        """The jars that PyFlink brings."""
+        return self.flink_python_packages / "pyflink" / "lib"
+
+    @property
+    def pyflink_script(self) -> Path:
+        """PyFlink's job: it looks for its interpreter and its connector around itself."""
+        return self.directory / "pyflink" / "scripts" / "pyflink_job.py"
+
+    @property
     def spark_home(self) -> Path:
         """The folder around Spark's job: it looks for its jars, and leaves its files, beside it."""
         return self.directory / "spark"
@@ -73,8 +100,13 @@ class Workspace:
 def build_tools(workspace: Workspace) -> None:
     """Build the loader and the verifier."""
     _fetch_jars(workspace.benchmarks / "clients-pom.xml", workspace.client_jars)
-    source = workspace.peers / "tools" / "src" / "peers" / "Tools.java"
-    _compile([source], workspace.client_jars, workspace.tools_classes)
+    text = _content([workspace.peers / "tools" / "src" / "peers" / "Tools.java"]).decode()
+    if text.count(USERS_FIXED) != 1:
+        raise SetupError(f"Tools.java of the peers: expected one line with {USERS_FIXED!r}")
+    source = workspace.directory / "sources" / "Tools.java"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(text.replace(USERS_FIXED, USERS_CHOSEN))
+    _compile([source], f"{workspace.client_jars}/*", workspace.tools_classes)
 
 
 def build_java_peer(workspace: Workspace, name: str, source: str) -> None:
@@ -87,15 +119,37 @@ def build_java_peer(workspace: Workspace, name: str, source: str) -> None:
     """
     folder = workspace.peers / name
     _fetch_jars(folder / "pom.xml", workspace.jars(name))
-    _compile([folder / source], workspace.jars(name), workspace.classes(name))
+    _compile([folder / source], f"{workspace.jars(name)}/*", workspace.classes(name))
+
+
+def build_flink_sql_peer(workspace: Workspace) -> None:
+    """Build the peer in Flink SQL: PyFlink brings its jars, Flink's peer the connector."""
+    build_java_peer(workspace, "flink", "src/main/java/peers/FlinkJob.java")
+    _make_flink_venv(workspace)
+    source = workspace.peers / "flinksql" / "src" / "peers" / "FlinkSqlJob.java"
+    _compile([source], f"{workspace.flink_python_jars}/*", workspace.classes("flinksql"))
+
+
+def build_pyflink_peer(workspace: Workspace) -> None:
+    """Build PyFlink's peer: its venv, and around its job what it looks for."""
+    build_java_peer(workspace, "flink", "src/main/java/peers/FlinkJob.java")
+    _make_flink_venv(workspace)
+    home = workspace.pyflink_script.parent.parent
+    shutil.rmtree(home, ignore_errors=True)
+    for folder in ("scripts", "flink", "venvs"):
+        (home / folder).mkdir(parents=True)
+    (home / "flink" / "lib").symlink_to(workspace.jars("flink"))
+    (home / "venvs" / "flink").symlink_to(workspace.flink_python.parent.parent)
+    script = _content([workspace.peers / "scripts" / "pyflink_job.py"]).decode()
+    # It uses `os` and forgets to import it.
+    workspace.pyflink_script.write_text(f"import os\n{script}")
 
 
 def build_spark_peer(workspace: Workspace) -> None:
     """Build Spark's peer: the connector's jars, a venv of its own, and its job in its place."""
     jars = workspace.spark_home / "sparklib"
     _once(jars, LOCK_FILE.read_bytes(), lambda: _copy(connector_jars(), jars))
-    venv = workspace.spark_python.parent.parent
-    _once(venv, SPARK_REQUIREMENT.encode(), lambda: _make_venv(venv))
+    _make_venv(workspace.spark_python, SPARK_REQUIREMENTS)
     script = workspace.spark_home / "scripts" / "spark_job.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(workspace.peers / "scripts" / "spark_job.py", script)
@@ -113,14 +167,25 @@ def _fetch_jars(pom: Path, target: Path) -> None:
     _once(target, _content([pom]), lambda: _execute(command))
 
 
-def _compile(sources: Sequence[Path], jars: Path, target: Path) -> None:
-    command = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(target), *map(str, sources)]
+def _compile(sources: Sequence[Path], classpath: str, target: Path) -> None:
+    command = ["javac", "-nowarn", "-cp", classpath, "-d", str(target), *map(str, sources)]
     _once(target, _content(sources), lambda: _execute(command))
 
 
-def _make_venv(target: Path) -> None:
-    _execute([sys.executable, "-m", "venv", str(target)])
-    _execute([str(target / "bin" / "python"), "-m", "pip", "install", "-q", SPARK_REQUIREMENT])
+def _make_flink_venv(workspace: Workspace) -> None:
+    _make_venv(workspace.flink_python, FLINK_BUILD_REQUIREMENTS, FLINK_REQUIREMENTS)
+
+
+def _make_venv(python: Path, *requirements: Sequence[str]) -> None:
+    """A venv around this interpreter, with one round of installing after the other."""
+    target = python.parent.parent
+
+    def make() -> None:
+        _execute([sys.executable, "-m", "venv", str(target)])
+        for each in requirements:
+            _execute([str(python), "-m", "pip", "install", "-q", *each])
+
+    _once(target, "\n".join(" ".join(each) for each in requirements).encode(), make)
 
 
 def _content(paths: Sequence[Path]) -> bytes:
