@@ -1,19 +1,26 @@
-"""The driver's shell: feed events to the coordinator, perform its actions through the ports."""
+"""The driver's shell: feed events to the coordinator, perform its actions through the ports.
+
+Between epochs it clears up what no retained manifest needs. Only what is certainly of the past is
+removed: nothing of epochs behind the one that Kafka committed, which another run may be writing.
+"""
 
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from tallystick.checkpoint import coordinator as c
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import retention, savepoint
+from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import DataLossError, ManifestError, RetriableError
 from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
+from tallystick.state_files import collect
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -75,6 +82,7 @@ class Driver:
         self._clock = clock
         self._listener = listener
         self._asked_for = 0
+        self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
     def cluster_id(self) -> str:
@@ -103,11 +111,13 @@ class Driver:
                 )
             match action:
                 case c.EndEpoch():
+                    self._clear_up(request.checkpoint_id)
                     return
                 case c.Stop(error):
                     raise error
             event = self._attempt(action, engine)
             if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
+                self._collect_at = request.checkpoint_id  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _attempt(self, action: c.Action, engine: Engine) -> c.Event:
@@ -144,6 +154,36 @@ class Driver:
                 raise AssertionError(f"{action} ends the loop")
             case _:
                 assert_never(action)
+
+    def _clear_up(self, epoch: int) -> None:
+        """Remove old manifests, and files of state that none needs; no epoch fails for it."""
+        committed = self.coordinator.committed_manifest
+        if committed is None or committed.checkpoint_id != epoch or epoch < self._collect_at:
+            return
+        self._collect_at = epoch + retention.COLLECT_EVERY
+        try:
+            paths = self._storage.names(m.FOLDER)
+            for path in retention.expired(paths, epoch):
+                self._storage.delete(path)
+            kept = self._manifests(retention.retained(paths, epoch))
+            collect(self._storage, committed, [*kept, *self._claimed(committed)])
+        except Exception as error:
+            logger.warning(
+                "checkpoint %s: removing what is not needed any more failed: %s. It is tried again "
+                "later; nothing else depends on it",
+                self._storage.location,
+                error,
+            )
+
+    def _manifests(self, paths: list[str]) -> list[Manifest]:
+        found = ((path, self._storage.get(path)) for path in paths)
+        return [m.decode(data, path) for path, data in found if data is not None]
+
+    def _claimed(self, committed: Manifest) -> list[Manifest]:
+        """What savepoints elsewhere hold of this checkpoint, as if it were in manifests."""
+        found = ((path, self._storage.get(path)) for path in self._storage.names(savepoint.CLAIMS))
+        claims = [savepoint.decode_claim(data, path) for path, data in found if data is not None]
+        return [replace(committed, state=claim.state) for claim in claims]
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         """Stage the token and the sources' offsets, then commit: all of it or nothing."""

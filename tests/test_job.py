@@ -1,15 +1,22 @@
 """The driver's shell: what it puts into Kafka reads back, and strangers' writes are refused."""
 
 import json
+import logging
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.errors import DataLossError, ManifestError
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.retention import COLLECT_EVERY, EPOCHS_RETAINED
+from tallystick.checkpoint.savepoint import Claim, claim_path
+from tallystick.errors import DataLossError, ManifestError, StorageError
 from tallystick.job import decode_token, encode_token
+from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.transaction import Token
+from tallystick.state.handles import CHANGELOG, StateFile, StepState
 
 words = st.text(max_size=20)
 tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words)
@@ -65,3 +72,68 @@ def test_positions_on_the_sinks_cluster_are_committed_with_the_rows_and_no_other
     shown = {place: at for place, at in world.sink.offsets.items() if place[0] == OWN.group}
     assert shown == {(OWN.group, partition): (5, "") for partition in OWN.partitions}
     assert OTHER.group not in {group for group, _ in world.sink.offsets}
+
+
+EPOCHS = COLLECT_EVERY + 1  # it clears up behind the first one, and behind the last
+
+
+def file_of(epoch: int, word: str) -> str:
+    """A state file that no manifest names, in this world without state."""
+    return f"keyed-state/step/{epoch:012d}-0-{word}.changelog"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A world in which an epoch reads one record, and nothing fails."""
+    world = World(seed=0, kinds=())
+    world.sources = (OWN,)
+    world.available = dict.fromkeys(OWN.partitions, EPOCHS)
+    world.checkpoint.base = dict.fromkeys(OWN.partitions, 0)
+    world.plan_positions = lambda starts: (
+        {at: offset + 1 for at, offset in starts.items()}
+        if starts[OWN.partitions[0]] < EPOCHS
+        else None
+    )
+    yield world
+    world.close()
+
+
+def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(world):
+    files = world.checkpoint.files
+    orphan, claimed, under_way = (
+        file_of(at, word) for at, word in ((3, "orphan"), (4, "claimed"), (EPOCHS, "later"))
+    )
+    held = StepState(
+        "step", 128, 1, "[]", 1, files=(StateFile(claimed, CHANGELOG, 4, 0, 127, 1, 1, 1, 1),)
+    )
+    files |= dict.fromkeys((orphan, claimed, under_way), b"state")
+    files[claim_path("one")] = Claim("file:///saved", "2026", (held,)).encode()
+
+    world.run_quietly()
+
+    assert world.checker.violations == []
+    kept = sorted(m.epoch_of(path) for path in files if path.startswith(m.FOLDER))
+    assert kept == list(range(EPOCHS - EPOCHS_RETAINED, EPOCHS))
+    assert orphan not in files
+    assert {claimed, under_way} <= files.keys()
+
+
+def test_no_epoch_fails_because_clearing_up_does(world, monkeypatch, caplog):
+    def delete(self: SimulatedStorage, path: str) -> None:
+        raise StorageError(f"no right to delete {path}")
+
+    monkeypatch.setattr(SimulatedStorage, "delete", delete)
+    with caplog.at_level(logging.WARNING, "tallystick.job"):
+        world.run_quietly()
+
+    assert world.checker.violations == []
+    assert world.checker.committed_epoch == EPOCHS - 1
+    assert "no right to delete tallystick/" in caplog.text
+
+
+def test_a_claim_that_cannot_be_read_keeps_everything(world):
+    world.checkpoint.files |= {claim_path("torn"): b"{", file_of(3, "claimed"): b"state"}
+
+    world.run_quietly()
+
+    assert file_of(3, "claimed") in world.checkpoint.files

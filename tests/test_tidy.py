@@ -54,6 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lmdb_view": WORDS | {"state"},
     "lmdb_store": CORE | {"lmdb_environment", "lmdb_view"},
     "savepoints": CORE | {"state_files", "storage"},
+    "state_contents": CORE | {"state_files"},
+    "migration": CORE | {"lmdb_store", "savepoints", "state_contents", "state_files"},
     "registry": VALUES | {"formats"},
     "kafka": VALUES | COLUMNS | {"ports"},
     # The executor's shell, and the engine that runs it.
@@ -81,6 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "spark",
     },
+    "state_columns": VALUES | {"processors"},
+    "state_table": CORE | {"savepoints", "state_columns", "state_contents", "storage"},
     "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
     "__init__": WORDS | {"endpoints", "formats", "pipeline", "source", "spark"},
     # What is shipped beside it.

@@ -1,0 +1,123 @@
+"""A savepoint whose state lies in another number of key groups.
+
+Every entry is read, put under its new key group, sorted on this host's disk, and written as
+snapshots: the whole state is rewritten, in bounded memory.
+"""
+
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+
+from tallystick import savepoints
+from tallystick.checkpoint import savepoint as s
+from tallystick.checkpoint.savepoint import Savepoint
+from tallystick.errors import OptionError
+from tallystick.lmdb_store import open_store
+from tallystick.ports import Storage
+from tallystick.state.handles import StateFile, StepState, Version
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.key_groups import KeyGroupRange, check_parallelism
+from tallystick.state.key_hash import HASH_VERSION
+from tallystick.state.regroup import regrouped
+from tallystick.state.view import StateView
+from tallystick.state_contents import chunks_of, contents_of
+from tallystick.state_files import write_snapshot
+
+SNAPSHOT_BYTES = 32 << 20
+"""About what one of the new files holds."""
+
+
+def migrate(
+    source: Storage, target: Storage, max_parallelism: Mapping[str, int], scratch: Path
+) -> Savepoint:
+    """Copy a savepoint, with the state of some steps in other key groups.
+
+    Args:
+        source: where the savepoint is; it stays as it is.
+        target: an empty folder.
+        max_parallelism: the new number of key groups, by the step's uid.
+        scratch: a folder on a local disk, with room for the largest step's state.
+
+    Returns:
+        The new savepoint.
+
+    Raises:
+        OptionError: a step is unknown, a number is out of its bounds, or the folder is in use.
+        StateFileError: a file of state is missing or damaged.
+    """
+    savepoint = savepoints.read(source)
+    state = savepoint.manifest.state
+    uids = [step.uid for step in state]
+    for uid, count in max_parallelism.items():
+        check_parallelism(1, count)
+        if uid not in uids:
+            raise OptionError(
+                f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
+            )
+    if target.get(s.FILE) is not None:
+        raise OptionError(f"{target.location} holds a savepoint already: name another folder.")
+    moved = []
+    for step in state:
+        if step.uid in max_parallelism:
+            moved.append(_moved(step, max_parallelism[step.uid], source, target, scratch))
+        else:
+            moved.append(savepoints.copy_step(source, target, step))
+    new = replace(
+        savepoint,
+        name=savepoints.name_of(target),
+        manifest=replace(savepoint.manifest, state=tuple(moved)),
+        claim="",
+    )
+    target.put(s.FILE, new.encode())
+    return new
+
+
+def _moved(
+    step: StepState, max_parallelism: int, source: Storage, target: Storage, scratch: Path
+) -> StepState:
+    files: tuple[StateFile, ...] = ()
+    trail = step.trail
+    if step.version is not None:
+        version = Version(step.version.epoch, uuid.uuid4().hex)
+        everything = KeyGroupRange(0, max_parallelism - 1)
+        with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
+            store = open_store(Path(folder), "migration", step.uid, everything)
+            done = store.apply(None, version, _entries(step, max_parallelism, source))
+            assert done, "the folder is nobody else's"
+            with store.view(version) as view:
+                assert view is not None, "just written"
+                files = tuple(_written(step, version, max_parallelism, view, target))
+        trail = (version,)
+    return replace(
+        step,
+        max_parallelism=max_parallelism,
+        parallelism=min(step.parallelism, max_parallelism),
+        hash_version=HASH_VERSION,
+        files=files,
+        trail=trail,
+    )
+
+
+def _entries(step: StepState, max_parallelism: int, source: Storage) -> Iterator[pa.RecordBatch]:
+    codec = KeyCodec.from_text(step.key_schema)
+    for groups in chunks_of(step, KeyGroupRange(0, step.max_parallelism - 1)):
+        entries = contents_of(step, groups, source)
+        if entries.num_rows:
+            yield regrouped(entries, codec, max_parallelism)
+
+
+def _written(
+    step: StepState, version: Version, max_parallelism: int, view: StateView, target: Storage
+) -> Iterator[StateFile]:
+    size = sum(file.size for file in step.files)
+    count = max(1, min(max_parallelism, size // SNAPSHOT_BYTES))
+    edges = [max_parallelism * at // count for at in range(count + 1)]
+    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
+        groups = KeyGroupRange(start, stop - 1)
+        nonce = uuid.uuid4().hex[:16]
+        yield write_snapshot(target, step.uid, version.epoch, index, nonce, view, groups)

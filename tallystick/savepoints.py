@@ -1,0 +1,446 @@
+"""Savepoints on storage: taken of a checkpoint, described, restored into a new one, deleted.
+
+None of it needs Spark. Kafka is asked only where the checkpoint alone cannot say which of several
+manifests of its newest epoch counts. A running pipeline need not stop: what vanishes while it is
+copied was superseded, and the newest epoch is taken anew.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint as s
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.retention import EPOCHS_RETAINED
+from tallystick.checkpoint.savepoint import Claim, Savepoint
+from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
+from tallystick.ports import Storage
+from tallystick.sink.transaction import Token
+from tallystick.state.damage import damage_of
+from tallystick.state.handles import StateFile, StepState
+from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.storage import FileStorage
+
+AskKafka = Callable[[str], Token | None]
+"""The token that Kafka holds of a pipeline, by its name."""
+
+TRIES_MAX = 5
+TRY_PAUSE_S = 1.0
+COPIES_AT_A_TIME = 4
+"""Each holds one file in memory."""
+SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
+EPOCHS_SPARE = 2
+"""A claim counts if it is there so many epochs before the first of its files may be collected."""
+
+
+class _SupersededError(Exception):
+    """What was to be saved is not there any more, since the pipeline runs: take the next epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest epoch of a checkpoint that is certainly committed."""
+
+    epoch: int
+    manifest_path: str
+    manifest: Manifest
+
+
+def newest_committed(checkpoint: Storage, ask_kafka: AskKafka | None = None) -> Newest:
+    """Look up which epoch the checkpoint can go on from.
+
+    Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
+    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others.
+
+    Args:
+        checkpoint: its location.
+        ask_kafka: for Kafka's word where there are several.
+
+    Raises:
+        OptionError: there is no committed epoch; or Kafka has to be asked, and cannot be.
+        ManifestError: the epoch's manifest is missing or damaged.
+        DataLossError: Kafka does not tell which of several manifests counts.
+    """
+    epochs = s.epochs_logged(checkpoint.names("commits"))
+    if not epochs:
+        raise OptionError(
+            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
+            f"pipeline that has run. Check the path."
+        )
+    epoch = epochs[-1]
+    paths = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch]
+    if not paths:
+        raise ManifestError(
+            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
+            f"no manifest of it. It is no checkpoint of a Tallystick pipeline, or files were "
+            f"removed. Put a whole copy back."
+        )
+    path = paths[0]
+    if len(paths) > 1:
+        path = _by_kafkas_word(checkpoint, epoch, paths, ask_kafka)
+    return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def read_manifest(checkpoint: Storage, path: str) -> Manifest:
+    """A manifest of a checkpoint.
+
+    Raises:
+        ManifestError: it is missing or damaged.
+    """
+    data = checkpoint.get(path)
+    if data is None:
+        raise ManifestError(
+            f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
+            f"Put it back from a backup."
+        )
+    return m.decode(data, path)
+
+
+def _by_kafkas_word(
+    checkpoint: Storage, epoch: int, paths: list[str], ask_kafka: AskKafka | None
+) -> str:
+    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
+    if ask_kafka is None:
+        raise OptionError(
+            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Give "
+            f"--bootstrap-servers (and --token-topic), or try again behind the next epoch."
+        )
+    pipeline = read_manifest(checkpoint, paths[0]).pipeline
+    token = ask_kafka(pipeline)
+    if token is None or token.manifest_path not in paths:
+        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
+        raise DataLossError(
+            f"{found}, and Kafka, asked for what pipeline {pipeline!r} committed last, says "
+            f"{said}: which one counts cannot be told. Start the pipeline, so that it finishes an "
+            f"epoch; then try again."
+        )
+    return token.manifest_path
+
+
+def create(
+    checkpoint: Storage,
+    target: Storage,
+    *,
+    reference: bool = False,
+    ask_kafka: AskKafka | None = None,
+    pause_s: float = TRY_PAUSE_S,
+) -> Savepoint:
+    """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not.
+
+    Args:
+        checkpoint: what is saved.
+        target: a folder of the savepoint's own.
+        reference: name the checkpoint's files of state instead of copying them, and claim them.
+        ask_kafka: see `newest_committed`.
+        pause_s: before another try, where the pipeline was faster.
+
+    Raises:
+        OptionError: the folder is in use, or see `newest_committed`.
+        StateFileError: a file of state is missing or damaged; there is no savepoint.
+    """
+    if target.get(s.FILE) is not None:
+        raise OptionError(f"{target.location} holds a savepoint already: name another folder.")
+    for attempt in range(TRIES_MAX):
+        newest = newest_committed(checkpoint, ask_kafka)
+        try:
+            return _create(checkpoint, target, newest, reference)
+        except _SupersededError as error:
+            is_same = newest_committed(checkpoint, ask_kafka).epoch == newest.epoch
+            if is_same or attempt == TRIES_MAX - 1:
+                raise StateFileError(str(error)) from None
+            time.sleep(pause_s)
+    raise AssertionError("the last try raises")
+
+
+def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: bool) -> Savepoint:
+    claim = ""
+    state = newest.manifest.state
+    if reference:
+        claim = _claim_files(checkpoint, newest, holder=whole_uri(target.location))
+    try:
+        state = _save_files(checkpoint, target, state, reference)
+        savepoint = Savepoint(
+            name=name_of(target),
+            created=_now(),
+            checkpoint=whole_uri(checkpoint.location),
+            manifest_path=newest.manifest_path,
+            manifest=replace(newest.manifest, state=state),
+            spark=_sparks_logs(checkpoint, newest.epoch),
+            claim=claim,
+        )
+        target.put(s.FILE, savepoint.encode())
+    except Exception:
+        if claim:
+            checkpoint.delete(claim)
+        raise
+    return savepoint
+
+
+def _claim_files(checkpoint: Storage, newest: Newest, holder: str) -> str:
+    """Keep the collector off the epoch's files; made before any epoch could let go of them."""
+    path = s.claim_path(uuid.uuid4().hex)
+    checkpoint.put(path, Claim(holder, _now(), newest.manifest.state).encode())
+    reached = max(map(m.epoch_of, checkpoint.names(m.FOLDER)))
+    if reached > newest.epoch + EPOCHS_RETAINED - EPOCHS_SPARE:
+        checkpoint.delete(path)
+        raise _SupersededError(f"epoch {newest.epoch} was overtaken while its files were claimed")
+    return path
+
+
+def _save_files(
+    checkpoint: Storage, target: Storage, state: tuple[StepState, ...], reference: bool
+) -> tuple[StepState, ...]:
+    """The state with its files as the savepoint names them; those that it has to hold are copied.
+
+    Files that the checkpoint itself only refers to are another's, which knows of no claim of ours.
+    """
+    if reference:
+        own = _files_of(state, lambda file: not _is_uri(file.path))
+        named = {file.path: f"{whole_uri(checkpoint.location)}/{file.path}" for file in own}
+    else:
+        named = {}
+    copied = s.with_files(state, lambda step, file: named.get(file.path, _place(step, file)))
+    copy_files(checkpoint, target, state, copied)
+    return copied
+
+
+def copy_files(
+    source: Storage,
+    target: Storage,
+    before: tuple[StepState, ...],
+    after: tuple[StepState, ...],
+) -> None:
+    """Copy each file of state from where it was to where it is to be, and prove it whole.
+
+    Args:
+        source: what the paths before are relative to.
+        target: what those after are relative to.
+        before: the state where it is.
+        after: the same state; a file that is a URI there stays where it is.
+
+    Raises:
+        StateFileError: a file is damaged.
+    """
+    pairs = [
+        (old, new.path)
+        for one, other in zip(before, after, strict=True)
+        for old, new in zip(one.files, other.files, strict=True)
+        if not _is_uri(new.path)
+    ]
+
+    def copy(pair: tuple[StateFile, str]) -> None:
+        file, path = pair
+        data = source.get(file.path)
+        if data is None:
+            raise _SupersededError(f"{named(file, source.location)} is missing")
+        if damage := damage_of(file, data):
+            raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
+        target.put(path, data)
+
+    with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+        list(threads.map(copy, pairs))
+
+
+def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
+    """Copy all files of a step; the state with its files where they are now.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+    """
+    copied = s.with_files((step,), _place)
+    try:
+        copy_files(source, target, (step,), copied)
+    except _SupersededError as error:
+        raise StateFileError(str(error)) from None
+    return copied[0]
+
+
+def name_of(folder: Storage) -> str:
+    """What the savepoint in this folder is called."""
+    return whole_uri(folder.location).rpartition("/")[2]
+
+
+def named(file: StateFile, location: str) -> str:
+    """A file of state, for a message."""
+    return (
+        f"state file {file.path} of {location}, {file.kind} of epoch {file.epoch}, key groups "
+        f"{file.first} to {file.last}"
+    )
+
+
+def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
+    paths = [*s.log_paths(epoch)]
+    for folder in checkpoint.names("sources"):
+        paths += checkpoint.names(folder)
+    found = {}
+    for path in paths:
+        data = checkpoint.get(path)
+        if data is None:
+            raise _SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
+        found[path] = data.decode()
+    return found
+
+
+def read(location: Storage) -> Savepoint:
+    """The savepoint in a folder.
+
+    Raises:
+        OptionError: there is none.
+        ManifestError: it is damaged.
+    """
+    data = location.get(s.FILE)
+    if data is None:
+        raise OptionError(
+            f"{location.location} holds no savepoint (no {s.FILE}): `tallystick savepoint list` "
+            f"shows those in a folder."
+        )
+    return s.decode(data, f"{location.location}/{s.FILE}")
+
+
+def find(folder: str) -> list[tuple[str, Savepoint]]:
+    """The savepoints in a folder, with their locations.
+
+    Raises:
+        ManifestError: one is damaged.
+    """
+    parent, _, name = whole_uri(folder).rstrip("/").rpartition("/")
+    storage = FileStorage(parent)
+    found = []
+    for path in storage.names(name):
+        data = storage.get(f"{path}/{s.FILE}")
+        if data is not None:
+            found.append((f"{parent}/{path}", s.decode(data, f"{parent}/{path}/{s.FILE}")))
+    return found
+
+
+def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) -> Savepoint:
+    """Make a new checkpoint that goes on from a savepoint.
+
+    The folder's `metadata` is written last: without it, the checkpoint is refused.
+
+    Args:
+        savepoint_at: where the savepoint is.
+        checkpoint: the new one's location, an empty folder.
+        claim: use the savepoint's files of state where they are instead of copying them.
+
+    Returns:
+        What was restored.
+
+    Raises:
+        OptionError: the folder is not empty, or there is no savepoint.
+        StateFileError: a file of state is missing or damaged.
+    """
+    savepoint = read(savepoint_at)
+    taken = (*SPARKS_FOLDERS, m.FOLDER, STATE_FOLDER)
+    if checkpoint.get("metadata") is not None or any(map(checkpoint.names, taken)):
+        raise OptionError(
+            f"{checkpoint.location} is not empty: a savepoint is restored into a new checkpoint "
+            f"folder. Name another one."
+        )
+    lineage = str(uuid.uuid4())
+    before = savepoint.manifest.state
+    if claim:
+        home = whole_uri(savepoint_at.location)
+        state = s.with_files(before, lambda _, file: _uri_in(home, file.path))
+        held = Claim(whole_uri(checkpoint.location), _now(), state)
+        savepoint_at.put(s.claim_path(lineage), held.encode())
+    else:
+        state = s.with_files(before, _place)
+    try:
+        copy_files(savepoint_at, checkpoint, before, state)
+    except _SupersededError as error:
+        raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
+    seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage, state)
+    checkpoint.put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
+    for path, text in savepoint.spark.items():
+        checkpoint.put(path, text.encode())
+    checkpoint.put("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
+    return savepoint
+
+
+def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
+    """Remove a savepoint, and its claim on the checkpoint's files.
+
+    Its description goes last: what was interrupted can be done again.
+
+    Raises:
+        OptionError: there is none; or a checkpoint uses its files (not with `force`).
+    """
+    savepoint = read(savepoint_at)
+    claims = savepoint_at.names(s.CLAIMS)
+    users = [] if force else [each for each in map(_reader(savepoint_at), claims) if each]
+    if users:
+        raise OptionError(
+            f"savepoint {savepoint_at.location} is in use: its files are the state of "
+            f"{', '.join(users)} (restored with --claim). Delete it when these have written state "
+            f"of their own, or are gone; or with --force, which destroys them."
+        )
+    for step in savepoint.manifest.state:
+        for path in savepoint_at.names(f"{STATE_FOLDER}/{step.uid}"):
+            savepoint_at.delete(path)
+    if savepoint.claim:
+        FileStorage(savepoint.checkpoint).delete(savepoint.claim)
+    for path in (*claims, s.FILE):
+        savepoint_at.delete(path)
+    return savepoint
+
+
+def _reader(folder: Storage) -> Callable[[str], str]:
+    """From a claim's path to the holder that still uses the files; "": it does not."""
+
+    def user(path: str) -> str:
+        data = folder.get(path)
+        if data is None:
+            return ""
+        claim = s.decode_claim(data, path)
+        claimed = {file.path for file in _files_of(claim.state)}
+        holder = FileStorage(claim.holder)
+        for name in holder.names(m.FOLDER):
+            used = {file.path for file in _files_of(read_manifest(holder, name).state)}
+            if used & claimed:
+                return claim.holder
+        return ""
+
+    return user
+
+
+def _files_of(
+    state: Iterable[StepState], which: Callable[[StateFile], bool] = lambda _: True
+) -> list[StateFile]:
+    return [file for step in state for file in step.files if which(file)]
+
+
+def _place(step: StepState, file: StateFile) -> str:
+    """Where a copy of a file of state goes, in a savepoint as in a checkpoint."""
+    return f"{STATE_FOLDER}/{step.uid}/{file.path.rpartition('/')[2]}"
+
+
+def _is_uri(path: str) -> bool:
+    return "://" in path
+
+
+def _uri_in(home: str, path: str) -> str:
+    return path if _is_uri(path) else f"{home}/{path}"
+
+
+def whole_uri(location: str) -> str:
+    """A location that means the same wherever it is read: a URI, without a slash at its end."""
+    if "://" in location:
+        return location.rstrip("/")
+    path = location.removeprefix("file:")
+    return Path(path).absolute().as_uri()
+
+
+def total_size(state: Iterable[StepState]) -> int:
+    """How many bytes of files a state has."""
+    return sum(file.size for file in _files_of(state))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

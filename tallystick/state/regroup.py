@@ -1,0 +1,75 @@
+"""State entries in other key groups: for another `max_parallelism`.
+
+An entry's key begins with its key group and its state's id; where the key of the step stands behind
+them depends on the id.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.spans import spans_of
+from tallystick.state.key_bytes import KeyCodec, binary_of, entry_keys
+from tallystick.state.key_groups import key_groups_of
+from tallystick.state.view import ENTRIES
+
+TIMERS_BY_TIME = 0xFC
+TTL_INDEX = 0xFD
+TIMERS_BY_KEY = 0xFE
+ID_AT = 2
+"""Where the id stands in an entry's key, behind the key group."""
+REST_AT = 3
+_TIME_SIZE = 8
+KEY_AT = {TIMERS_BY_TIME: REST_AT + _TIME_SIZE, TTL_INDEX: REST_AT + _TIME_SIZE + 1}
+"""Where the step's key begins; elsewhere it is right behind the id. An index has the time first,
+that of expiries then the id of the state."""
+
+
+def ids_of(keys: pa.BinaryArray) -> NDArray[np.uint8]:
+    """The state id of each entry."""
+    spans = spans_of(keys, "key")
+    ids: NDArray[np.uint8] = spans.data[spans.starts + ID_AT]
+    return ids
+
+
+def behind(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
+    """What stands behind the first `at` bytes of each value; none is shorter or null.
+
+    Not Arrow's `binary_slice`: it fails where most values are no longer than that (26.0).
+    """
+    spans = spans_of(column, "key")
+    lengths = spans.lengths - at
+    assert lengths.min(initial=0) >= 0, "a value is too short"
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    where = np.arange(offsets[-1]) + np.repeat(spans.starts + at - offsets[:-1], lengths)
+    return binary_of(spans.data[where], offsets, None)
+
+
+def regrouped(entries: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> pa.RecordBatch:
+    """The same entries under the key groups that they have with another `max_parallelism`.
+
+    Args:
+        entries: `ENTRIES`.
+        codec: of the step's key.
+        max_parallelism: the new one.
+
+    Returns:
+        The entries, sorted by key.
+
+    Raises:
+        ManifestError: an entry's key is not of the codec's columns.
+    """
+    ids = ids_of(entries.column(0))
+    parts = []
+    for state_id in np.unique(ids).tolist():
+        keys, values = (column.filter(pa.array(ids == state_id)) for column in entries.columns)
+        rows, _ = codec.decode_start(behind(keys, KEY_AT.get(state_id, REST_AT)))
+        groups = key_groups_of(codec.hash_codes(rows), max_parallelism)
+        moved = entry_keys(groups, state_id, behind(keys, REST_AT))
+        parts.append(pa.RecordBatch.from_arrays([moved, values], schema=ENTRIES))
+    together = pa.Table.from_batches(parts, ENTRIES).combine_chunks()
+    ordered = together.take(pc.sort_indices(together, sort_keys=[("key", "ascending")]))
+    batches: list[pa.RecordBatch] = ordered.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=ENTRIES)

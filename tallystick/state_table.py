@@ -1,0 +1,81 @@
+"""`read_state`: the committed state of a step as a DataFrame."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tallystick import savepoints
+from tallystick.checkpoint import savepoint as s
+from tallystick.errors import OptionError
+from tallystick.ports import Storage
+from tallystick.state.handles import StepState
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state_columns import schema_of, table_of
+from tallystick.state_contents import chunks_of, contents_of
+from tallystick.storage import FileStorage
+
+
+def read_state(spark: SparkSession, checkpoint: str, step: str | None = None) -> DataFrame:
+    """The state of a keyed step, a row per key.
+
+    Columns: those of the key, `key_group`, the states (see `state_columns`), and `timers` in
+    milliseconds. Of the newest committed epoch when this is called; read lazily, so a pipeline that
+    goes on for more than ten epochs may collect the files before they are read: read from a
+    savepoint then.
+
+    Args:
+        spark: a session; its tasks read the files.
+        checkpoint: of a pipeline, running or not; or a savepoint.
+        step: the uid; may be left out where there is one keyed step.
+
+    Raises:
+        OptionError: there is no such step, or no committed epoch.
+        ManifestError: the manifest is missing or damaged.
+    """
+    storage = FileStorage(checkpoint)
+    found = _step(storage, step)
+    count = min(
+        found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
+    )
+    reading = _Reading(savepoints.whole_uri(checkpoint), found, count)
+    schema = from_arrow_schema(schema_of(found))
+    return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What each of `count` tasks reads."""
+
+    checkpoint: str = field(repr=False)  # credentials may stand in it
+    step: StepState
+    count: int
+
+    def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the key groups that have these numbers."""
+        storage = FileStorage(self.checkpoint)
+        for batch in numbers:
+            for index in batch.column(0).to_pylist():
+                groups = key_group_range(self.step.max_parallelism, self.count, index)
+                yield from self._rows(groups, storage)
+
+    def _rows(self, groups: KeyGroupRange, storage: Storage) -> Iterator[pa.RecordBatch]:
+        for part in chunks_of(self.step, groups):
+            entries = contents_of(self.step, part, storage)
+            if entries.num_rows:
+                yield table_of(self.step, entries)
+
+
+def _step(storage: Storage, uid: str | None) -> StepState:
+    if storage.get(s.FILE) is not None:
+        state = savepoints.read(storage).manifest.state
+    else:
+        state = savepoints.newest_committed(storage).manifest.state
+    found = [step for step in state if uid in (None, step.uid)]
+    if len(found) != 1:
+        names = ", ".join(repr(step.uid) for step in state) or "none"
+        wanted = "name the step" if uid is None else f"there is no step {uid!r}"
+        raise OptionError(f"{storage.location}: {wanted}; its keyed steps are: {names}.")
+    return found[0]

@@ -1,0 +1,288 @@
+"""Savepoints of checkpoints on disk: what a restored one holds, and what is refused."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint as s
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
+from tallystick.sink.transaction import ProducedRange, Producer, Token
+from tallystick.state.handles import StepState, Version
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.retention import extend
+from tallystick.state.view import ENTRIES
+from tallystick.state_files import read_entries, write_changelog
+from tallystick.storage import FileStorage
+
+ALL = KeyGroupRange(0, 127)
+PRODUCED = (ProducedRange("out", 0, 3, 10, 12),)
+
+
+class Job:
+    """A checkpoint as a pipeline with one keyed step leaves it, without the pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = FileStorage(str(folder))
+        self.state = StepState("counts", 128, 1, "[]", 1)
+        self.epoch = -1
+        self.storage.put("metadata", b'{"id":"first-lineage"}')
+
+    def run(self, epochs: int = 1) -> Manifest:
+        """Each epoch sets one key, and changes one that all set."""
+        for _ in range(epochs):
+            self.epoch += 1
+            value = b"of %d" % self.epoch
+            keys = [b"\x00\x03\x01all", b"\x00\x05\x01%03d" % self.epoch]
+            table = pa.table([keys, [value, value]], schema=ENTRIES)
+            nonce = f"n{self.epoch}"
+            file = write_changelog(self.storage, "counts", self.epoch, 0, nonce, table)
+            assert file is not None
+            self.state = extend(self.state, Version(self.epoch, nonce), [file])
+            manifest = self.manifest(PRODUCED)
+            self.storage.put(m.manifest_path(manifest, nonce), manifest.encode())
+            self.storage.put(f"offsets/{self.epoch}", b"v1\n{}\n{ends %d}" % self.epoch)
+            self.storage.put(f"commits/{self.epoch}", b"v1\n{}")
+        return manifest
+
+    def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
+        """Of the newest epoch."""
+        producer = Producer("t", 1, self.epoch)
+        sources = (f"{{ends {self.epoch}}}",)
+        return Manifest(
+            self.epoch, "job", "first-lineage", sources, produced, producer, (self.state,)
+        )
+
+    def entries(self) -> dict[bytes, bytes]:
+        """What its state is."""
+        return read_entries(self.state, ALL, self.storage)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    job = Job(tmp_path / "checkpoint")
+    job.run(3)
+    return job
+
+
+def folder(path: Path) -> FileStorage:
+    return FileStorage(str(path))
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {
+        str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()
+    }
+
+
+def seed_in(path: Path) -> Manifest:
+    (name,) = folder(path).names(m.FOLDER)
+    assert m.is_seed(name)
+    return m.decode((path / name).read_bytes(), name)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("claim", [False, True])
+def test_a_restored_checkpoint_has_what_spark_and_the_epochs_need(job, tmp_path, reference, claim):
+    savepoints.create(job.storage, folder(tmp_path / "saved"), reference=reference)
+    entries, saved_epoch = job.entries(), job.epoch
+    job.run(2)
+    new = tmp_path / "new"
+
+    savepoints.restore(folder(tmp_path / "saved"), folder(new), claim=claim)
+
+    seed = seed_in(new)
+    lineage = json.loads((new / "metadata").read_text())["id"]
+    assert seed.lineage == lineage != "first-lineage"
+    assert (seed.checkpoint_id, seed.produced) == (saved_epoch, ())
+    assert seed.origin is not None
+    assert seed.origin.lineage == "first-lineage"
+    assert seed.origin.manifest_path.endswith(f"{saved_epoch}-n{saved_epoch}.json")
+    assert read_entries(seed.state[0], ALL, folder(new)) == entries
+    for path in ("offsets/1", "offsets/2", "commits/2"):
+        assert (new / path).read_bytes() == (job.folder / path).read_bytes()
+    assert not (new / "offsets/0").exists()
+
+
+def test_a_copy_outlives_its_checkpoint_and_a_restored_one_outlives_the_copy(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    entries = job.entries()
+    job.folder.rename(tmp_path / "gone")
+    savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"))
+    savepoints.delete(folder(tmp_path / "saved"))
+
+    assert content(tmp_path / "saved") == {}
+    assert (
+        read_entries(seed_in(tmp_path / "new").state[0], ALL, folder(tmp_path / "new")) == entries
+    )
+
+
+def test_a_reference_copies_nothing_and_claims_what_it_names(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
+
+    assert list(content(tmp_path / "saved")) == [s.FILE]
+    (path,) = job.storage.names(s.CLAIMS)
+    claim = s.decode_claim(job.storage.get(path) or b"", path)
+    assert claim.state == (job.state,)
+    assert claim.holder == (tmp_path / "saved").as_uri()
+
+    savepoints.delete(folder(tmp_path / "saved"))
+
+    assert job.storage.names(s.CLAIMS) == []
+    assert job.entries(), "the checkpoint's own files are not the savepoint's to delete"
+
+
+def test_a_savepoint_whose_files_are_in_use_is_not_deleted_until_they_are_not(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"), claim=True)
+    before = content(tmp_path / "saved")
+
+    with pytest.raises(OptionError, match=r"in use.*/new"):
+        savepoints.delete(folder(tmp_path / "saved"))
+    assert content(tmp_path / "saved") == before
+
+    for path in (tmp_path / "new" / "tallystick").iterdir():
+        path.unlink()
+    savepoints.delete(folder(tmp_path / "saved"))
+    assert content(tmp_path / "saved") == {}
+
+
+def test_a_reference_to_a_checkpoint_that_borrows_files_copies_the_borrowed_ones(job, tmp_path):
+    """Their owner knows nothing of the new savepoint."""
+    savepoints.create(job.storage, folder(tmp_path / "first"))
+    savepoints.restore(folder(tmp_path / "first"), folder(tmp_path / "new"), claim=True)
+    second = savepoints.create(
+        folder(tmp_path / "new"), folder(tmp_path / "second"), reference=True
+    )
+
+    assert all(file.path.startswith("keyed-state/") for file in second.manifest.state[0].files)
+    savepoints.delete(folder(tmp_path / "first"), force=True)
+    assert read_entries(second.manifest.state[0], ALL, folder(tmp_path / "second"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "flipped"])
+def test_no_savepoint_is_made_of_damaged_state(job, tmp_path, damage):
+    file = job.state.files[1]
+    path = job.folder / file.path
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "torn":
+        path.write_bytes(data[:-7])
+    elif damage == "flipped":
+        at = file.size - file.index_size - 20  # in the entries, not in the index
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+    with pytest.raises(StateFileError, match=rf"{file.path}.*epoch 1, key groups 3 to 5"):
+        savepoints.create(job.storage, folder(tmp_path / "saved"), pause_s=0)
+    assert not (tmp_path / "saved" / s.FILE).exists()
+
+
+def test_what_vanishes_while_a_running_pipeline_is_saved_is_taken_anew(job, tmp_path):
+    """The job finishes an epoch whose snapshot supersedes a file, between manifest and copy."""
+
+    class Racing(FileStorage):
+        def get(self, path: str) -> bytes | None:
+            if path == job.state.files[0].path and job.epoch == 2:
+                os.unlink(job.folder / path)
+                job.state = replace(job.state, files=job.state.files[1:])
+                job.run()
+            return super().get(path)
+
+    saved = savepoints.create(Racing(str(job.folder)), folder(tmp_path / "saved"), pause_s=0)
+
+    assert saved.manifest.checkpoint_id == 3
+    assert read_entries(saved.manifest.state[0], ALL, folder(tmp_path / "saved")) == job.entries()
+
+
+def test_an_epoch_that_spark_has_not_logged_is_not_saved(job, tmp_path):
+    """Kafka may have committed it, or not."""
+    os.unlink(job.folder / "commits/2")
+
+    saved = savepoints.create(job.storage, folder(tmp_path / "saved"))
+
+    assert saved.manifest.checkpoint_id == 1
+
+
+class TestSeveralAttempts:
+    """An attempt of the newest epoch failed behind its manifest."""
+
+    @pytest.fixture
+    def right(self, job) -> str:
+        left = job.manifest()
+        job.storage.put(m.manifest_path(left, "left"), left.encode())
+        return next(each for each in job.storage.names(m.FOLDER) if each.endswith("n2.json"))
+
+    def test_kafka_tells_which_counts(self, job, tmp_path, right):
+        token = Token(2, "first-lineage", "s3://c", right)
+        saved = savepoints.create(
+            job.storage, folder(tmp_path / "saved"), ask_kafka=lambda name: {"job": token}[name]
+        )
+
+        assert saved.manifest_path == right
+
+    def test_nobody_guesses(self, job, tmp_path, right):
+        with pytest.raises(OptionError, match=r"2 manifests of epoch 2.*--bootstrap-servers"):
+            savepoints.create(job.storage, folder(tmp_path / "saved"))
+        for token in (None, Token(3, "first-lineage", "s3://c", "tallystick/3-x.json")):
+            with pytest.raises(DataLossError, match="which one counts cannot be told"):
+                savepoints.create(
+                    job.storage, folder(tmp_path / "saved"), ask_kafka=lambda _, t=token: t
+                )
+
+
+def test_a_reference_is_not_made_of_an_epoch_that_is_about_to_be_collected(job, tmp_path):
+    class Overtaken(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            if path.startswith(s.CLAIMS) and job.epoch == 2:
+                job.run(9)
+            super().put(path, data)
+
+    saved = savepoints.create(
+        Overtaken(str(job.folder)), folder(tmp_path / "saved"), reference=True, pause_s=0
+    )
+
+    assert saved.manifest.checkpoint_id == 11
+    assert job.storage.names(s.CLAIMS) == [saved.claim]
+
+
+def test_folders_that_are_in_use_are_refused_and_left_as_they_are(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    before = content(tmp_path)
+
+    with pytest.raises(OptionError, match="holds a savepoint already"):
+        savepoints.create(job.storage, folder(tmp_path / "saved"))
+    with pytest.raises(OptionError, match="is not empty"):
+        savepoints.restore(folder(tmp_path / "saved"), job.storage)
+    for strange in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(OptionError, match="no savepoint"):
+            savepoints.restore(folder(strange), folder(tmp_path / "new"))
+        with pytest.raises(OptionError, match="no committed epoch"):
+            savepoints.create(folder(strange), folder(tmp_path / "other"))
+    assert content(tmp_path) == before
+
+
+def test_a_damaged_description_is_refused(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    path = tmp_path / "saved" / s.FILE
+    path.write_bytes(path.read_bytes().replace(b"counts", b"countz"))
+
+    with pytest.raises(ManifestError, match="fail their checksum"):
+        savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"))
+
+
+def test_the_savepoints_of_a_folder_are_found(job, tmp_path):
+    for name in ("b", "a"):
+        savepoints.create(job.storage, folder(tmp_path / "all" / name))
+
+    found = savepoints.find(str(tmp_path / "all"))
+
+    assert [saved.name for _, saved in found] == ["a", "b"]
+    assert [savepoints.read(FileStorage(where)) for where, _ in found] == [s for _, s in found]
