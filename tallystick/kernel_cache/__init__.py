@@ -21,6 +21,7 @@ WARM_UP_MODULES = (
     "tallystick.source.avro_reader",
     "tallystick.source.json_reader",
     "tallystick.state.key_bytes",
+    "tallystick.state.keyed_batch",
     "tallystick.state.row_codec",
 )
 """Modules with a `warm_up()` that compiles each kernel they use."""

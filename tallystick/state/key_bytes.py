@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.errors import ManifestError, OptionError
@@ -165,6 +166,12 @@ def entry_keys(
     )
     assert written == size, "a key is null"
     return binary_of(out, offsets, None)
+
+
+def bodies(entries: pa.BinaryArray) -> pa.BinaryArray:
+    """What is behind the key group and the state's id of entries: the key, and more if there is."""
+    # Without an end, Arrow multiplies the greatest number by that of the rows, and overflows.
+    return pc.binary_slice(entries, key_kernels.HEADER_SIZE, _BYTES_MAX)
 
 
 def binary_of(

@@ -1,0 +1,111 @@
+"""The inner loops of `keyed_batch`: one value per key out of a column of rows.
+
+`codes` are the rows' key numbers. Invariant: no kernel reads or writes outside the arrays it is
+given; the caller has checked that codes are numbers of keys and that lengths are the same.
+"""
+
+from tallystick import kernel_cache  # noqa: I001  it must come before numba
+
+import numba
+
+assert kernel_cache  # imported for its effect
+
+SUM, MINIMUM, MAXIMUM = range(3)
+"""What `fold` makes of two values. NaN is above all numbers, as in Spark."""
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _both(operation, one, two):  # type: ignore[no-untyped-def]
+    if operation == SUM:
+        return one + two
+    if operation == MINIMUM:
+        return two if two < one or one != one else one
+    return two if two > one or two != two else one
+
+
+@numba.njit(cache=True, nogil=True)
+def fold(operation, codes, values, valid, totals, known):  # type: ignore[no-untyped-def]
+    """Bring each valid value into its key's total, in the order of the rows.
+
+    `codes`, `values` and `valid` have a line per row; `valid` may be empty: all are. `totals` and
+    `known` have one per key and are changed in place.
+    """
+    for row in range(len(codes)):
+        if len(valid) and not valid[row]:
+            continue
+        code = codes[row]
+        if known[code]:
+            totals[code] = _both(operation, totals[code], values[row])
+        else:
+            totals[code] = values[row]
+            known[code] = True
+
+
+@numba.njit(cache=True, nogil=True)
+def running(operation, codes, values, valid, totals, known, out, present):  # type: ignore[no-untyped-def]
+    """`fold` that also keeps each key's total after each row: `out`, where `present`."""
+    for row in range(len(codes)):
+        code = codes[row]
+        if len(valid) == 0 or valid[row]:
+            if known[code]:
+                totals[code] = _both(operation, totals[code], values[row])
+            else:
+                totals[code] = values[row]
+                known[code] = True
+        out[row] = totals[code]
+        present[row] = known[code]
+
+
+@numba.njit(cache=True, nogil=True)
+def count(codes, valid, totals):  # type: ignore[no-untyped-def]
+    """Add the valid rows of each key to its total."""
+    for row in range(len(codes)):
+        if len(valid) == 0 or valid[row]:
+            totals[codes[row]] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def running_count(codes, valid, totals, out):  # type: ignore[no-untyped-def]
+    """`count` that also keeps each key's total after each row."""
+    for row in range(len(codes)):
+        code = codes[row]
+        if len(valid) == 0 or valid[row]:
+            totals[code] += 1
+        out[row] = totals[code]
+
+
+@numba.njit(cache=True, nogil=True)
+def edges(codes, first, last):  # type: ignore[no-untyped-def]
+    """The first and the last row of each key; -1 before."""
+    for row in range(len(codes)):
+        code = codes[row]
+        if first[code] < 0:
+            first[code] = row
+        last[code] = row
+
+
+@numba.njit(cache=True, nogil=True)
+def sort_by_key(codes, places, order):  # type: ignore[no-untyped-def]
+    """Write the row numbers into `order`, by key; `places` is where each key's begin."""
+    for row in range(len(codes)):
+        code = codes[row]
+        order[places[code]] = row
+        places[code] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped-def]
+    """Merge intervals of a key that are at most `gap` apart, in place; how many are left.
+
+    They are sorted by key, then by start.
+    """
+    left = -1
+    for row in range(len(codes)):
+        if left >= 0 and codes[row] == codes[left] and starts[row] - ends[left] <= gap:
+            ends[left] = max(ends[left], ends[row])
+            counts[left] += counts[row]
+            continue
+        left += 1
+        codes[left], starts[left] = codes[row], starts[row]
+        ends[left], counts[left] = ends[row], counts[row]
+    return left + 1

@@ -1,0 +1,260 @@
+"""Keyed functions that need no code: counts, sums, extremes, duplicates, sessions, the best n.
+
+aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.errors import OptionError
+from tallystick.state.ddl import type_of
+from tallystick.state.fixed_width import valid_of
+from tallystick.state.keyed_batch import KeyedBatch, Update, wide_type
+from tallystick.state.per_key_lists import explode, lists_of
+from tallystick.state.processing import NO_TIME, PROCESSING_TIME
+from tallystick.state.vectorised import Vectorised, vectorised
+
+EACH_EPOCH = "epoch"
+EACH_RECORD = "record"
+
+_PerKey = Callable[[KeyedBatch, str, pa.Array], pa.Array]
+_PerRow = Callable[[KeyedBatch, str, pa.Array], tuple[pa.Array, pa.Array]]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One value per key, kept from row to row; made by `count`, `sum` and the like.
+
+    Args:
+        column: of the rows; "" where it takes none.
+        kind: of the value.
+        at_end: the value after all rows, from the batch, the column and the value before.
+        running: the value after each row, and after all.
+    """
+
+    column: str
+    kind: pa.DataType
+    at_end: _PerKey
+    running: _PerRow
+
+
+def count() -> Aggregate:
+    """How many rows."""
+    return Aggregate(
+        "",
+        pa.int64(),
+        lambda batch, _, start: pa.array(batch.count(start=start)),
+        lambda batch, _, start: tuple(map(pa.array, batch.running_count(start=start))),
+    )
+
+
+def sum(column: str, type: str = "double") -> Aggregate:
+    """The sum of a column, nulls apart; null as long as there was no value.
+
+    Args:
+        column: numbers.
+        type: in which they are added: bigint or double.
+
+    Raises:
+        OptionError: it is another type.
+    """
+    kind = type_of(type, f"sum({column!r})")
+    if kind not in (pa.int64(), pa.float64()):
+        raise OptionError(f"sum({column!r}): type {type!r}, expected 'bigint' or 'double'")
+    return Aggregate(
+        column,
+        kind,
+        lambda batch, name, start: batch.sum(_typed(batch, name, kind), start),
+        lambda batch, name, start: batch.running_sum(_typed(batch, name, kind), start),
+    )
+
+
+def minimum(column: str, type: str = "double") -> Aggregate:
+    """The least value of a column, nulls apart.
+
+    Args:
+        column: numbers, dates or timestamps.
+        type: of the column.
+
+    Raises:
+        OptionError: values of this type are not compared here.
+    """
+    kind = _comparable(type, f"minimum({column!r})")
+    return Aggregate(
+        column,
+        kind,
+        lambda batch, name, start: batch.min(_typed(batch, name, kind), start),
+        lambda batch, name, start: batch.running_min(_typed(batch, name, kind), start),
+    )
+
+
+def maximum(column: str, type: str = "double") -> Aggregate:
+    """The greatest value of a column, nulls apart; as `minimum`."""
+    kind = _comparable(type, f"maximum({column!r})")
+    return Aggregate(
+        column,
+        kind,
+        lambda batch, name, start: batch.max(_typed(batch, name, kind), start),
+        lambda batch, name, start: batch.running_max(_typed(batch, name, kind), start),
+    )
+
+
+def last_value(column: str, type: str) -> Aggregate:
+    """What the newest row has in a column, a null too.
+
+    Args:
+        column: any that state can hold.
+        type: of the column, as in DDL.
+
+    Raises:
+        OptionError: there is no such type.
+    """
+    kind = type_of(type, f"last_value({column!r})")
+
+    def at_end(batch: KeyedBatch, name: str, start: pa.Array) -> pa.Array:
+        return _typed(batch, name, kind).take(pa.array(batch.last_rows()))
+
+    return Aggregate(
+        column,
+        kind,
+        at_end,
+        lambda batch, name, start: (_typed(batch, name, kind), at_end(batch, name, start)),
+    )
+
+
+def aggregate(
+    columns: Mapping[str, Aggregate], *, each: str = EACH_EPOCH, keep: Sequence[str] = ()
+) -> Vectorised:
+    """Keep some values per key and emit them: the key's columns, the kept ones, the values.
+
+    Args:
+        columns: the names of the output's columns and what is in them.
+        each: "epoch": one row per key and epoch, in no order to rely on. "record": one per row, in
+            the order of the rows, with the values right after it, as Flink emits them.
+        keep: columns of the rows to emit too; those of the key's newest row for "epoch".
+
+    Raises:
+        OptionError: no columns, or another `each`.
+    """
+    if each not in (EACH_EPOCH, EACH_RECORD):
+        raise OptionError(f"aggregate: each={each!r}, expected {EACH_EPOCH!r} or {EACH_RECORD!r}")
+    if not columns:
+        raise OptionError("aggregate: no columns; name at least one, like {'count': count()}")
+    schema = pa.schema([(name, each_one.kind) for name, each_one in columns.items()])
+    columns, keep = dict(columns), tuple(keep)
+
+    def per_epoch(batch: KeyedBatch) -> Update:
+        state = {
+            name: one.at_end(batch, one.column, batch.state.column(name))
+            for name, one in columns.items()
+        }
+        newest = pa.array(batch.last_rows()) if keep else None
+        kept = {name: batch.column(name).take(newest) for name in keep}
+        return Update(_output(batch.keys, kept, state), state)
+
+    def per_record(batch: KeyedBatch) -> Update:
+        state, values = {}, {}
+        for name, one in columns.items():
+            start = batch.state.column(name)
+            values[name], state[name] = one.running(batch, one.column, start)
+        kept = {name: batch.column(name) for name in keep}
+        keys = batch.rows.select(batch.keys.schema.names)
+        return Update(_output(keys, kept, values), state)
+
+    return vectorised(per_epoch if each == EACH_EPOCH else per_record, state=schema)
+
+
+def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
+    """Emit the first row of each key and drop the others.
+
+    Args:
+        forget_after_ms: a key counts as new again this long after its first row; None: never, so
+            the state grows with the number of keys.
+
+    Raises:
+        OptionError: the time is not positive.
+    """
+    if forget_after_ms is not None and forget_after_ms <= 0:
+        raise OptionError(f"deduplicate: forget_after_ms={forget_after_ms}, expected more than 0")
+
+    def first_only(batch: KeyedBatch) -> Update:
+        if batch.is_due:
+            return Update(None, {"seen": pa.nulls(len(batch), pa.bool_())})
+        new = batch.rows.take(pa.array(np.sort(batch.first_rows()[~batch.known])))
+        state = {"seen": np.ones(len(batch), np.bool_)}
+        if forget_after_ms is None:
+            return Update(new, state)
+        at = pa.scalar(batch.time.timestamp_ms + forget_after_ms, pa.int64())
+        return Update(new, state, pc.if_else(pa.array(batch.known), batch.timers, at))
+
+    mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
+    return vectorised(first_only, state="seen boolean", time_mode=mode)
+
+
+def top_n(n: int, column: str, type: str = "double") -> Vectorised:
+    """Emit the n greatest values of each key, the greatest first, whenever it has rows.
+
+    Args:
+        n: how many are kept.
+        column: what is compared; nulls do not count, NaN is above all numbers. Also the name of
+            the list in the output.
+        type: of the column.
+
+    Raises:
+        OptionError: n is not positive, or values of this type are not compared here.
+    """
+    kind = _comparable(type, f"top_n({column!r})")
+    if n <= 0:
+        raise OptionError(f"top_n: n={n}, expected at least 1")
+
+    def greatest(batch: KeyedBatch) -> Update:
+        codes, (held,) = explode([batch.state.column("best")])
+        rows = _typed(batch, column, kind)
+        valid = valid_of(rows)
+        wide = pa.concat_arrays([held, rows.drop_null()])
+        codes = np.concatenate([codes, batch.codes[valid]])
+        order = np.lexsort((pc.rank(wide, sort_keys="ascending").to_numpy(), codes))
+        counts = np.bincount(codes, minlength=len(batch))
+        ends = np.cumsum(counts)
+        places = ends[:, None] - 1 - np.arange(n)
+        is_there = places >= (ends - counts)[:, None]
+        best = wide.take(pa.array(order[places[is_there]]))
+        lists = lists_of(is_there.sum(axis=1), best)
+        return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
+
+    return vectorised(greatest, state=pa.schema([("best", pa.list_(kind))]))
+
+
+def _comparable(type: str, name: str) -> pa.DataType:
+    kind = type_of(type, name)
+    wide_type(kind)
+    return kind
+
+
+def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> pa.Array:
+    """A column of the rows in the type that was said.
+
+    Raises:
+        OptionError: it has values that the type does not hold.
+    """
+    column = batch.column(name)
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise OptionError(
+            f"column {name!r} is {column.type}, but the function was made for {kind}: {error}"
+        ) from error
+
+
+def _output(
+    keys: pa.RecordBatch, kept: Mapping[str, pa.Array], values: Mapping[str, pa.Array]
+) -> pa.RecordBatch:
+    """The columns side by side; where a name comes twice, the later one."""
+    columns = dict(zip(keys.schema.names, keys.columns, strict=True))
+    return pa.record_batch({**columns, **kept, **values})

@@ -1,0 +1,208 @@
+"""The ready-made functions against plain Python, epoch after epoch."""
+
+import datetime as dt
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_keyed_task import OneTask
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.state import ready_made as ready
+from tallystick.state.sessions import sessions
+
+SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64()), ("name", pa.string())])
+KEY = pa.schema([SCHEMA.field("key")])
+RECORD = st.tuples(
+    st.sampled_from([None, "a", "b", "cc"]),
+    st.none() | st.integers(-9, 9),
+    st.none() | st.sampled_from(["x", "y", ""]),
+)
+EPOCHS = st.lists(st.lists(RECORD, max_size=10), max_size=5)
+
+
+def rows_of(records: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = [[record[at] for record in records] for at in range(len(SCHEMA))]
+    arrays = [pa.array(c, field.type) for c, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def by_key(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(map(str, rows))
+
+
+AGGREGATES = {
+    "n": ready.count(),
+    "total": ready.sum("x", "bigint"),
+    "mean_of": ready.sum("x"),
+    "low": ready.minimum("x", "bigint"),
+    "high": ready.maximum("x", "bigint"),
+    "last": ready.last_value("name", "string"),
+}
+
+
+@pytest.mark.parametrize("each", ["epoch", "record"])
+@settings(deadline=None, max_examples=50)
+@given(epochs=EPOCHS)
+def test_aggregates_over_epochs(each: str, epochs: list[list[tuple[Any, ...]]]) -> None:
+    task = OneTask(ready.aggregate(AGGREGATES, each=each, keep=["name"]), KEY)
+    seen: dict[Any, list[tuple[Any, ...]]] = {}
+    for records in epochs:
+        found = task.epoch(rows_of(records))
+
+        after = []
+        for key, x, name in records:
+            seen.setdefault(key, []).append((x, name))
+            xs = [x for x, _ in seen[key] if x is not None]
+            values = {
+                "n": len(seen[key]),
+                "total": sum(xs) if xs else None,
+                "mean_of": float(sum(xs)) if xs else None,
+                "low": min(xs, default=None),
+                "high": max(xs, default=None),
+                "last": name,
+            }
+            after.append({"key": key, "name": name, **values})
+        if each == "record":
+            assert found == after
+        else:
+            assert by_key(found) == by_key(list({row["key"]: row for row in after}.values()))
+
+
+@settings(deadline=None, max_examples=50)
+@given(EPOCHS)
+def test_only_the_first_row_of_a_key_passes(epochs: list[list[tuple[Any, ...]]]) -> None:
+    task = OneTask(ready.deduplicate(), KEY)
+    seen: set[Any] = set()
+    for records in epochs:
+        found = task.epoch(rows_of(records))
+
+        expected = []
+        for key, x, name in records:
+            if key not in seen:
+                expected.append({"key": key, "x": x, "name": name})
+            seen.add(key)
+        assert found == expected
+        assert task.written == len(expected), "keys that are known cost nothing"
+
+
+def test_a_key_that_was_forgotten_is_new_again() -> None:
+    task = OneTask(ready.deduplicate(forget_after_ms=100), KEY)
+    row = rows_of([("a", 1, "x")])
+
+    assert len(task.epoch(row, timestamp_ms=1000)) == 1
+    assert task.epoch(row, timestamp_ms=1099) == []
+    assert task.epoch(rows_of([]), timestamp_ms=1100) == []
+    assert task.entries == {}
+    assert len(task.epoch(row, timestamp_ms=1101)) == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(EPOCHS, st.integers(1, 4))
+def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
+    task = OneTask(ready.top_n(n, "x", "bigint"), KEY)
+    seen: dict[Any, list[int]] = {}
+    for records in epochs:
+        found = task.epoch(rows_of(records))
+
+        for key, x, _ in records:
+            seen.setdefault(key, []).extend([] if x is None else [x])
+        expected = [
+            {"key": key, "x": sorted(seen[key], reverse=True)[:n] or None}
+            for key in {key for key, _, _ in records}
+        ]
+        assert by_key(found) == by_key(expected)
+
+
+def sessions_of(times: list[int], gap: int) -> list[list[int]]:
+    found: list[list[int]] = []
+    for time in sorted(times):
+        if found and time - found[-1][-1] <= gap:
+            found[-1].append(time)
+        else:
+            found.append([time])
+    return found
+
+
+def moment(time_ms: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC")) + dt.timedelta(milliseconds=time_ms)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), max_size=6),
+            st.integers(0, 12),
+        ),
+        max_size=6,
+    ),
+    st.integers(1, 6),
+)
+def test_sessions_in_any_order_of_rows(
+    epochs: list[tuple[list[tuple[str, int]], int]], gap: int
+) -> None:
+    """Rows behind the watermark never come; what is emitted is what all rows together make."""
+    task = OneTask(sessions(gap, "x"), KEY)
+    watermark, seen, emitted = 0, {"a": [], "b": []}, []
+    for records, step in [*epochs, ([], 100)]:
+        in_time = [(key, time + watermark) for key, time in records]
+        watermark += step
+        for key, time in in_time:
+            seen[key].append(time)
+
+        emitted += task.epoch(
+            rows_of([(key, time, "") for key, time in in_time]), watermark_ms=watermark
+        )
+
+        expected = [
+            {"key": key, "start": moment(s[0]), "end": moment(s[-1]), "count": len(s)}
+            for key, times in seen.items()
+            for s in sessions_of(times, gap)
+            if s[-1] + gap <= watermark
+        ]
+        assert by_key(emitted) == by_key(expected)
+    assert task.entries == {}
+
+
+def test_sessions_take_timestamps_and_refuse_rows_without() -> None:
+    schema = pa.schema([("key", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+    times = pa.array([1_000_400, 1_001_400], schema.field("at").type)
+    rows = pa.RecordBatch.from_arrays([pa.array(["a", "a"]), times], schema=schema)
+    task = OneTask(sessions(1, "at"), KEY)
+
+    assert task.epoch(rows, watermark_ms=1002) == []
+    (found,) = task.epoch(rows[:0], watermark_ms=1003)
+
+    assert found["count"] == 2
+    assert found["end"] == moment(1001) + dt.timedelta(microseconds=400)
+    with pytest.raises(RecordError, match="sessions: 1 rows have no 'x'"):
+        OneTask(sessions(1, "x"), KEY).epoch(rows_of([("a", None, "")]))
+    with pytest.raises(OptionError, match="column 'name' is string, expected timestamps"):
+        OneTask(sessions(1, "name"), KEY).epoch(rows_of([("a", 1, "")]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ready.sum("x", "int"), "type 'int', expected 'bigint' or 'double'"),
+        (lambda: ready.minimum("x", "string"), "type string cannot be summed or compared"),
+        (lambda: ready.aggregate({}), "no columns"),
+        (lambda: ready.aggregate({"n": ready.count()}, each="row"), "each='row', expected"),
+        (lambda: ready.top_n(0, "x"), "n=0, expected at least 1"),
+        (lambda: ready.deduplicate(0), "forget_after_ms=0, expected more than 0"),
+        (lambda: sessions(0, "x"), "gap_ms=0, expected more than 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+def test_a_column_of_another_type_is_named() -> None:
+    task = OneTask(ready.aggregate({"n": ready.sum("name", "bigint")}), KEY)
+    with pytest.raises(OptionError, match="column 'name' is string, but the function was made for"):
+        task.epoch(rows_of([("a", 1, "z")]))
