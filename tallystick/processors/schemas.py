@@ -5,35 +5,14 @@ and tasks get them as JSON.
 """
 
 import json
-import re
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import types
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tallystick.errors import OptionError
-
-_NAMES: dict[str, types.DataType] = {
-    "boolean": types.BooleanType(),
-    "tinyint": types.ByteType(),
-    "byte": types.ByteType(),
-    "smallint": types.ShortType(),
-    "short": types.ShortType(),
-    "int": types.IntegerType(),
-    "integer": types.IntegerType(),
-    "bigint": types.LongType(),
-    "long": types.LongType(),
-    "float": types.FloatType(),
-    "real": types.FloatType(),
-    "double": types.DoubleType(),
-    "string": types.StringType(),
-    "binary": types.BinaryType(),
-    "date": types.DateType(),
-    "timestamp_ntz": types.TimestampNTZType(),
-}
-"""Types that are the same in every session; `timestamp` is not, by `spark.sql.timestampType`."""
-_COLUMN = re.compile(r"\s*(\w+)(?:\s*:\s*|\s+)(\w+)\s*")
+from tallystick.state.ddl import schema_of
 
 
 def struct_of(schema: types.StructType | str) -> types.StructType:
@@ -46,11 +25,10 @@ def struct_of(schema: types.StructType | str) -> types.StructType:
         return schema
     if not isinstance(schema, str):
         raise OptionError(f"{schema!r} is no schema: give a StructType, or DDL like 'n bigint'")
-    columns = [_COLUMN.fullmatch(part) for part in schema.split(",")]
-    if all(column is not None and column[2].lower() in _NAMES for column in columns):
-        return types.StructType(
-            [types.StructField(c[1], _NAMES[c[2].lower()]) for c in columns if c is not None]
-        )
+    try:
+        return from_arrow_schema(schema_of(schema, "schema"), prefer_timestamp_ntz=True)
+    except OptionError:
+        pass  # maps, structs, comments: Spark reads them
     try:
         found = types.DataType.fromDDL(schema)
     except (PySparkException, AssertionError) as error:

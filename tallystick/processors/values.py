@@ -89,8 +89,9 @@ class ValueCodec:
 
     def _encode_with_care(self, value: Any) -> bytes:
         if not isinstance(value, tuple | list) or len(value) != len(self._store):
-            what = f"{len(value)} values" if isinstance(value, tuple | list) else "no tuple"
-            raise self._misfit(value, f"it is {what}, expected a tuple of {len(self._store)}")
+            is_tuple = isinstance(value, tuple | list)
+            what = f"it has {len(value)} values" if is_tuple else "it is no tuple"
+            raise self._misfit(value, f"{what}, expected a tuple of {len(self._store)}")
         stored = []
         for name, store, part in zip(self._schema.names, self._store, value, strict=True):
             try:

@@ -1,0 +1,36 @@
+"""One Spark session for all tests here, with the state store that transformWithState needs."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tests.processors import spark_processors
+
+TIMEZONE = "America/New_York"
+
+
+@pytest.fixture(scope="session")
+def tws_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of its own, in a time zone that is not UTC."""
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+    }
+    started = SparkSession.getActiveSession() is None
+    shared = ts.spark_session("tests", master="local[2]", config=config)
+    shared.sparkContext.setLogLevel("OFF")
+    session = shared.newSession()
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    session.conf.set("spark.sql.session.timeZone", TIMEZONE)
+    # Spark's workers cannot import the tests.
+    cloudpickle.register_pickle_by_value(spark_processors)
+    yield session
+    cloudpickle.unregister_pickle_by_value(spark_processors)
+    shared.sparkContext.setLogLevel("ERROR")
+    if started:
+        shared.stop()
