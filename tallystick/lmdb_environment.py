@@ -27,9 +27,14 @@ LOCK_PATIENCE_S = 60.0
 """A process that was stopped may hold a lock for ever: then we go on, the versions decide."""
 
 READERS_MAX = 1024
-MAP_BYTES = 1 << 40
+OPEN_MAX = 64
+"""Environments that a process keeps open; each takes address space and file descriptors."""
+
+MAP_BYTES = 64 << 30
+"""What a file may grow to before its map must grow too; it takes address space, nothing else."""
+
 MAP_BYTES_LIMITED = 1 << 30
-"""Where the process's address space is limited, the map starts at this and grows."""
+"""The same where the process's address space is limited."""
 
 BLOAT = 3
 BLOAT_BYTES_MIN = 64 << 20
@@ -137,11 +142,14 @@ def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
     Raises:
         StorageError: it cannot be opened, for want of disk or rights.
     """
-    found = _open.get(path)
+    found = _open.pop(path, None)
     if found is not None:
         if found.is_current:
+            _open[path] = found  # at the end: the one used last
             return found
         _leave(found)
+    for idle in [each for each in _open.values() if each.views == 0][: len(_open) - OPEN_MAX + 1]:
+        idle.close()
     with contextlib.nullcontext() if is_locked else locked(path):
         try:
             opened = _opened(path)
@@ -213,7 +221,6 @@ def _opened(path: Path) -> Environment:
 
 def _leave(found: Environment) -> None:
     """Let go of an environment that was replaced, or that belongs to the process we forked from."""
-    _open.pop(found.path, None)
     if found.views == 0:
         found.lmdb.close()
     # Else a view of it is open: closing would end that, and the last one to go closes the file.

@@ -26,6 +26,8 @@ STORED_KEY_MAX = 511
 DIGEST_BYTES = 32
 PREFIX_BYTES = STORED_KEY_MAX - DIGEST_BYTES
 BATCH_ROWS = 16_384
+FIRST_ENTRY = b"\0\0"
+"""What sorts before is the store's own."""
 
 _KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
 _LENGTH = struct.Struct("<I")
@@ -108,7 +110,7 @@ class LmdbView:
 
     def _stored(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor()
-        if not cursor.set_range(first):
+        if not cursor.set_range(max(first, FIRST_ENTRY)):
             return iter(())
         return itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext())
 

@@ -29,6 +29,7 @@ SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
 SEGMENT_BYTES = 1 << 20
 """The same for bytes before compression: values may be long."""
 
+_SCHEMA_SIZE = len(ENTRIES.serialize())
 _TRAILER = struct.Struct(f"<I{len(MAGIC)}s")
 _LINE = np.dtype(
     [
@@ -85,7 +86,7 @@ def encode(table: pa.Table, groups: KeyGroupRange | None = None) -> EncodedFile:
             assert (row_groups[1:] >= row_groups[:-1]).all(), "entries are not sorted by key"
             for start, stop in _cuts(row_groups, batch):
                 ends = int(row_groups[start]), int(row_groups[stop - 1])
-                offset = sink.tell()
+                offset = max(sink.tell(), _SCHEMA_SIZE)  # it goes out with the first batch
                 stream.write_batch(batch.slice(start, stop - start))
                 segments.append((*ends, stop - start, offset, sink.tell() - offset, 0))
     data = sink.getvalue()

@@ -3,6 +3,7 @@
 python lmdb_applier.py ROOT
 """
 
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -44,17 +45,18 @@ def content_after(epoch: int) -> dict[bytes, bytes]:
 
 def work(root: Path) -> None:
     """Go on from whatever the store holds, for ever; from nothing by ten epochs at once."""
-    lmdb_store.CHUNK_ROWS = 50
+    lmdb_store.CHUNK_ROWS = 200
     store = lmdb_store.open_store(root, "lineage", "counts", GROUPS)
-    print("ready", flush=True)
-    while True:
+    for rounds in itertools.count():
+        if rounds == 1:
+            print("at work", flush=True)
         have = store.version()
         if have is None:
             steps = [each for epoch in range(1, 11) for each in changes(epoch)]
             store.apply(None, Version(10, "x"), [GROUPS, *steps])
         else:
             following = Version(have.epoch + 1, "x")
-            store.apply(have, following, changes(following.epoch))
+            store.apply(have, following, list(changes(following.epoch)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+"""Whatever happened to a store, it is brought to the committed state, or refuses."""
+
+import itertools
+import random
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from dictionary_store import DictionaryStore, MemoryStorage, within
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tallystick import state_files
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.lmdb_environment import environment_at
+from tallystick.lmdb_store import open_store
+from tallystick.sink.transaction import Producer
+from tallystick.state import retention
+from tallystick.state.handles import StepState, Version
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.retention import due_merges, due_snapshots, extend, rebase
+from tallystick.state.view import ENTRIES
+from tallystick.state_files import (
+    bring_forward,
+    collect,
+    read_entries,
+    write_changelog,
+    write_merged,
+    write_snapshot,
+)
+
+GROUPS = 24
+RESCALES = (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 5, 3, 2, 1)
+
+
+def empty_step():
+    return StepState("counts", GROUPS, 1, "[]", 1)
+
+
+def table(entries):
+    columns = zip(*sorted(entries.items()), strict=True) if entries else ((), ())
+    return pa.table([pa.array(column, pa.binary()) for column in columns], schema=ENTRIES)
+
+
+def content(store, version):
+    with store.view(version) as view:
+        assert view is not None
+        return dict(view.scan(b"", b"\xff\xff"))
+
+
+def key(group, number=0):
+    return group.to_bytes(2, "big") + b"\x01%d" % number
+
+
+class Pipeline:
+    """The state's side of a driver and its tasks; every choice comes from `draw`."""
+
+    def __init__(self, draw, make_store):
+        self.draw = draw
+        self.make_store = make_store
+        self.storage = MemoryStorage()
+        self.nonces = itertools.count()
+        self.stores = {}
+        self.step = empty_step()
+        self.history = [(self.step, {})]
+        self.parallelism = 1
+
+    @property
+    def committed(self):
+        return self.step.version.epoch if self.step.version else -1
+
+    def run_epoch(self, *, fails):
+        """All tasks of an epoch; what a failed one wrote stays where it is."""
+        epoch, entries = self.committed + 1, dict(self.history[-1][1])
+        files = []
+        for index in range(self.parallelism):
+            groups = key_group_range(GROUPS, self.parallelism, index)
+            store = self.brought_forward(groups)
+            files += self.rewritten(store, index)
+            changes = {
+                key(self.draw.randint(groups.first, groups.last), self.draw.randrange(4)): (
+                    None if self.draw.random() < 0.3 else b"%d" % next(self.nonces)
+                )
+                for _ in range(self.draw.choice([0, 0, 1, 3, 9]))
+            }
+            nonce = str(next(self.nonces))
+            arguments = self.storage, self.step.uid, epoch, index, nonce, table(changes)
+            files += [each for each in [write_changelog(*arguments)] if each]
+            entries.update(changes)
+        if not fails:
+            self.draw.shuffle(files)
+            version = Version(epoch, str(next(self.nonces)))
+            self.step = extend(self.step, version, files)
+            entries = {each: value for each, value in entries.items() if value is not None}
+            self.history.append((self.step, entries))
+
+    def brought_forward(self, groups):
+        """The store of a range, wherever it was, checked against the oracle."""
+        if groups not in self.stores or self.draw.random() < 0.1:
+            self.stores[groups] = self.make_store(groups)
+        store = self.stores[groups]
+        bring_forward(store, self.step, groups, self.storage)
+        if self.step.version:
+            assert content(store, self.step.version) == within(self.history[-1][1], groups)
+        return store
+
+    def rewritten(self, store, index):
+        """Snapshot and merged changelog of a task, if they are due."""
+        where = self.storage, self.step.uid, self.committed, index
+        if index in (snapshots := due_snapshots(self.step, self.parallelism)):
+            with store.view(self.step.version) as view:
+                yield write_snapshot(*where, str(next(self.nonces)), view, snapshots[index])
+        if index in (merges := due_merges(self.step, self.parallelism)):
+            yield write_merged(*where, str(next(self.nonces)), merges[index])
+
+    def go_back(self):
+        """Start another history from an older state, as the restore of a savepoint does."""
+        step, entries = self.draw.choice(self.history)
+        start = rebase(step, Version(-1, str(next(self.nonces)))) if step.version else step
+        self.step = start
+        self.history = [(start, entries)]
+
+    def collect(self):
+        """Keep the newest three manifests; the rest goes, what they name stays."""
+        self.history = self.history[-3:]
+        manifests = [
+            Manifest(each, "p", "l", (), (), Producer("t", 1, 1), (step,))
+            for each, (step, _) in enumerate(self.history)
+        ]
+        newest = Manifest(
+            max(self.committed, 0), "p", "l", (), (), Producer("t", 1, 1), (self.step,)
+        )
+        collect(self.storage, newest, manifests)
+        needed = {file.path for step, _ in self.history for file in step.files}
+        assert needed <= self.storage.files.keys()
+        old = [
+            path
+            for path in self.storage.files
+            if (retention.epoch_of(path) or 0) <= self.committed and path not in needed
+        ]
+        assert not old, "rubbish was left"
+
+
+def run(seed, make_store, epochs):
+    draw = random.Random(seed)
+    pipeline = Pipeline(draw, make_store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retention, "CHANGED_BYTES_MIN", draw.choice([1, 2000, 1 << 20]))
+        patch.setattr(retention, "SNAPSHOT_BYTES", draw.choice([500, 4000]))
+        patch.setattr(retention, "MERGED_FILES_MIN", draw.choice([2, 4, 1000]))
+        patch.setattr(retention, "TRAIL_LENGTH", draw.choice([2, 64]))
+        patch.setattr(state_files, "WHOLE_FILE_BYTES", draw.choice([0, 900, 1 << 20]))
+        for parallelism in RESCALES[: draw.randrange(2, len(RESCALES) + 1)]:
+            pipeline.parallelism = parallelism
+            for _ in range(draw.randrange(1, epochs)):
+                pipeline.run_epoch(fails=draw.random() < 0.15)
+            if draw.random() < 0.3:
+                pipeline.collect()
+            if draw.random() < 0.1:
+                pipeline.go_back()
+        everything = KeyGroupRange(0, GROUPS - 1)
+        assert read_entries(pipeline.step, everything, pipeline.storage) == pipeline.history[-1][1]
+    return pipeline
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_after_any_history_a_store_holds_what_was_committed(seed):
+    """Rescales, snapshots, merges, failed epochs, lost and stale stores, restored savepoints."""
+    run(seed, lambda _: DictionaryStore(), epochs=7)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_after_any_history_lmdb_holds_what_was_committed(seed):
+    with tempfile.TemporaryDirectory() as folder:
+        opened = []
+
+        def make_store(groups):
+            opened.append(open_store(Path(folder), str(len(opened)), "counts", groups))
+            return opened[-1]
+
+        run(seed, make_store, epochs=4)
+        for each in opened:
+            environment_at(each._path).close()
