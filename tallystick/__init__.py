@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tallystick.spark.progress import SourceProgress, source_progress
     from tallystick.spark.session import configure, spark_session
     from tallystick.spark.source import register
+    from tallystick.state_table import read_state
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Text",
     "TopicRecreatedError",
     "configure",
+    "read_state",
     "register",
     "source_progress",
     "spark_session",
@@ -71,6 +73,7 @@ _HOMES = {
     "Text": "formats",
     "configure": "spark.session",
     "SourceProgress": "spark.progress",
+    "read_state": "state_table",
     "register": "spark.source",
     "source_progress": "spark.progress",
     "spark_session": "spark.session",

@@ -11,6 +11,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from tallystick.cli_inspect import inspect
+from tallystick.cli_savepoint import app as savepoint
 from tallystick.errors import TallystickError
 
 POLL_S = 0.5
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
 app.add_typer(broker, name="broker")
+app.add_typer(savepoint, name="savepoint")
+app.command("inspect")(inspect)
 
 
 @broker.callback()

@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tallystick import savepoints
@@ -13,56 +12,10 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
-from tallystick.sink.transaction import ProducedRange, Producer, Token
-from tallystick.state.handles import StepState, Version
-from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.retention import extend
-from tallystick.state.view import ENTRIES
-from tallystick.state_files import read_entries, write_changelog
+from tallystick.sink.transaction import Token
+from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
-
-ALL = KeyGroupRange(0, 127)
-PRODUCED = (ProducedRange("out", 0, 3, 10, 12),)
-
-
-class Job:
-    """A checkpoint as a pipeline with one keyed step leaves it, without the pipeline."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.storage = FileStorage(str(folder))
-        self.state = StepState("counts", 128, 1, "[]", 1)
-        self.epoch = -1
-        self.storage.put("metadata", b'{"id":"first-lineage"}')
-
-    def run(self, epochs: int = 1) -> Manifest:
-        """Each epoch sets one key, and changes one that all set."""
-        for _ in range(epochs):
-            self.epoch += 1
-            value = b"of %d" % self.epoch
-            keys = [b"\x00\x03\x01all", b"\x00\x05\x01%03d" % self.epoch]
-            table = pa.table([keys, [value, value]], schema=ENTRIES)
-            nonce = f"n{self.epoch}"
-            file = write_changelog(self.storage, "counts", self.epoch, 0, nonce, table)
-            assert file is not None
-            self.state = extend(self.state, Version(self.epoch, nonce), [file])
-            manifest = self.manifest(PRODUCED)
-            self.storage.put(m.manifest_path(manifest, nonce), manifest.encode())
-            self.storage.put(f"offsets/{self.epoch}", b"v1\n{}\n{ends %d}" % self.epoch)
-            self.storage.put(f"commits/{self.epoch}", b"v1\n{}")
-        return manifest
-
-    def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
-        """Of the newest epoch."""
-        producer = Producer("t", 1, self.epoch)
-        sources = (f"{{ends {self.epoch}}}",)
-        return Manifest(
-            self.epoch, "job", "first-lineage", sources, produced, producer, (self.state,)
-        )
-
-    def entries(self) -> dict[bytes, bytes]:
-        """What its state is."""
-        return read_entries(self.state, ALL, self.storage)
+from tests.checkpoint_on_disk import ALL, Job
 
 
 @pytest.fixture

@@ -86,11 +86,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state_columns": VALUES | {"processors"},
     "state_table": CORE | {"savepoints", "state_columns", "state_contents", "storage"},
     "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
-    "__init__": WORDS | {"endpoints", "formats", "pipeline", "source", "spark"},
+    "__init__": WORDS | {"endpoints", "formats", "pipeline", "source", "spark", "state_table"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
-    "cli": WORDS | {"demo", "testing"},
+    "inspection": CORE | {"savepoints", "state_files"},
+    "cli_show": CORE | {"inspection", "savepoints"},
+    "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
+    "cli_savepoint": VALUES | {"cli_show", "job", "kafka", "migration", "savepoints", "storage"},
+    "cli": WORDS | {"cli_inspect", "cli_savepoint", "demo", "testing"},
 }
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}

@@ -1,0 +1,216 @@
+"""`tallystick savepoint …`: committed epochs that their owner keeps."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.errors import OptionError, TallystickError
+
+if TYPE_CHECKING:
+    from tallystick.savepoints import AskKafka
+
+app = typer.Typer(
+    help="Committed epochs that their owner keeps, portable to another parallelism.",
+    no_args_is_help=True,
+)
+
+Checkpoint = Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")]
+SavepointArgument = Annotated[str, typer.Argument(help="The savepoint's own folder, or its URI.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("create")
+def create(
+    checkpoint: Checkpoint,
+    savepoint: SavepointArgument,
+    reference: Annotated[
+        bool,
+        typer.Option(
+            "--reference",
+            help="Name the checkpoint's files of state instead of copying them: quick, small, and "
+            "gone with the checkpoint.",
+        ),
+    ] = False,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help="To ask Kafka which attempt of the newest epoch counts.")
+    ] = None,
+    token_topic: Annotated[
+        str | None, typer.Option(help="The sink's token_topic, or its topic; to ask Kafka.")
+    ] = None,
+    kafka_options: Annotated[
+        Path | None, typer.Option(help="A file of further client options: name=value lines.")
+    ] = None,
+) -> None:
+    """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
+    from tallystick import savepoints
+    from tallystick.storage import FileStorage
+
+    with _errors_told():
+        ask = _asking(bootstrap_servers, token_topic, kafka_options)
+        saved = savepoints.create(
+            FileStorage(checkpoint), FileStorage(savepoint), reference=reference, ask_kafka=ask
+        )
+    typer.echo(
+        f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
+        f"{savepoint}."
+    )
+
+
+@app.command("list")
+def list_savepoints(
+    folder: Annotated[str, typer.Argument(help="A folder of savepoints.")],
+    as_json: Json = False,
+) -> None:
+    """List the savepoints in a folder."""
+    from tallystick import cli_show, savepoints
+
+    with _errors_told():
+        found = [
+            cli_show.savepoint_json(location, saved) for location, saved in savepoints.find(folder)
+        ]
+    if as_json:
+        typer.echo(cli_show.as_json(found))
+    else:
+        cli_show.show_savepoints(found, cli_show.console())
+
+
+@app.command("describe")
+def describe(savepoint: SavepointArgument) -> None:
+    """Say what a savepoint holds: pipeline, epoch, positions, steps, files; as JSON."""
+    from tallystick import cli_show, savepoints
+    from tallystick.storage import FileStorage
+
+    with _errors_told():
+        saved = savepoints.read(FileStorage(savepoint))
+    typer.echo(cli_show.as_json(cli_show.savepoint_json(savepoint, saved)))
+
+
+@app.command("delete")
+def delete(
+    savepoint: SavepointArgument,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if a checkpoint uses its files, which destroys that."),
+    ] = False,
+) -> None:
+    """Remove a savepoint, and its claim on the files of a checkpoint."""
+    from tallystick import savepoints
+    from tallystick.storage import FileStorage
+
+    with _errors_told():
+        savepoints.delete(FileStorage(savepoint), force=force)
+    typer.echo(f"Deleted {savepoint}.")
+
+
+@app.command("restore")
+def restore(
+    savepoint: SavepointArgument,
+    checkpoint: Annotated[str, typer.Argument(help="A new, empty checkpoint folder.")],
+    claim: Annotated[
+        bool,
+        typer.Option(
+            "--claim",
+            help="Use the savepoint's files where they are instead of copying them; the savepoint "
+            "cannot be deleted as long as the checkpoint needs them.",
+        ),
+    ] = False,
+) -> None:
+    """Make a new checkpoint that goes on from a savepoint; then start the pipeline on it."""
+    from tallystick import savepoints
+    from tallystick.storage import FileStorage
+
+    with _errors_told():
+        saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint), claim=claim)
+    epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
+    typer.echo(
+        f"{checkpoint} goes on behind epoch {epoch}. Under the name {name!r} it does so exactly if "
+        f"Kafka committed nothing behind that epoch; else the start is refused, and says what "
+        f"would be repeated and how to state that this is meant. Under another name it is a fork, "
+        f"with an output that starts behind epoch {epoch}."
+    )
+
+
+@app.command("migrate")
+def migrate(
+    savepoint: SavepointArgument,
+    target: Annotated[str, typer.Argument(help="The new savepoint's folder.")],
+    max_parallelism: Annotated[
+        list[str], typer.Option(help="STEP=NUMBER of key groups; may be given several times.")
+    ],
+    scratch: Annotated[
+        Path | None, typer.Option(help="A folder on a local disk with room for a step's state.")
+    ] = None,
+) -> None:
+    """Rewrite a savepoint's state for other numbers of key groups, larger or smaller."""
+    from tallystick.migration import migrate as run
+    from tallystick.storage import FileStorage
+
+    with _errors_told():
+        wanted = dict(map(_step_and_number, max_parallelism))
+        folder = scratch or Path(tempfile.gettempdir())
+        run(FileStorage(savepoint), FileStorage(target), wanted, folder)
+    typer.echo(f"Wrote {target}; {savepoint} is as it was.")
+
+
+def _step_and_number(text: str) -> tuple[str, int]:
+    uid, _, number = text.rpartition("=")
+    if not uid or not number.isdecimal():
+        raise OptionError(f"--max-parallelism {text}: expected STEP=NUMBER, e.g. count=512")
+    return uid, int(number)
+
+
+def _asking(servers: str | None, topic: str | None, options_file: Path | None) -> "AskKafka | None":
+    """How Kafka is asked for a pipeline's token, if it is."""
+    if servers is None:
+        return None
+    if topic is None:
+        raise OptionError(
+            "--bootstrap-servers needs --token-topic: the sink's token_topic, or its topic"
+        )
+    from tallystick.job import decode_token
+    from tallystick.kafka.broker import KafkaBroker
+    from tallystick.kafka.config import KafkaConfig
+    from tallystick.sink.transaction import Token
+    from tallystick.topic_partition import TopicPartition
+
+    options = _options_in(options_file) if options_file else {}
+    config = KafkaConfig.from_options({**options, "bootstrap.servers": servers})
+
+    def ask(pipeline: str) -> Token | None:
+        broker = KafkaBroker(config)
+        try:
+            group = f"tallystick-{pipeline}-token"
+            found = broker.committed_offset(group, TopicPartition(topic, 0))
+        finally:
+            broker.close()
+        return None if found is None else decode_token(*found)
+
+    return ask
+
+
+def _options_in(path: Path) -> dict[str, str]:
+    options = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:  # the line may hold a secret: it is not shown
+            raise OptionError(f"{path}, line {number}: expected name=value")
+        options[name.strip()] = value.strip()
+    return options
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """An error of ours is a message and exit code 1, not a traceback."""
+    try:
+        yield
+    except TallystickError as error:
+        typer.echo(str(error), err=True)
+        sys.exit(1)

@@ -1,0 +1,327 @@
+"""What is in a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
+
+Reads, never changes anything; the pipeline may run meanwhile. Kafka is not asked.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import retention
+from tallystick.checkpoint import savepoint as s
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.errors import ManifestError, OptionError
+from tallystick.ports import Storage
+from tallystick.source.offsets import parse_source
+from tallystick.state.changelog import DamagedError, parse_index
+from tallystick.state.damage import damage_of
+from tallystick.state.handles import SNAPSHOT, StateFile, StepState
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.restore import needed
+from tallystick.state.retention import collectable, due_merges, due_snapshots
+from tallystick.state_files import FOLDER as STATE_FOLDER
+
+LOOKS_MAX = 3
+"""How often a checkpoint is looked at that a running pipeline changes meanwhile."""
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The state of one task's key groups; files that several tasks share count by segments."""
+
+    first: int
+    last: int
+    size: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A keyed step.
+
+    Args:
+        skew: the size of the largest part over that of the average; 1.0: all are alike.
+        snapshots_due: ranges of key groups that are written anew with the next epoch.
+        merges_due: how many changelogs are merged with the next epoch.
+    """
+
+    uid: str
+    key: str
+    states: tuple[str, ...]
+    max_parallelism: int
+    parallelism: int
+    watermark_ms: int | None
+    size: int
+    entries: int
+    snapshots: int
+    changelogs: int
+    parts: tuple[Part, ...]
+    skew: float
+    snapshots_due: tuple[tuple[int, int], ...]
+    merges_due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A retained epoch; without problems it is whole."""
+
+    number: int
+    manifest_path: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A checkpoint.
+
+    Args:
+        location: where it is.
+        epoch: the newest that certainly counts.
+        logged: the newest that Spark has planned; it may be under way, or not have counted.
+        origin: of which savepoint it is, while no epoch has run behind it.
+        positions: per source, the next offset of each partition.
+        epochs: those whose manifests are there, oldest first.
+        newest_whole: the newest one of them with all its files; None: there is none.
+        claims: who else uses its files.
+        rubbish: what the pipeline would remove now.
+        verified: whether the bytes of all files were compared with their checksums.
+        notes: what else to know.
+    """
+
+    location: str
+    pipeline: str
+    lineage: str
+    epoch: int
+    logged: int
+    origin: str
+    positions: tuple[dict[str, int], ...]
+    steps: tuple[StepReport, ...]
+    epochs: tuple[Epoch, ...]
+    newest_whole: int | None
+    claims: tuple[str, ...]
+    rubbish: tuple[str, ...]
+    verified: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the newest epoch has all its files."""
+        return self.newest_whole == self.epoch
+
+
+def inspect(checkpoint: Storage, *, verify: bool = False) -> Report:
+    """Look into a checkpoint.
+
+    Args:
+        checkpoint: its location.
+        verify: read every file, and compare it with its checksums.
+
+    Raises:
+        OptionError: it holds no committed epoch.
+        ManifestError: there is no manifest of it, or that is damaged.
+    """
+    for _ in range(LOOKS_MAX):
+        report = _Look(checkpoint, verify).report()
+        if report.is_whole or s.epochs_logged(checkpoint.names("commits"))[-1] == report.epoch:
+            break
+    return report
+
+
+def newest_whole(checkpoint: Storage, *, verify: bool = False) -> int | None:
+    """The newest retained epoch that has all its files; None: there is none."""
+    return _Look(checkpoint, verify).newest_whole()
+
+
+@dataclass
+class _Look:
+    """One look at a checkpoint.
+
+    Args:
+        storage: its location.
+        verify: see `inspect`.
+    """
+
+    storage: Storage
+    verify: bool
+    problems: dict[str, str] = field(default_factory=dict)  # by file; "" where there is none
+
+    def __post_init__(self) -> None:
+        self.committed = _committed_epoch(self.storage)
+        self.paths = self.storage.names(m.FOLDER)
+        folders = {"/".join(name.split("/")[:2]) for name in self.storage.names(STATE_FOLDER)}
+        self.files = {name for each in sorted(folders) for name in self.storage.names(each)}
+
+    def report(self) -> Report:
+        path, notes = self._manifest_of_committed()
+        manifest = savepoints.read_manifest(self.storage, path)
+        epochs = self._epochs()
+        rubbish, claims = self._rubbish()
+        whole = [epoch.number for epoch in epochs if not epoch.problems]
+        logged = s.epochs_logged(self.storage.names("offsets"))
+        return Report(
+            location=self.storage.location,
+            pipeline=manifest.pipeline,
+            lineage=manifest.lineage,
+            epoch=self.committed,
+            logged=max(logged, default=self.committed),
+            origin="" if manifest.origin is None else manifest.origin.savepoint,
+            positions=_positions(manifest),
+            steps=tuple(self._step(step) for step in manifest.state),
+            epochs=tuple(epochs),
+            newest_whole=max(whole, default=None),
+            claims=claims,
+            rubbish=rubbish,
+            verified=self.verify,
+            notes=notes,
+        )
+
+    def newest_whole(self) -> int | None:
+        """See `newest_whole`."""
+        whole = [epoch.number for epoch in self._epochs() if not epoch.problems]
+        return max(whole, default=None)
+
+    def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
+        paths = [path for path in self.paths if m.epoch_of(path) == self.committed]
+        if not paths:
+            raise ManifestError(
+                f"checkpoint {self.storage.location}: Spark logged epoch {self.committed} as done, "
+                f"but there is no manifest of it. Put a whole copy of the checkpoint back."
+            )
+        if len(paths) == 1:
+            return paths[0], ()
+        newest = max(paths, key=lambda path: int(path.rsplit("-", 2)[1]))
+        note = (
+            f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown is "
+            f"{newest}, of the newest producer. Only Kafka's token proves which one counts."
+        )
+        return newest, (note,)
+
+    def _epochs(self) -> list[Epoch]:
+        found = []
+        for path in retention.retained(self.paths, self.committed):
+            if m.epoch_of(path) > self.committed:
+                continue
+            try:
+                manifest = savepoints.read_manifest(self.storage, path)
+            except ManifestError as error:
+                found.append(Epoch(m.epoch_of(path), path, (str(error),)))
+                continue
+            files = [file for step in manifest.state for file in step.files]
+            problems = tuple(filter(None, map(self._problem, files)))
+            found.append(Epoch(manifest.checkpoint_id, path, problems))
+        return sorted(found, key=lambda epoch: epoch.number)
+
+    def _problem(self, file: StateFile) -> str:
+        """What is wrong with a file; each is looked at once."""
+        if file.path not in self.problems:
+            wrong = self._wrong(file)
+            name = savepoints.named(file, self.storage.location)
+            self.problems[file.path] = f"{name} is {wrong}" if wrong else ""
+        return self.problems[file.path]
+
+    def _wrong(self, file: StateFile) -> str:
+        if self.verify:
+            data = self.storage.get(file.path)
+            if data is None:
+                return "missing"
+            damage = damage_of(file, data)
+            return f"damaged: {damage}" if damage else ""
+        if file.path in self.files:
+            return ""
+        is_elsewhere = "://" in file.path
+        there = is_elsewhere and self.storage.get_range(file.path, 0, 1) is not None
+        return "" if there else "missing"
+
+    def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What would be collected, and who holds claims; nothing if that cannot be told."""
+        old = retention.expired(self.paths, self.committed)
+        kept: list[Iterable[StepState]] = []
+        holders = []
+        try:
+            for path in retention.retained(self.paths, self.committed):
+                kept.append(savepoints.read_manifest(self.storage, path).state)
+            for path in self.storage.names(s.CLAIMS):
+                claim = s.decode_claim(self.storage.get(path) or b"", path)
+                kept.append(claim.state)
+                holders.append(claim.holder)
+        except ManifestError:
+            return (), tuple(holders)
+        gone = collectable(sorted(self.files), self.committed, kept)
+        return (*old, *gone), tuple(holders)
+
+    def _step(self, step: StepState) -> StepReport:
+        sizes, files = self._sizes(step)
+        parts = []
+        for index in range(step.parallelism):
+            groups = key_group_range(step.max_parallelism, step.parallelism, index)
+            window = slice(groups.first, groups.last + 1)
+            touching = sum(file.groups.intersection(groups).count > 0 for file in files)
+            parts.append(
+                Part(groups.first, groups.last, round(float(sizes[window].sum())), touching)
+            )
+        average = sum(part.size for part in parts) / len(parts)
+        snapshots = sum(file.kind == SNAPSHOT for file in files)
+        due = due_snapshots(step, step.parallelism).values()
+        return StepReport(
+            uid=step.uid,
+            key=step.key_schema,
+            states=tuple(f"{state.name} ({state.kind})" for state in step.fields),
+            max_parallelism=step.max_parallelism,
+            parallelism=step.parallelism,
+            watermark_ms=step.watermark_ms,
+            size=sum(file.size for file in files),
+            entries=sum(file.rows for file in files),
+            snapshots=snapshots,
+            changelogs=len(files) - snapshots,
+            parts=tuple(parts),
+            skew=max(part.size for part in parts) / average if average else 1.0,
+            snapshots_due=tuple((groups.first, groups.last) for groups in due),
+            merges_due=sum(len(loads) for loads in due_merges(step, step.parallelism).values()),
+        )
+
+    def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
+        """About how many bytes each key group has, as the files' indexes tell."""
+        sizes = np.zeros(step.max_parallelism)
+        everything = KeyGroupRange(0, step.max_parallelism - 1)
+        loads = needed(step.files, everything)
+        for load in loads:
+            wanted = np.zeros(step.max_parallelism, np.bool_)
+            for groups in load.groups:
+                wanted[groups.first : groups.last + 1] = True
+            for first, last, size in self._segments(load.file):
+                window = slice(first, last + 1)
+                sizes[window] += wanted[window] * (size / (last - first + 1))
+        return sizes, [load.file for load in loads]
+
+    def _segments(self, file: StateFile) -> list[tuple[int, int, int]]:
+        """Key groups and bytes of each segment; the whole file as one where it is damaged."""
+        tail = self.storage.get_range(file.path, -file.index_size, file.index_size)
+        try:
+            found = parse_index(tail or b"", file.checksum)
+        except DamagedError:
+            return [(file.first, file.last, file.size)]
+        return [(each.first, each.last, each.length) for each in found]
+
+
+def _committed_epoch(storage: Storage) -> int:
+    epochs = s.epochs_logged(storage.names("commits"))
+    if not epochs:
+        raise OptionError(
+            f"{storage.location} holds no committed epoch: expected the checkpoint folder of a "
+            f"pipeline that has run. Check the path."
+        )
+    return epochs[-1]
+
+
+def _positions(manifest: Manifest) -> tuple[dict[str, int], ...]:
+    sources = filter(None, map(parse_source, manifest.sources))
+    return tuple(
+        {str(partition): offset for partition, offset in sorted(source.positions.items())}
+        for source in sources
+    )

@@ -1,0 +1,69 @@
+"""A checkpoint as a pipeline with one keyed step leaves it, without the pipeline."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.source.offsets import SourceOffsets
+from tallystick.state.handles import StepState, Version
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.key_hash import HASH_VERSION
+from tallystick.state.retention import extend
+from tallystick.state.view import ENTRIES
+from tallystick.state_files import read_entries, write_changelog
+from tallystick.storage import FileStorage
+from tallystick.topic_partition import TopicPartition
+
+KEY_SCHEMA = KeyCodec(pa.schema([("user", pa.string())])).schema_text
+ALL = KeyGroupRange(0, 127)
+PRODUCED = (ProducedRange("out", 0, 3, 10, 12),)
+
+
+class Job:
+    """The pipeline that is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = FileStorage(str(folder))
+        self.state = StepState("counts", 128, 2, KEY_SCHEMA, HASH_VERSION)
+        self.epoch = -1
+        self.storage.put("metadata", b'{"id":"first-lineage"}')
+
+    def run(self, epochs: int = 1) -> Manifest:
+        """Each epoch sets one key, and changes one that all set."""
+        for _ in range(epochs):
+            self.epoch += 1
+            value = b"of %d" % self.epoch
+            keys = [b"\x00\x03\x01\x01all\x00\x00", b"\x00\x05\x01\x01%03d\x00\x00" % self.epoch]
+            table = pa.table([keys, [value, value]], schema=ENTRIES)
+            nonce = f"n{self.epoch}"
+            file = write_changelog(self.storage, "counts", self.epoch, 0, nonce, table)
+            assert file is not None
+            self.state = extend(self.state, Version(self.epoch, nonce), [file])
+            manifest = self.manifest(PRODUCED)
+            self.storage.put(m.manifest_path(manifest, nonce), manifest.encode())
+            self.storage.put(f"offsets/{self.epoch}", b"v1\n{}\n{ends %d}" % self.epoch)
+            self.storage.put(f"commits/{self.epoch}", b"v1\n{}")
+        return manifest
+
+    def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
+        """Of the newest epoch."""
+        producer = Producer("t", 1, self.epoch)
+        positions = {TopicPartition("in", 0): 10 * self.epoch}
+        sources = (json.dumps(SourceOffsets("cluster", "group", positions).to_json()),)
+        return Manifest(
+            self.epoch, "job", "first-lineage", sources, produced, producer, (self.state,)
+        )
+
+    def manifest_path(self, nonce: str) -> str:
+        """Of another attempt of the newest epoch."""
+        return m.manifest_path(self.manifest(), nonce)
+
+    def entries(self) -> dict[bytes, bytes]:
+        """What its state is."""
+        return read_entries(self.state, ALL, self.storage)

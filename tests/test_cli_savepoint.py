@@ -1,0 +1,110 @@
+"""The commands around savepoints, as a user calls them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tallystick import cli_savepoint
+from tallystick.checkpoint import manifest as m
+from tallystick.cli import app
+from tests.checkpoint_on_disk import Job
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    job = Job(tmp_path / "checkpoint")
+    job.run(3)
+    return job
+
+
+def test_the_life_of_a_savepoint(job, tmp_path):
+    saved = tmp_path / "saved" / "monday"
+
+    assert (
+        "Saved epoch 2 of pipeline 'job'" in call("savepoint", "create", job.folder, saved).output
+    )
+    assert "monday" in call("savepoint", "list", saved.parent).output
+    (listed,) = json.loads(call("savepoint", "list", saved.parent, "--json").output)
+    assert (listed["name"], listed["epoch"], listed["copy"]) == ("monday", 2, True)
+    described = json.loads(call("savepoint", "describe", saved).output)
+    assert described["steps"][0]["uid"] == "counts"
+    restored = call("savepoint", "restore", saved, tmp_path / "new")
+    assert "goes on behind epoch 2" in restored.output
+    assert (tmp_path / "new" / "metadata").exists()
+    assert call("savepoint", "delete", saved).exit_code == 0
+    assert json.loads(call("savepoint", "list", saved.parent, "--json").output) == []
+
+
+def test_migrate_takes_a_number_for_each_step(job, tmp_path):
+    call("savepoint", "create", job.folder, tmp_path / "saved")
+
+    wrong = call(
+        "savepoint", "migrate", tmp_path / "saved", tmp_path / "new", "--max-parallelism", "counts"
+    )
+    assert wrong.exit_code == 1
+    assert "expected STEP=NUMBER" in wrong.output
+    right = call(
+        "savepoint", "migrate", tmp_path / "saved", tmp_path / "new",
+        "--max-parallelism", "counts=64", "--scratch", tmp_path,
+    )  # fmt: skip
+    assert right.exit_code == 0, right.output
+    described = json.loads(call("savepoint", "describe", tmp_path / "new").output)
+    assert described["steps"][0]["max_parallelism"] == 64
+
+
+def test_errors_are_messages(job, tmp_path):
+    for result, words in (
+        (call("savepoint", "create", tmp_path, tmp_path / "saved"), "no committed epoch"),
+        (call("savepoint", "restore", tmp_path, tmp_path / "new"), "no savepoint"),
+        (call("inspect", tmp_path), "no committed epoch"),
+        (
+            call("savepoint", "create", job.folder, tmp_path / "s", "--bootstrap-servers", "b:1"),
+            "--token-topic",
+        ),
+    ):
+        assert result.exit_code == 1
+        assert words in result.output
+        assert "Traceback" not in result.output
+
+
+def test_options_for_kafka_are_read_from_a_file_and_its_secrets_are_not_told(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("# ours\nsasl.mechanism = PLAIN\n\nsasl.password=a=b\n")
+    assert cli_savepoint._options_in(path) == {"sasl.mechanism": "PLAIN", "sasl.password": "a=b"}
+
+    path.write_text("sasl.password secret\n")
+    with pytest.raises(cli_savepoint.OptionError, match="line 1: expected name=value") as refused:
+        cli_savepoint._options_in(path)
+    assert "secret" not in str(refused.value)
+
+
+def test_inspect_shows_tables_and_json(job):
+    shown = call("inspect", job.folder, "--verify")
+    assert shown.exit_code == 0
+    for words in ("step 'counts'", "in-0", "every byte compared", "0 to 63"):
+        assert words in shown.output
+    told = json.loads(call("inspect", job.folder, "--json").output)
+    assert told["epoch"] == told["newest_whole"] == 2
+
+    (job.folder / job.state.files[2].path).unlink()
+    shown = call("inspect", job.folder)
+    assert shown.exit_code == 1
+    assert "missing or damaged:" in shown.output
+    assert "newest whole epoch" in shown.output
+
+
+def test_a_restored_checkpoint_can_be_inspected(job, tmp_path):
+    call("savepoint", "create", job.folder, tmp_path / "saved")
+    call("savepoint", "restore", tmp_path / "saved", tmp_path / "new")
+
+    told = json.loads(call("inspect", tmp_path / "new", "--json", "--verify").output)
+
+    assert told["origin"] == (tmp_path / "saved").as_uri()
+    assert told["epoch"] == told["newest_whole"] == 2
+    assert m.is_seed(told["epochs"][0]["manifest_path"])
