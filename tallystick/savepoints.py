@@ -309,13 +309,13 @@ def find(folder: str) -> list[tuple[str, Savepoint]]:
     Raises:
         ManifestError: one is damaged.
     """
-    parent, _, name = whole_uri(folder).rstrip("/").rpartition("/")
-    storage = FileStorage(parent)
+    storage = FileStorage(folder)
     found = []
-    for path in storage.names(name):
-        data = storage.get(f"{path}/{s.FILE}")
+    for location in storage.names(whole_uri(storage.location)):
+        path = f"{location}/{s.FILE}"
+        data = storage.get(path)
         if data is not None:
-            found.append((f"{parent}/{path}", s.decode(data, f"{parent}/{path}/{s.FILE}")))
+            found.append((location, s.decode(data, path)))
     return found
 
 
@@ -385,7 +385,7 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
         for path in savepoint_at.names(f"{STATE_FOLDER}/{step.uid}"):
             savepoint_at.delete(path)
     if savepoint.claim:
-        FileStorage(savepoint.checkpoint).delete(savepoint.claim)
+        savepoint_at.delete(f"{savepoint.checkpoint}/{savepoint.claim}")
     for path in (*claims, s.FILE):
         savepoint_at.delete(path)
     return savepoint
@@ -400,9 +400,8 @@ def _reader(folder: Storage) -> Callable[[str], str]:
             return ""
         claim = s.decode_claim(data, path)
         claimed = {file.path for file in _files_of(claim.state)}
-        holder = FileStorage(claim.holder)
-        for name in holder.names(m.FOLDER):
-            used = {file.path for file in _files_of(read_manifest(holder, name).state)}
+        for name in folder.names(f"{claim.holder}/{m.FOLDER}"):
+            used = {file.path for file in _files_of(read_manifest(folder, name).state)}
             if used & claimed:
                 return claim.holder
         return ""
