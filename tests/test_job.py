@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.retention import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, claim_path
 from tallystick.errors import DataLossError, ManifestError, StorageError
-from tallystick.job import decode_token, encode_token
+from tallystick.job import Driver, decode_token, encode_token
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.transaction import Token
@@ -94,6 +95,14 @@ def world() -> Iterator[World]:
         if starts[OWN.partitions[0]] < EPOCHS
         else None
     )
+    make_driver = world.make_driver
+
+    def make(process: Any, **options: Any) -> Driver:
+        driver = make_driver(process, **options)
+        driver._collect_every = COLLECT_EVERY
+        return driver
+
+    world.make_driver = make
     yield world
     world.close()
 
