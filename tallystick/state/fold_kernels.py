@@ -94,6 +94,43 @@ def sort_by_key(codes, places, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
+def keep_greatest(codes, values, valid, size, best, counts):  # type: ignore[no-untyped-def]
+    """Keep the `size` greatest values of each key, the greatest first; NaN is above all.
+
+    `best` holds `size` values per key, of which the first `counts` of the key are there.
+    """
+    for row in range(len(codes)):
+        if len(valid) and not valid[row]:
+            continue
+        code, value = codes[row], values[row]
+        begin = code * size
+        at = begin + counts[code]
+        if counts[code] == size:
+            least = best[at - 1]
+            if not (value > least or (value != value and least == least)):
+                continue
+            at -= 1
+        else:
+            counts[code] += 1
+        while at > begin:
+            before = best[at - 1]
+            if not (value > before or (value != value and before == before)):
+                break
+            best[at] = before
+            at -= 1
+        best[at] = value
+
+
+@numba.njit(cache=True, nogil=True)
+def is_sorted(codes, starts):  # type: ignore[no-untyped-def]
+    """Whether the starts of each key ascend; equal codes stand together."""
+    for row in range(1, len(codes)):
+        if codes[row] == codes[row - 1] and starts[row] < starts[row - 1]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
 def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped-def]
     """Merge intervals of a key that are at most `gap` apart, in place; how many are left.
 

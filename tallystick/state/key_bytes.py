@@ -102,11 +102,7 @@ class KeyCodec:
         writers = [_writer(column, sizes) for column in columns]
         offsets = np.zeros(rows.num_rows + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        if offsets[-1] > _BYTES_MAX:
-            raise OptionError(
-                f"the keys of {rows.num_rows} rows take {offsets[-1]} bytes, more than the 2 GiB "
-                f"of one batch: read fewer records per epoch."
-            )
+        check_size(rows.num_rows, int(offsets[-1]))
         out = np.empty(int(offsets[-1]), np.uint8)
         cursors = offsets[:-1].copy()
         for kernel, *arguments in writers:
@@ -160,6 +156,7 @@ def entry_keys(
     assert 0 <= state_id <= 0xFF, state_id
     spans = spans_of(key_bytes, "key")
     size = int(spans.lengths.sum()) + key_kernels.HEADER_SIZE * len(groups)
+    check_size(len(groups), size)
     out, offsets = np.empty(size, np.uint8), np.empty(len(groups) + 1, np.int64)
     written = key_kernels.write_entries(
         groups, state_id, spans.data, spans.starts, spans.lengths, out, offsets
@@ -174,11 +171,24 @@ def bodies(entries: pa.BinaryArray) -> pa.BinaryArray:
     return pc.binary_slice(entries, key_kernels.HEADER_SIZE, _BYTES_MAX)
 
 
+def check_size(count: int, size: int) -> None:
+    """Refuse what does not fit into one column of Arrow's.
+
+    Raises:
+        OptionError: it takes 2 GiB or more.
+    """
+    if size > _BYTES_MAX:
+        raise OptionError(
+            f"the keys or the state of {count} rows take {size} bytes in one task, more than the "
+            f"2 GiB of one column: raise the step's parallelism or read fewer records per epoch."
+        )
+
+
 def binary_of(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.bool_] | None
 ) -> pa.BinaryArray:
     """A binary column of these bytes; not copied."""
-    assert offsets[-1] <= _BYTES_MAX, offsets[-1]
+    check_size(len(offsets) - 1, int(offsets[-1]))
     present, null_count = validity_of(valid)
     buffers = [present, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers, null_count)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError
 from tallystick.state import fold_kernels
 from tallystick.state.fixed_width import column_of, is_fixed_width, valid_of, values_of
+from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.view import EpochTime
 
 Int64Array = NDArray[np.int64]
@@ -75,12 +76,7 @@ class KeyedBatch:
 
     def by_key(self) -> Int64Array:
         """The row numbers key by key, those of a key in their order."""
-        ends = np.cumsum(np.bincount(self.codes, minlength=len(self)))
-        places = np.zeros(len(self), np.int64)
-        places[1:] = ends[:-1]
-        order = np.empty(len(self.codes), np.int64)
-        fold_kernels.sort_by_key(self.codes, places, order)
-        return order
+        return order_by_key(self.codes, len(self))
 
     def count(self, column: Column | None = None, start: PerKey | None = None) -> Int64Array:
         """How many rows each key has, or how many that are not null in a column.
@@ -145,6 +141,30 @@ class KeyedBatch:
             )
         return self.rows.column(at)
 
+    def greatest(
+        self, size: int, column: Column, start: pa.ListArray | None = None
+    ) -> pa.ListArray:
+        """The greatest values of each key, the greatest first; null where there was none.
+
+        Args:
+            size: how many at most.
+            column: numbers, dates or timestamps; nulls do not count, NaN is above all.
+            start: lists per key to go on from.
+        """
+        source = self.column(column)
+        wide = wide_type(source.type)
+        values = values_of(_widened(source, wide))
+        best, counts = np.empty(len(self) * size, values.dtype), np.zeros(len(self), np.int64)
+        if start is not None:
+            numbers, (held,) = explode([start])
+            held = values_of(_widened(held, wide))
+            fold_kernels.keep_greatest(numbers, held, _ALL_VALID, size, best, counts)
+        valid = self._valid(source)
+        fold_kernels.keep_greatest(self.codes, values, valid, size, best, counts)
+        is_there = np.arange(size) < counts[:, None]
+        kept = best.reshape(len(self), size)[is_there]
+        return lists_of(counts, _narrowed(kept, np.ones(len(kept), np.bool_), source.type))
+
     def _edges(self) -> Int64Array:
         found = np.full((2, len(self)), -1, np.int64)
         fold_kernels.edges(self.codes, found[0], found[1])
@@ -206,6 +226,15 @@ class Update:
     timers: PerKey | None = None
 
 
+def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:
+    """The row numbers key by key, those of a key in their order."""
+    places = np.zeros(key_count, np.int64)
+    places[1:] = np.cumsum(np.bincount(codes, minlength=key_count))[:-1]
+    order = np.empty(len(codes), np.int64)
+    fold_kernels.sort_by_key(codes, places, order)
+    return order
+
+
 def wide_type(kind: pa.DataType) -> pa.DataType:
     """The type in which values are added and compared: bigint or double.
 
@@ -228,12 +257,15 @@ def warm_up() -> None:
     codes = np.zeros(2, np.int32)
     batch = KeyedBatch(rows, codes, rows[:1], rows[:1], np.zeros(1, np.bool_), EpochTime(0))
     for column in rows.schema.names:
+        batch.greatest(1, column, start=pa.array([[1]]).cast(pa.list_(rows[column].type)))
         batch.sum(column)
         batch.running_sum(column)
     batch.count()
     batch.running_count()
     batch.by_key()
     batch.first_rows()
+    order_by_key(codes.astype(np.int64), 1)
+    fold_kernels.is_sorted(*np.zeros((2, 1), np.int64))
     fold_kernels.merge_sessions(*np.zeros((4, 1), np.int64), 0)
 
 

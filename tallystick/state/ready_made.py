@@ -12,9 +12,7 @@ import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
 from tallystick.state.ddl import type_of
-from tallystick.state.fixed_width import valid_of
 from tallystick.state.keyed_batch import KeyedBatch, Update, wide_type
-from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.processing import NO_TIME, PROCESSING_TIME
 from tallystick.state.vectorised import Vectorised, vectorised
 
@@ -212,18 +210,7 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
         raise OptionError(f"top_n: n={n}, expected at least 1")
 
     def greatest(batch: KeyedBatch) -> Update:
-        codes, (held,) = explode([batch.state.column("best")])
-        rows = _typed(batch, column, kind)
-        valid = valid_of(rows)
-        wide = pa.concat_arrays([held, rows.drop_null()])
-        codes = np.concatenate([codes, batch.codes[valid]])
-        order = np.lexsort((pc.rank(wide, sort_keys="ascending").to_numpy(), codes))
-        counts = np.bincount(codes, minlength=len(batch))
-        ends = np.cumsum(counts)
-        places = ends[:, None] - 1 - np.arange(n)
-        is_there = places >= (ends - counts)[:, None]
-        best = wide.take(pa.array(order[places[is_there]]))
-        lists = lists_of(is_there.sum(axis=1), best)
+        lists = batch.greatest(n, _typed(batch, column, kind), batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
 
     return vectorised(greatest, state=pa.schema([("best", pa.list_(kind))]))

@@ -28,7 +28,7 @@ from tallystick.state.fixed_width import (
     validity_of,
     values_of,
 )
-from tallystick.state.key_bytes import binary_of
+from tallystick.state.key_bytes import binary_of, check_size
 from tallystick.state.schema_text import text_of
 
 _LENGTH = np.dtype("<u4")
@@ -187,6 +187,7 @@ def _joined(
     np.cumsum(sizes, out=offsets[1:])
     if whole and not texts:
         return binary_of(raw, offsets, None)
+    check_size(count, int(offsets[-1]))
     out = np.empty(int(offsets[-1]), np.uint8)
     cursors = offsets[:-1].copy()
     status = row_kernels.write_records(raw, width, present, out, cursors)

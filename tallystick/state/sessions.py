@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.state import fold_kernels
-from tallystick.state.keyed_batch import Int64Array, KeyedBatch, Update
+from tallystick.state.keyed_batch import Int64Array, KeyedBatch, Update, order_by_key
 from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.processing import EVENT_TIME
 from tallystick.state.vectorised import Vectorised, vectorised
@@ -66,7 +66,9 @@ def _merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int64Array, 
         codes = np.concatenate([codes, batch.codes])
         starts, ends = np.concatenate([starts, times]), np.concatenate([ends, times])
         counts = np.concatenate([counts, np.ones(len(times), np.int64)])
-    order = np.lexsort((starts, codes))
+    order = order_by_key(codes, len(batch))
+    if not fold_kernels.is_sorted(codes[order], starts[order]):  # mostly rows come in time's order
+        order = np.lexsort((starts, codes))
     intervals = tuple(column[order] for column in (codes, starts, ends, counts))
     left = fold_kernels.merge_sessions(*intervals, gap)
     return tuple(column[:left] for column in intervals)

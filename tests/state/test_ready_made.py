@@ -1,6 +1,7 @@
 """The ready-made functions against plain Python, epoch after epoch."""
 
 import datetime as dt
+import math
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -115,6 +116,18 @@ def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
             for key in {key for key, _, _ in records}
         ]
         assert by_key(found) == by_key(expected)
+
+
+def test_nan_is_above_all_numbers() -> None:
+    schema = pa.schema([SCHEMA.field("key"), ("x", pa.float64())])
+    task = OneTask(ready.top_n(2, "x"), KEY)
+    for xs, expected in (
+        ([1.0, math.nan, 3.0, 2.0], [math.nan, 3.0]),
+        ([math.nan, 9.0], [math.nan, math.nan]),
+    ):
+        columns = [pa.array(["a"] * len(xs)), pa.array(xs)]
+        (found,) = task.epoch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        assert str(found["x"]) == str(expected)
 
 
 def sessions_of(times: list[int], gap: int) -> list[list[int]]:
