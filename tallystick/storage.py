@@ -1,7 +1,16 @@
 """The Storage port for real: a checkpoint location on any file system that pyarrow reaches.
 
 A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
-temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves.
+temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
+upload counts when it is completed, and one that fails is not.
+
+On S3, Spark's part of a checkpoint goes through Hadoop (`s3a://bucket/path`, with `fs.s3a.…` in
+Spark's configuration), ours through pyarrow, at the same place. pyarrow does not see Hadoop's
+settings: give credentials, region and endpoint by what both read, AWS's environment variables
+(`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+`AWS_ENDPOINT_URL_S3`) or the machine's role, on the driver and on the executors. Where Spark is not
+involved (the place of a savepoint), the URI's query may carry pyarrow's options:
+`s3://bucket/path?region=eu-central-1&endpoint_override=host:9000&scheme=http`.
 """
 
 import contextlib
@@ -9,6 +18,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,7 +26,13 @@ from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
 
-_HADOOP_SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "hdfs": "hdfs", "abfss": "abfss"}
+DRAFT_UNUSED_S = 24 * 3600
+"""An unfinished file of a killed process is removed when it is as old as this."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+"""As pyarrow calls what Hadoop calls otherwise."""
+
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 class FileStorage:
@@ -30,17 +46,20 @@ class FileStorage:
     """
 
     def __init__(self, uri: str) -> None:
-        self._location = re.sub(r"//[^/@]*@", "//", uri)  # an access key may stand before the host
-        self._local = _local_path(uri)
-        if self._local is None:
-            self._files, self._root = _remote(uri, self._location)
+        self._uri = uri
+        self._location = shown(uri)
+        self._query = uri.partition("?")[2] if _local_path(uri) is None else ""
+        self._roots = {self._location: _root(uri)}
 
     def __repr__(self) -> str:
         return f"FileStorage({self._location!r})"
 
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return FileStorage, (self._uri,)
+
     @property
     def location(self) -> str:
-        """The URI that paths are relative to, without credentials."""
+        """The URI that paths are relative to, without credentials and options."""
         return self._location
 
     def put(self, path: str, data: bytes) -> None:
@@ -50,10 +69,12 @@ class FileStorage:
             StorageError: it could not be written; nothing of it is visible under its name.
         """
         try:
-            if self._local is not None:
-                _put_local(self._local / path, data)
+            place = self._place(path)
+            if isinstance(place, Path):
+                _put_local(place, data)
             else:
-                with self._files.open_output_stream(f"{self._root}/{path}") as stream:
+                files, whole = place
+                with files.open_output_stream(whole) as stream:
                     stream.write(data)
         except OSError as error:
             raise StorageError(
@@ -63,65 +84,71 @@ class FileStorage:
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
-        try:
-            if self._local is not None:
-                return (self._local / path).read_bytes()
-            with self._files.open_input_stream(f"{self._root}/{path}") as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(
-                f"checkpoint {self._location}: reading {path} failed: {error}"
-            ) from error
+        found: bytes | None = None
+        with self._reading(path, "reading") as place:
+            if isinstance(place, Path):
+                found = place.read_bytes()
+            else:
+                files, whole = place
+                with files.open_input_stream(whole) as stream:
+                    found = bytes(stream.read())
+        return found
 
     def get_range(self, path: str, offset: int, length: int) -> bytes | None:
         """Read a part of a file; None if there is none. See `ports.Storage.get_range`."""
-        try:
-            files, whole = self._place(path)
+        found: bytes | None = None
+        with self._reading(path, f"reading {length} bytes of") as place:
+            files, whole = (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
             with files.open_input_file(whole) as file:
                 size = file.size()
-                start = offset if offset >= 0 else max(0, size + offset)
-                return bytes(file.read_at(max(0, min(length, size - start)), min(start, size)))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(
-                f"checkpoint {self._location}: reading {length} bytes of {path} failed: {error}"
-            ) from error
+                start = min(offset, size) if offset >= 0 else max(0, size + offset)
+                found = bytes(file.read_at(max(0, min(length, size - start)), start))
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of the files in a folder, sorted; empty if there is no such folder."""
+        found: list[str] = []
+        with self._reading(folder, "listing") as place:
+            if isinstance(place, Path):
+                found = [entry.name for entry in os.scandir(place)]
+            else:
+                files, whole = place
+                selector = fs.FileSelector(whole, allow_not_found=True)
+                found = [info.base_name for info in files.get_file_info(selector)]
+        return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
     def delete(self, path: str) -> None:
         """Remove a file; nothing happens if there is none."""
+        with self._reading(path, "removing") as place:
+            if isinstance(place, Path):
+                place.unlink()
+            else:
+                files, whole = place
+                files.delete_file(whole)
+
+    def _place(self, path: str) -> "_Place":
+        if not _is_whole(path):
+            return _joined(self._roots[self._location], path)
+        if path.startswith(f"{self._location}/"):
+            return _joined(self._roots[self._location], path[len(self._location) + 1 :])
+        folder, _, name = path.rpartition("/")
+        if folder not in self._roots:
+            # Another place on the same kind of storage is reached in the same way.
+            is_alike = self._query and _scheme(folder) == _scheme(self._location)
+            self._roots[folder] = _root(f"{folder}?{self._query}" if is_alike else folder)
+        return _joined(self._roots[folder], name)
+
+    @contextlib.contextmanager
+    def _reading(self, path: str, doing: str) -> Iterator["_Place"]:
+        """Where a file lies; that it does not is no error, any other failure is ours."""
         try:
-            files, whole = self._place(path)
-            files.delete_file(whole)
+            yield self._place(path)
         except FileNotFoundError:
             return
         except OSError as error:
             raise StorageError(
-                f"checkpoint {self._location}: removing {path} failed: {error}"
+                f"checkpoint {self._location}: {doing} {path} failed: {error}"
             ) from error
-
-    def _place(self, path: str) -> tuple[fs.FileSystem, str]:
-        if self._local is not None:
-            return fs.LocalFileSystem(), str(self._local / path)
-        return self._files, f"{self._root}/{path}"
-
-    def names(self, folder: str) -> list[str]:
-        """The paths of the files in a folder, sorted; empty if there is no such folder."""
-        try:
-            if self._local is not None:
-                found = [entry.name for entry in os.scandir(self._local / folder)]
-            else:
-                selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
-                found = [info.base_name for info in self._files.get_file_info(selector)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StorageError(
-                f"checkpoint {self._location}: listing {folder} failed: {error}"
-            ) from error
-        return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
 
 
 class SystemClock:
@@ -136,6 +163,30 @@ class SystemClock:
         return uuid.uuid4().hex[:16]
 
 
+_Place = Path | tuple[fs.FileSystem, str]
+"""A local path, or a file system and a path in it."""
+
+
+def shown(uri: str) -> str:
+    """A location without what may be secret: the access key before the host, and options."""
+    if _local_path(uri) is not None:
+        return uri
+    return re.sub(r"//[^/@]*@", "//", uri.partition("?")[0]).rstrip("/")
+
+
+def _is_whole(path: str) -> bool:
+    return path.startswith(("/", "file:")) or "://" in path
+
+
+def _scheme(uri: str) -> str:
+    scheme = uri.partition("://")[0]
+    return _SCHEMES.get(scheme, scheme)
+
+
+def _joined(root: _Place, path: str) -> _Place:
+    return root / path if isinstance(root, Path) else (root[0], f"{root[1]}/{path}")
+
+
 def _local_path(uri: str) -> Path | None:
     if "://" not in uri and not uri.startswith("file:"):
         return Path(uri).absolute()
@@ -143,21 +194,28 @@ def _local_path(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _remote(uri: str, shown: str) -> tuple[fs.FileSystem, str]:
+def _root(uri: str) -> _Place:
+    local = _local_path(uri)
+    if local is not None:
+        return local
     scheme, _, rest = uri.partition("://")
+    scheme = _SCHEMES.get(scheme, scheme)
+    if scheme == "s3" and "allow_delayed_open" not in rest:
+        rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"  # one request, not three
     try:
-        files, root = fs.FileSystem.from_uri(f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{rest}")
+        files, root = fs.FileSystem.from_uri(f"{scheme}://{rest}")
     except Exception as error:
         reason = re.sub(r"//[^/@\s]*@", "//", str(error))
         raise OptionError(
-            f"checkpoint location {shown}: expected a path or a URI of a file system that pyarrow "
-            f"knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
+            f"checkpoint location {shown(uri)}: expected a path or a URI of a file system that "
+            f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
         ) from None
     return files, root.rstrip("/")
 
 
 def _put_local(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_old_drafts(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with open(draft, "xb") as file:
@@ -174,3 +232,18 @@ def _put_local(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+_looked_through: set[Path] = set()
+
+
+def _remove_old_drafts(folder: Path) -> None:
+    """What killed processes left; each process looks once, before it first writes there."""
+    if folder in _looked_through:
+        return
+    _looked_through.add(folder)
+    oldest_s = time.time() - DRAFT_UNUSED_S
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            if _DRAFT.fullmatch(entry.name) and entry.stat().st_mtime < oldest_s:
+                os.unlink(entry)

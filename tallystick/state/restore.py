@@ -37,7 +37,7 @@ def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> 
         groups: those of the store.
     """
     is_known = have is not None and have in step.trail
-    files = [each for each in step.files if each.groups.intersection(groups).count]
+    files = touching(step.files, groups)
     if is_known and have is not None:
         files = [each for each in files if each.epoch > have.epoch]
     steps: list[Step] = [] if is_known else [groups]
@@ -46,6 +46,12 @@ def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> 
             steps.extend(load.groups)
         steps.append(load)
     return steps
+
+
+def touching(files: Iterable[StateFile], groups: KeyGroupRange) -> list[StateFile]:
+    """The files that speak for some of these key groups."""
+    first, last = groups.first, groups.last
+    return [each for each in files if each.first <= last and each.last >= first]
 
 
 def needed(files: Sequence[StateFile], groups: KeyGroupRange) -> list[Load]:
@@ -83,7 +89,9 @@ class Coverage:
         left = ~self._snapshot[window]
         if file.kind != SNAPSHOT:
             left &= file.epochs.start < self._merged_from[window]
-        return tuple(_runs(left, self._groups.first + window.start))
+        if left.all():
+            return (file.groups.intersection(self._groups),) if left.size else ()
+        return tuple(_runs(left, self._groups.first + window.start)) if left.any() else ()
 
     def _window(self, file: StateFile) -> slice:
         both = file.groups.intersection(self._groups)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
-from tallystick.state.restore import Load, needed
+from tallystick.state.restore import Load, needed, touching
 
 TRAIL_LENGTH = 64
 """How many epochs a worker's copy may be behind and still be brought forward."""
@@ -69,7 +69,9 @@ def rebase(step: StepState, version: Version) -> StepState:
     return replace(step, files=files, trail=(version,))
 
 
-def due_snapshots(step: StepState, parallelism: int) -> dict[int, KeyGroupRange]:
+def due_snapshots(
+    step: StepState, parallelism: int, changed_bytes_min: int = CHANGED_BYTES_MIN
+) -> dict[int, KeyGroupRange]:
     """The key groups of which a task should write a snapshot, before the next epoch; by task.
 
     At most one part of its range each, the one whose changelogs outgrew its snapshot most.
@@ -77,34 +79,42 @@ def due_snapshots(step: StepState, parallelism: int) -> dict[int, KeyGroupRange]
     Args:
         step: the committed state, which the snapshots are to hold.
         parallelism: of the next epoch.
+        changed_bytes_min: smaller changelogs are not worth a snapshot.
     """
     due = {}
     for index in range(parallelism):
         groups = key_group_range(step.max_parallelism, parallelism, index)
-        loads = needed([each for each in step.files if _touches(each, groups)], groups)
+        loads = needed(touching(step.files, groups), groups)
         parts = _parts(groups, _bytes_of(loads, groups, SNAPSHOT))
-        weights = {part: _weight(loads, part) for part in parts}
+        weights = {part: _weight(loads, part, changed_bytes_min) for part in parts}
         heaviest = max(parts, key=weights.__getitem__)
         if weights[heaviest] > 1:
             due[index] = heaviest
     return due
 
 
-def due_merges(step: StepState, parallelism: int) -> dict[int, tuple[Load, ...]]:
+def due_merges(
+    step: StepState, parallelism: int, files_min: int = MERGED_FILES_MIN
+) -> dict[int, tuple[Load, ...]]:
     """The changelogs that a task should merge into one, before the next epoch; by task.
 
     The newest ones, and each older one that is not larger than all newer ones together: so a byte
     is written once per doubling, and the number of files grows with the logarithm.
+
+    Args:
+        step: the committed state.
+        parallelism: of the next epoch.
+        files_min: fewer are left as they are.
     """
     due = {}
     for index in range(parallelism):
         groups = key_group_range(step.max_parallelism, parallelism, index)
-        files = [each for each in step.files if _touches(each, groups)]
-        logs = [load for load in needed(files, groups) if load.file.kind == CHANGELOG]
-        first_epoch = _first_to_merge(logs, groups)
+        loads = needed(touching(step.files, groups), groups)
+        logs = [load for load in loads if load.file.kind == CHANGELOG]
+        first_epoch = _first_to_merge(logs, groups, files_min)
         # The merged file will stand for everything from there on, so it must have everything.
         chosen = [load for load in logs if load.file.epochs.start >= first_epoch]
-        if len(chosen) >= MERGED_FILES_MIN:
+        if len(chosen) >= files_min:
             due[index] = tuple(chosen)
     return due
 
@@ -139,19 +149,15 @@ def _is_rewrite(file: StateFile) -> bool:
     return file.kind == SNAPSHOT or file.first_epoch is not None
 
 
-def _first_to_merge(logs: Sequence[Load], groups: KeyGroupRange) -> float:
+def _first_to_merge(logs: Sequence[Load], groups: KeyGroupRange, files_min: int) -> float:
     total, count, first_epoch = 0, 0, math.inf
     for load in reversed(logs):
         size = _share(load, groups)
-        if size > MERGED_BYTES_MAX or (count >= MERGED_FILES_MIN and size > total):
+        if size > MERGED_BYTES_MAX or (count >= files_min and size > total):
             break
         total, count = total + size, count + 1
         first_epoch = min(first_epoch, load.file.epochs.start)
     return first_epoch
-
-
-def _touches(file: StateFile, groups: KeyGroupRange) -> bool:
-    return file.groups.intersection(groups).count > 0
 
 
 def _share(load: Load, groups: KeyGroupRange) -> int:
@@ -164,10 +170,10 @@ def _bytes_of(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> int:
     return sum(_share(load, groups) for load in loads if load.file.kind == kind)
 
 
-def _weight(loads: Sequence[Load], part: KeyGroupRange) -> float:
+def _weight(loads: Sequence[Load], part: KeyGroupRange, changed_bytes_min: int) -> float:
     """Changed bytes per byte of snapshot: above 1, a snapshot is due."""
     changed, held = _bytes_of(loads, part, CHANGELOG), _bytes_of(loads, part, SNAPSHOT)
-    return changed / max(held, CHANGED_BYTES_MIN)
+    return changed / max(held, changed_bytes_min)
 
 
 def _parts(groups: KeyGroupRange, size: int) -> list[KeyGroupRange]:

@@ -120,5 +120,5 @@ def test_each_damaged_byte_is_noticed(data):
 def test_a_newer_format_is_refused():
     tail = (20).to_bytes(4, "little") + b"TSSTATE9"
 
-    with pytest.raises(DamagedError, match="TSSTATE9.*TSSTATE1"):
+    with pytest.raises(DamagedError, match=r"TSSTATE9.*TSSTATE1"):
         parse_index(tail, changelog.zlib.crc32(tail))
