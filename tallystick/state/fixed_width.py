@@ -43,7 +43,7 @@ def numpy_type_of(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def values_of(column: pa.Array) -> NDArray[Any]:
-    """The values, a null's as 0; read-only where the memory is shared with Arrow."""
+    """The values, a null's as 0; read-only, always, so that kernels are compiled once."""
     kind = column.type
     if pa.types.is_boolean(kind):
         column = pc.cast(column, pa.uint8())
@@ -52,6 +52,7 @@ def values_of(column: pa.Array) -> NDArray[Any]:
     if column.null_count:  # what stands under a null is undefined
         found = found.copy()
         found[column.is_null().to_numpy(zero_copy_only=False)] = np.zeros(1, found.dtype)[0]
+    found.flags.writeable = False
     return found
 
 

@@ -196,7 +196,8 @@ def binary_of(
 
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
-    rows = pa.record_batch({"n": pa.array([1, None]), "s": ["a", None], "b": [b"a", None]})
+    rows = pa.record_batch({"n": [1, None], "s": ["a", None], "b": [b"a", None]})
+    rows = rows.append_column("d", pa.nulls(2, pa.decimal128(38)))
     codec = KeyCodec(rows.schema)
     codec.hash_codes(rows)
     codec.decode(codec.encode(rows))
@@ -257,10 +258,9 @@ def _words_of(values: NDArray[Any], kind: pa.DataType) -> list[UInt64Array]:
     if pa.types.is_boolean(kind):
         return [values.astype(np.uint64)]
     if _is_long_decimal(kind):
-        high = np.ascontiguousarray(values["high"]).view(np.uint64) ^ _SIGN
-        return [high, np.ascontiguousarray(values["low"])]
+        return [values["high"].astype(np.uint64) ^ _SIGN, values["low"].copy()]
     if pa.types.is_decimal128(kind):
-        return [np.ascontiguousarray(values["low"]) ^ _SIGN]
+        return [values["low"] ^ _SIGN]
     if values.dtype.kind == "f":
         bits = key_hash.one_of_each(values.astype(np.float64)).view(np.uint64)
         return [np.where(bits & _SIGN, ~bits, bits | _SIGN)]

@@ -55,6 +55,7 @@ class OneTask:
     ) -> list[dict[str, Any]]:
         """The output of one epoch; its changes become the committed state."""
         overlay = Overlay(DictView(self.entries))
+        rows = _as_from_a_frame(rows)
         work = Work(
             rows=rows,
             key=self._key,
@@ -76,3 +77,12 @@ class OneTask:
                 self.entries[key] = value
         self.written = len(keys)
         return output
+
+
+def _as_from_a_frame(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in memory that cannot be written to, as tasks get them."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    with pa.ipc.open_stream(sink.getvalue().to_pybytes()) as stream:
+        return stream.read_next_batch()
