@@ -182,6 +182,7 @@ def values_of(frame: Frame) -> list[dict]:
         start_offset=0,
         stop_offset=frame.record_count,
         aborted=None,
+        headers=False,
     ).batch
     if frame.topic == "dead":
         return [{"dead": value.decode()} for value in batch["value"].to_pylist()]

@@ -2,15 +2,17 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick import keyed_task
+from tallystick import keyed_epoch, keyed_task
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
 from tallystick.exchange import Frame
+from tallystick.state import retention
 from tallystick.state.handles import SNAPSHOT
 from tallystick.state.keyed_batch import KeyedBatch, Update
 from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME
@@ -115,12 +117,12 @@ def test_a_task_without_rows_touches_no_store_and_leaves_no_file():
     assert job.state == before
 
 
-def test_a_quiet_tasks_copy_does_not_fall_behind_for_good():
+def test_a_quiet_tasks_copy_does_not_fall_behind_for_good(monkeypatch):
     """What is too far behind has to be made anew: as dear as a restore."""
     job = Job((NUMBERING,))
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)
-    quiet = next(u for u in range(40) if job.plan(parallelism=2) and target(job, f"u{u}") == 1)
+    quiet = next(u for u in range(40) if target(job, f"u{u}") == 1)
     busy = next(u for u in range(40) if target(job, f"u{u}") == 0)
     for _ in range(150):
         job.run([events((f"u{busy}", 0))], parallelism=2)
@@ -133,11 +135,9 @@ def test_a_quiet_tasks_copy_does_not_fall_behind_for_good():
         cleared.extend(each for each in steps if not isinstance(each, pa.RecordBatch))
         return apply(self, expected, version, steps)
 
-    MemoryStore.apply = watched
-    try:
-        (row,) = job.run([events((f"u{quiet}", 0))], parallelism=2)
-    finally:
-        MemoryStore.apply = apply
+    monkeypatch.setattr(MemoryStore, "apply", watched)
+    (row,) = job.run([events((f"u{quiet}", 0))], parallelism=2)
+
     assert row["at"] == 3
     assert not cleared
 
@@ -149,10 +149,11 @@ def target(job: Job, user: str) -> int:
     return frame.target
 
 
-def test_a_snapshot_that_is_due_is_written_and_old_files_are_left_behind(monkeypatch):
-    from tallystick.state import retention
-
-    monkeypatch.setattr(retention, "CHANGED_BYTES_MIN", 1)
+def test_snapshots_and_merges_that_are_due_are_written_and_old_files_left_behind(monkeypatch):
+    snapshots = partial(retention.due_snapshots, changed_bytes_min=1000)
+    merges = partial(retention.due_merges, files_min=3)
+    monkeypatch.setattr(keyed_epoch, "due_snapshots", snapshots)
+    monkeypatch.setattr(keyed_epoch, "due_merges", merges)
     job = Job((NUMBERING,))
     for n in range(12):
         rows = job.run([events(*((f"u{u}", n) for u in range(30)))], parallelism=2)
@@ -161,8 +162,10 @@ def test_a_snapshot_that_is_due_is_written_and_old_files_are_left_behind(monkeyp
 
     rows = job.run([events(*((f"u{u}", 0) for u in range(30)))], parallelism=3)
 
-    assert any(file.kind == SNAPSHOT for file in job.state[0].files)
-    assert len(job.state[0].files) < 2 * 12
+    files = job.state[0].files
+    assert any(file.kind == SNAPSHOT for file in files), job.doors.files.files.keys()
+    assert any(".changelog" in path and "-merged" in path for path in job.doors.files.files)
+    assert len(files) < 12
     assert [row["at"] for row in rows] == [13] * 30
 
 

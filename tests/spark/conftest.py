@@ -24,7 +24,11 @@ SMALL = {
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that most tests share."""
-    config = {**SMALL, "spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
+    config = {
+        **SMALL,
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+    }
     session = ts.spark_session("tests", master="local[2]", config=config)
     session.sparkContext.setLogLevel("ERROR")
     ts.register(session)

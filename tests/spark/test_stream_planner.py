@@ -1,6 +1,7 @@
 """The driver side of a stream on a real broker, without Spark around it."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,9 +11,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options import parse_source_options
+from tallystick.options import TICK_COUNT, TICK_INTERVAL, parse_source_options
 from tallystick.source.columns import Layout
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import SourceOffsets, from_json, next_tick
 from tallystick.source.planner import plan_splits
 from tallystick.spark import planning
 from tallystick.spark.planning import StreamPlanner
@@ -209,3 +210,44 @@ def test_ends_that_are_asked_for_by_time_are_settled_once(
     assert [(s.start_offset, s.stop_offset) for s in splits] == [(1, 3)]
     produce(kafka.confluent_options(), topic, numbered(2))
     assert bounded.next(done, None) is done
+
+
+def test_timers_of_the_clock_get_epochs_without_records_that_read_nothing_twice(
+    planner: NewPlanner, kafka: EmbeddedKafka, tallystick_topic: NewTopic
+) -> None:
+    topic = tallystick_topic("ticks")
+    ticking = planner(subscribe=topic, startingOffsets="earliest", **{TICK_INTERVAL: "1"})
+    produce(kafka.confluent_options(), topic, numbered(3))
+    begun = ticking.next(ticking.first(), None)
+    assert begun.starts
+    assert not begun.tick
+
+    wait_until(lambda: ticking.next(begun, None) is not begun)
+    tick = next_tick(begun)
+    time.sleep(0.01)
+    later = ticking.next(tick, None)
+
+    assert (tick.tick, later.tick) == (1, 2)
+    assert plan_splits(begun, tick) == plan_splits(tick, later) == ()
+    produce(kafka.confluent_options(), topic, numbered(2))
+    read = planner(subscribe=topic).next(later, None)
+    assert [(s.start_offset, s.stop_offset) for s in plan_splits(later, read)] == [(3, 5)]
+    assert not read.tick
+    bounded = planner(subscribe=topic, **{TICK_INTERVAL: "1"})
+    bounded.stop_at_what_is_there()
+    assert bounded.next(read, None) is read
+
+
+def test_event_time_gets_as_many_epochs_behind_records_as_steps_can_move_each_other(
+    planner: NewPlanner, kafka: EmbeddedKafka, tallystick_topic: NewTopic
+) -> None:
+    topic = tallystick_topic("event-time")
+    produce(kafka.confluent_options(), topic, numbered(1))
+    moving = planner(subscribe=topic, startingOffsets="earliest", **{TICK_COUNT: "2"})
+    moving.stop_at_what_is_there()
+
+    offsets = [moving.next(moving.first(), None)]
+    while (following := moving.next(offsets[-1], None)) is not offsets[-1]:
+        offsets.append(following)
+
+    assert [each.tick for each in offsets] == [0, 1, 2]
