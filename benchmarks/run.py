@@ -32,6 +32,7 @@ from tallystick.errors import TallystickError
 HERE = Path(__file__).resolve().parent
 RECORDS = 5_000_000
 KEYS = 100_000
+EPOCH_RECORDS = 1_000_000
 ROUNDS = 2
 TIMEOUT_S = 600.0
 CUT_OFF_S = 120.0
@@ -66,6 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mode", type=_among(MODES), default=list(MODES), help="of the job count")
     parser.add_argument("--records", type=_positive, default=RECORDS)
     parser.add_argument("--keys", type=_positive, default=KEYS, help="users in the records")
+    parser.add_argument(
+        "--epoch-records", type=_positive, default=EPOCH_RECORDS, help="of ours and Spark's"
+    )
     parser.add_argument("--rounds", type=_positive, default=ROUNDS)
     parser.add_argument("--only", type=_among(names), help=f"out of {', '.join(names)}")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="of one run, in seconds")
@@ -111,7 +115,11 @@ def run_all(
     A job that fails does not stop those of the others.
     """
     found, failed = [], []
-    config = {**results.environment(HERE), "keys": arguments.keys}
+    config = {
+        **results.environment(HERE),
+        "keys": arguments.keys,
+        "epoch_records_max": arguments.epoch_records,
+    }
     with (
         start_broker(workspace.directory / "broker") as broker,
         Topics(broker.bootstrap) as topics,
@@ -123,6 +131,7 @@ def run_all(
             broker,
             topics,
             judges,
+            epoch_records_max=arguments.epoch_records,
             timeout_s=arguments.timeout,
             cut_off_s=arguments.cut_off,
         )

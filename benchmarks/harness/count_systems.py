@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from .count_check import EPOCH, RECORD
 from .systems import (
     COUNT,
-    EPOCH_RECORDS_MAX,
     FLINK_CHECKPOINT_MS,
     FLINK_VERSION,
     KSTREAMS_VERSION,
@@ -47,7 +46,7 @@ def ours(mode: str) -> Callable[[Workspace, Job], Sequence[str]]:
         return [
             *(sys.executable, str(script), job.bootstrap, job.input_topic, job.output_topic),
             *("--checkpoint", str(job.directory / "checkpoint"), "--mode", mode),
-            *("--epoch-records", str(EPOCH_RECORDS_MAX)),
+            *("--epoch-records", str(job.epoch_records_max)),
         ]
 
     return command
@@ -70,7 +69,7 @@ def _spark_with_state(workspace: Workspace, job: Job) -> Sequence[str]:
     return [
         *(sys.executable, str(script), job.bootstrap, job.input_topic, job.output_topic),
         *("--checkpoint", str(job.directory / "checkpoint")),
-        *("--epoch-records", str(EPOCH_RECORDS_MAX)),
+        *("--epoch-records", str(job.epoch_records_max)),
     ]
 
 
@@ -104,7 +103,7 @@ def _ours_at(mode: str, name: str) -> System:
         job=COUNT,
         mode=mode,
         guarantee="exactly once",
-        config={"epoch_records_max": EPOCH_RECORDS_MAX, "transactions": "epoch"},
+        config={"transactions": "epoch"},
         build=lambda _: None,
         command=ours(mode),
         ends=True,
@@ -177,7 +176,7 @@ COUNT_SYSTEMS = (
         job=COUNT,
         mode=EPOCH,
         guarantee="at least once",
-        config={"version": "4.2.0", "epoch_records_max": EPOCH_RECORDS_MAX},
+        config={"version": "4.2.0"},
         build=build_spark_peer,
         command=spark(COUNT),
         ends=True,
@@ -187,7 +186,7 @@ COUNT_SYSTEMS = (
         job=COUNT,
         mode=EPOCH,
         guarantee="at least once",
-        config={"version": "4.3", "epoch_records_max": EPOCH_RECORDS_MAX, "python": "row"},
+        config={"version": "4.3", "python": "row"},
         build=lambda _: None,
         command=_spark_with_state,
         ends=True,

@@ -89,6 +89,7 @@ class Bench:
         broker: holds the inputs; outputs are made and removed there.
         topics: of that broker.
         judges: of the outputs.
+        epoch_records_max: see `Job`.
         timeout_s: a run that takes longer has failed.
         cut_off_s: a slow system's run is ended after that time.
     """
@@ -100,6 +101,7 @@ class Bench:
         topics: Topics,
         judges: Judges,
         *,
+        epoch_records_max: int,
         timeout_s: float,
         cut_off_s: float,
     ) -> None:
@@ -107,6 +109,7 @@ class Bench:
         self._broker = broker
         self._topics = topics
         self._judges = judges
+        self._epoch_records_max = epoch_records_max
         self._timeout_s = timeout_s
         self._cut_off_s = cut_off_s
 
@@ -120,7 +123,14 @@ class Bench:
         directory = self._workspace.directory / "runs" / name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        job = Job(name, self._broker.bootstrap, records.topic, name, directory)
+        job = Job(
+            name=name,
+            bootstrap=self._broker.bootstrap,
+            input_topic=records.topic,
+            output_topic=name,
+            directory=directory,
+            epoch_records_max=self._epoch_records_max,
+        )
         self._topics.create(job.output_topic)
         try:
             return self._run(system, records, job)

@@ -20,8 +20,6 @@ FLINK_VERSION = "2.2.1"
 FLINK_CHECKPOINT_MS = 1000
 KSTREAMS_VERSION = "4.3.0"
 KSTREAMS_COMMIT_MS = 100
-EPOCH_RECORDS_MAX = 1_000_000
-"""Records in one micro-batch, for Spark's connector and for us alike."""
 
 # Flink and its Kryo reach into these; without it the job does not start on Java 17.
 _OPENED = ("lang", "util", "util.concurrent", "lang.invoke", "net", "time")
@@ -38,6 +36,7 @@ class Job:
         input_topic: read from its start to what is its end now.
         output_topic: exists, and is empty.
         directory: the job's working directory; it may leave files there.
+        epoch_records_max: records in one micro-batch, for Spark and for us alike.
     """
 
     name: str
@@ -45,6 +44,7 @@ class Job:
     input_topic: str
     output_topic: str
     directory: Path
+    epoch_records_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def spark(job_name: str) -> Callable[[Workspace, Job], Sequence[str]]:
         return [
             *(str(workspace.spark_python), str(script)),
             *(job_name, job.bootstrap, job.input_topic, job.output_topic),
-            *(str(EPOCH_RECORDS_MAX), "availableNow", "earliest"),
+            *(str(job.epoch_records_max), "availableNow", "earliest"),
         ]
 
     return command
@@ -148,7 +148,7 @@ def _ours(workspace: Workspace, job: Job) -> Sequence[str]:
     return [
         *(sys.executable, str(script), job.bootstrap, job.input_topic, job.output_topic),
         *("--checkpoint", str(job.directory / "checkpoint")),
-        *("--epoch-records", str(EPOCH_RECORDS_MAX)),
+        *("--epoch-records", str(job.epoch_records_max)),
     ]
 
 
@@ -157,7 +157,7 @@ STATELESS_SYSTEMS = (
         name="ours",
         job=STATELESS,
         guarantee="exactly once",
-        config={"epoch_records_max": EPOCH_RECORDS_MAX, "transactions": "epoch"},
+        config={"transactions": "epoch"},
         build=lambda _: None,
         command=_ours,
         ends=True,
@@ -179,7 +179,7 @@ STATELESS_SYSTEMS = (
         name="spark",
         job=STATELESS,
         guarantee="at least once",
-        config={"version": "4.2.0", "epoch_records_max": EPOCH_RECORDS_MAX},
+        config={"version": "4.2.0"},
         build=build_spark_peer,
         command=spark(STATELESS),
         ends=True,
