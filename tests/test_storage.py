@@ -52,3 +52,63 @@ def test_credentials_are_not_shown():
     with pytest.raises(OptionError) as raised:
         FileStorage("ftp://key:hunter2@host/folder")
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("at", ["{}", "file://{}"])
+def test_a_part_of_a_file_from_either_end(tmp_path, at):
+    storage = FileStorage(at.format(tmp_path))
+    storage.put("keyed-state/a", b"0123456789")
+
+    assert storage.get_range("keyed-state/a", 2, 3) == b"234"
+    assert storage.get_range("keyed-state/a", 8, 100) == b"89"
+    assert storage.get_range("keyed-state/a", -3, 2) == b"78"
+    assert storage.get_range("keyed-state/a", -100, 2) == b"01"
+    assert storage.get_range("keyed-state/a", 100, 2) == b""
+    assert storage.get_range("keyed-state/none", 0, 2) is None
+
+
+def test_what_is_deleted_is_gone_and_may_be_deleted_again(tmp_path):
+    storage = FileStorage(str(tmp_path))
+    storage.put("keyed-state/a", b"x")
+    storage.delete("keyed-state/a")
+    storage.delete("keyed-state/a")
+
+    assert storage.get("keyed-state/a") is None
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_a_file_elsewhere_is_reached_by_its_uri_or_path(tmp_path, form):
+    """A restored savepoint's files lie where they were written."""
+    here, there = FileStorage(str(tmp_path / "here")), FileStorage(form.format(tmp_path / "there"))
+    there.put("keyed-state/a", b"there")
+
+    assert here.get("keyed-state/a") is None
+    assert here.get(f"{there.location}/keyed-state/a") == b"there"
+    assert here.get_range(f"{there.location}/keyed-state/a", 0, 2) == b"th"
+    here.put(f"{there.location}/keyed-state/b", b"new")
+    assert there.names("keyed-state") == ["keyed-state/a", "keyed-state/b"]
+
+
+def test_what_is_in_the_way_is_an_error_that_names_it(tmp_path):
+    storage = FileStorage(str(tmp_path))
+    (tmp_path / "keyed-state").mkdir()
+
+    for act in (storage.get, storage.delete, lambda path: storage.get_range(path, 0, 1)):
+        with pytest.raises(StorageError, match="keyed-state failed"):
+            act("keyed-state")
+
+
+def test_drafts_of_killed_writers_are_removed_a_day_later(tmp_path):
+    """Nothing else would: they are under no name that anybody knows."""
+    folder = tmp_path / "keyed-state"
+    folder.mkdir()
+    old, young, other = (folder / name for name in (".a.0123abcd", ".b.0123abcd", ".hidden"))
+    for path in (old, young, other):
+        path.write_bytes(b"")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    FileStorage(str(tmp_path)).put("keyed-state/c", b"")
+
+    assert not old.exists()
+    assert young.exists()
+    assert other.exists()

@@ -1,0 +1,191 @@
+"""The same promises on S3, against a real server process."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from pyarrow import fs
+
+from tallystick.errors import OptionError, StorageError
+from tallystick.storage import FileStorage
+from tallystick.testing.free_ports import free_ports
+
+READY_S = 60
+
+
+class Server:
+    """moto's S3, in a process of its own."""
+
+    def __init__(self, folder):
+        (port,) = free_ports(1, "127.0.0.1")
+        self.host = f"127.0.0.1:{port}"
+        self.log = folder / "requests.log"
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_S
+        while not self.answers():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def answers(self):
+        try:
+            urllib.request.urlopen(f"http://{self.host}/moto-api/", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
+
+    @property
+    def query(self):
+        return f"endpoint_override={self.host}&scheme=http&region=us-east-1"
+
+    def requests(self, since=0):
+        lines = self.log.read_text().splitlines()[since:]
+        return [line.partition('"')[2].partition('"')[0] for line in lines if "HTTP/1.1" in line]
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def bucket(server, request):
+    name = f"bucket-{abs(hash(request.node.name)) % 10**9}"
+    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
+    fs.S3FileSystem(endpoint_override=server.host, **options).create_dir(name)
+    return name
+
+
+def test_files_come_back_whole_in_part_or_not_at_all(server, bucket):
+    storage = FileStorage(f"s3a://{bucket}/jobs/one?{server.query}")
+    storage.put("keyed-state/counts/b", b"0123456789")
+    storage.put("keyed-state/counts/a", b"")
+
+    assert storage.get("keyed-state/counts/b") == b"0123456789"
+    assert storage.get_range("keyed-state/counts/b", 2, 3) == b"234"
+    assert storage.get_range("keyed-state/counts/b", -3, 100) == b"789"
+    assert storage.get_range("keyed-state/counts/b", 100, 1) == b""
+    assert storage.get("none") is storage.get_range("none", 0, 1) is None
+    assert storage.names("keyed-state/counts") == ["keyed-state/counts/a", "keyed-state/counts/b"]
+    assert storage.names("keyed-state") == ["keyed-state/counts"]
+    assert storage.names("none") == []
+    storage.delete("keyed-state/counts/b")
+    storage.delete("keyed-state/counts/b")
+    assert storage.names("keyed-state/counts") == ["keyed-state/counts/a"]
+
+
+def test_a_file_elsewhere_is_reached_by_its_uri(server, bucket, tmp_path):
+    """What a restored savepoint refers to: the same server, or another kind of storage."""
+    old = FileStorage(f"s3a://{bucket}/old?{server.query}")
+    new = FileStorage(f"s3://{bucket}/new?{server.query}")
+    local = FileStorage(str(tmp_path))
+    old.put("keyed-state/counts/a", b"old")
+    local.put("keyed-state/counts/a", b"local")
+
+    assert new.get("keyed-state/counts/a") is None
+    assert new.get(f"{old.location}/keyed-state/counts/a") == b"old"
+    assert new.get_range(f"{old.location}/keyed-state/counts/a", 1, 1) == b"l"
+    assert new.get(f"{local.location}/keyed-state/counts/a") == b"local"
+    assert new.get(f"file://{tmp_path}/keyed-state/counts/a") == b"local"
+    assert local.get(f"{local.location}/keyed-state/counts/a") == b"local"
+    assert new.get(f"{old.location}/none") is None
+    new.delete(f"{old.location}/keyed-state/counts/a")
+    assert old.get("keyed-state/counts/a") is None
+
+
+def test_the_environment_is_enough(server, bucket, monkeypatch):
+    """How Spark's own part of the checkpoint and ours get the same settings."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{server.host}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    storage = FileStorage(f"s3a://{bucket}/jobs/one")
+    storage.put("a", b"x")
+
+    assert FileStorage(f"s3://{bucket}/jobs/one?{server.query}").get("a") == b"x"
+
+
+def test_small_files_take_one_request_and_nothing_is_listed(server, bucket):
+    storage = FileStorage(f"s3://{bucket}/jobs/one?{server.query}")
+    before = len(server.log.read_text().splitlines())
+    storage.put("keyed-state/a", b"x" * 1000)
+    assert [line.split()[0] for line in server.requests(before)] == ["PUT"]
+
+    storage.get("keyed-state/a")
+    storage.get_range("keyed-state/a", 0, 10)
+    assert not [line for line in server.requests(before) if "list-type" in line]
+
+
+def test_a_bucket_that_is_not_there_is_an_error_that_says_so(server):
+    storage = FileStorage(f"s3://nobodys-bucket/jobs?{server.query}")
+
+    with pytest.raises(StorageError, match="s3://nobodys-bucket/jobs: writing a "):
+        storage.put("a", b"x")
+
+
+def test_secrets_and_options_are_not_shown(server):
+    with pytest.raises(OptionError) as raised:
+        FileStorage("s3://key:hunter2@bucket/jobs?nonsense=hunter2")
+    assert "hunter2" not in str(raised.value)
+
+    storage = FileStorage(f"s3://key:hunter2@bucket/jobs/?{server.query}")
+    assert storage.location == "s3://bucket/jobs"
+    assert "hunter2" not in repr(storage)
+
+
+def test_a_task_gets_the_same_storage(server, bucket):
+    storage = FileStorage(f"s3://{bucket}/jobs/one?{server.query}")
+    storage.put("a", b"x")
+
+    assert pickle.loads(pickle.dumps(storage)).get("a") == b"x"  # noqa: S301  as Spark does
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    from tallystick.storage import FileStorage
+
+    storage = FileStorage(sys.argv[1])
+    print("ready", flush=True)
+    for number in range(10**6):
+        storage.put(f"{sys.argv[2]}-{number:06d}", bytes(12 << 20))
+    """
+)
+
+
+def test_an_upload_that_is_killed_is_not_visible(server, bucket):
+    """12 MiB go in several parts: the file is there when they were put together, not before."""
+    uri = f"s3://{bucket}/jobs/one?{server.query}"
+    for attempt in range(3):
+        command = [sys.executable, "-c", WRITER, uri, f"files/{attempt}"]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        writer.stdout.readline()
+        time.sleep(0.1 + attempt * 0.15)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+
+    storage = FileStorage(uri)
+    for name in storage.names("files"):
+        assert len(storage.get(name)) == 12 << 20
+    assert any("uploads" in line or "uploadId" in line for line in server.requests())
