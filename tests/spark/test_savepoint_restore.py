@@ -1,0 +1,166 @@
+"""Savepoints on Spark and a real broker: taken, restored, forked, rewritten, and looked into."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import tallystick as ts
+from tallystick import migration, savepoints
+from tallystick.inspection import inspect
+from tallystick.state.keyed_batch import KeyedBatch, Update
+from tallystick.state.vectorised import Vectorised, vectorised
+from tallystick.storage import FileStorage
+from tests.spark.flow import Flow
+from tests.spark.topics import produce, read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+KEYS = 7
+
+
+def picked() -> Any:
+    """Only the columns of the value; made here, so that workers need no tests."""
+
+    def only_values(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["k", "n"])
+
+    return only_values
+
+
+def numbering() -> Vectorised:
+    """Each row with its number among the rows of its key."""
+
+    def number(batch: KeyedBatch) -> Update:
+        seen, totals = batch.running_count(start=batch.held("seen"))
+        columns = {"k": batch.rows["k"], "n": batch.rows["n"], "seen": seen}
+        return Update(pa.record_batch(columns), {"seen": totals})
+
+    return vectorised(number, state="seen bigint")
+
+
+class Counting:
+    """A pipeline that numbers the rows of each key, and what it was fed."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.fed = 0
+
+    def feed(self, count: int) -> None:
+        """Append records with ascending numbers."""
+        numbers = range(self.fed, self.fed + count)
+        records = [(f"k{n % KEYS}", json.dumps({"k": f"k{n % KEYS}", "n": n})) for n in numbers]
+        produce(self.flow.confluent, self.flow.topic_in, records)
+        self.fed += count
+
+    def pipeline(
+        self, name: str = "", topic: str = "", *, parallelism: int = 2, groups: int | None = 16
+    ) -> ts.Pipeline:
+        """Under a name of its own, into a topic of its own, if wanted."""
+        flow = self.flow
+        source = flow.source(
+            value=ts.Json("k string, n bigint", mode="failfast"), max_offsets_per_trigger=60
+        )
+        return (
+            ts.Pipeline(name or flow.name)
+            .read(source)
+            .map_batches(picked(), schema="k string, n bigint")
+            .key_by("k", max_parallelism=groups)
+            .process(
+                numbering(),
+                output="k string, n bigint, seen bigint",
+                parallelism=parallelism,
+                uid="numbers",
+            )
+            .write(flow.sink(topic=topic or flow.topic_out, key="k", value=ts.Json()))
+        )
+
+    def output(self, topic: str = "") -> list[tuple[int, int]]:
+        """(n, its number), sorted."""
+        found = read_committed(self.flow.confluent, topic or self.flow.topic_out)
+        rows = [json.loads(record.value or "") for record in found]
+        return sorted((row["n"], row["seen"]) for row in rows)
+
+    def expected(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """What the records of these numbers become: keys take turns."""
+        return [(n, n // KEYS + 1) for n in range(start, stop)]
+
+
+@pytest.fixture
+def counting(flow: Flow) -> Counting:
+    counting = Counting(flow)
+    counting.feed(140)
+    flow.run(counting.pipeline())
+    return counting
+
+
+def folder(path: Path) -> FileStorage:
+    return FileStorage(str(path))
+
+
+def test_a_savepoint_goes_on_exactly_where_kafka_stands_and_else_only_if_told(
+    counting: Counting, tmp_path: Path
+) -> None:
+    flow, old, new = counting.flow, tmp_path / "old", tmp_path / "new"
+    savepoints.create(folder(flow.checkpoint), folder(old))
+    counting.feed(70)
+    flow.run(counting.pipeline())
+    savepoints.create(folder(flow.checkpoint), folder(new), reference=True)
+
+    # The newest one: exactly, with another parallelism, though the checkpoint is a new one.
+    savepoints.restore(folder(new), folder(tmp_path / "from-new"))
+    counting.feed(70)
+    flow.run(counting.pipeline(parallelism=3), checkpoint=tmp_path / "from-new")
+    assert counting.output() == counting.expected(0, 280)
+
+    # The older one: refused, until a person has stated what the message asks for.
+    savepoints.restore(folder(old), folder(tmp_path / "from-old"), claim=True)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="is written a second time") as refused:
+            flow.run(counting.pipeline(), checkpoint=tmp_path / "from-old")
+    assert counting.output() == counting.expected(0, 280), "nothing was written"
+    word = str(refused.value).split("accept='")[1].split("'")[0]
+    flow.run(counting.pipeline(), checkpoint=tmp_path / "from-old", accept=[word])
+    assert counting.output() == sorted(counting.expected(0, 280) + counting.expected(140, 280))
+
+    # From there on it is exact again, and needs no word; the others have lost the name.
+    counting.feed(70)
+    flow.run(counting.pipeline(), checkpoint=tmp_path / "from-old")
+    assert counting.output() == sorted(counting.expected(0, 350) + counting.expected(140, 280))
+    with pytest.raises(StreamingQueryException, match="new-lineage-after-"):
+        flow.run(counting.pipeline(), checkpoint=tmp_path / "from-new")
+
+
+def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
+    counting: Counting, tmp_path: Path
+) -> None:
+    flow = counting.flow
+    assert flow.spark is not None
+    savepoints.create(folder(flow.checkpoint), folder(tmp_path / "saved"))
+    migration.migrate(
+        folder(tmp_path / "saved"), folder(tmp_path / "more"), {"numbers": 50}, tmp_path
+    )
+    savepoints.restore(folder(tmp_path / "more"), folder(tmp_path / "fork"))
+    counting.feed(70)
+    topic = f"{flow.name}-fork"
+    flow.kafka.create_topic(topic, 2)
+
+    with pytest.raises(ts.TallystickError, match="max_parallelism=16"):
+        flow.run(counting.pipeline("fork-of-it", topic), checkpoint=tmp_path / "fork")
+    fork = counting.pipeline("fork-of-it", topic, parallelism=5, groups=None)
+    flow.run(fork, checkpoint=tmp_path / "fork")
+    flow.run(counting.pipeline())
+
+    assert counting.output(topic) == counting.expected(140, 210)
+    assert counting.output() == counting.expected(0, 210)
+    for checkpoint, groups in ((tmp_path / "fork", 50), (flow.checkpoint, 16)):
+        rows = ts.read_state(flow.spark, str(checkpoint)).collect()
+        assert {row["k"]: row["seen"] for row in rows} == {f"k{key}": 30 for key in range(KEYS)}
+        assert len({row["k"] for row in rows}) == len(rows)
+        assert all(0 <= row["key_group"] < groups for row in rows)
+        assert inspect(folder(checkpoint), verify=True).is_whole
+    saved = ts.read_state(flow.spark, str(tmp_path / "more"), "numbers").collect()
+    assert {row["seen"] for row in saved} == {20}
