@@ -81,7 +81,11 @@ def as_rows(batch: pa.RecordBatch) -> list[Row]:
 
 def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> Iterator[pd.DataFrame]:
     """A frame per span of rows, with the dtypes that Spark's frames have."""
-    frame = pa.Table.from_batches([batch]).cast(_widest(batch.schema)).to_pandas()
+    frame = (
+        pa.Table.from_batches([batch])
+        .cast(_widest(batch.schema))
+        .to_pandas(coerce_temporal_nanoseconds=True)
+    )
     for name in frame.columns:
         if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
             frame[name] = frame[name].dt.tz_localize(None)

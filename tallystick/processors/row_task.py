@@ -25,6 +25,7 @@ from tallystick.processors.keyed_rows import (
 )
 from tallystick.processors.output import frame_to_batch, rows_to_batch
 from tallystick.processors.place import Place, expiry_of
+from tallystick.processors.row_class import row_maker
 from tallystick.processors.states import LIST, VALUE
 from tallystick.processors.timers import Timers
 from tallystick.state.key_bytes import entry_keys
@@ -140,12 +141,14 @@ class RowTask:
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """`handleExpiredTimer` of what is due now; what is registered meanwhile waits."""
         due = self._timers.due(self._work.groups, self._due_until)
+        make = row_maker(self._work.key.names)
         for start in range(0, len(due), TIMER_CHUNK):
             chunk = due[start : start + TIMER_CHUNK]
             data = pa.array([key for _, key, _ in chunk], pa.binary())
             groups = np.frombuffer(b"".join(group for *_, group in chunk), ">u2")
             self._prefetch(data, groups.astype(np.int32))
-            keys = key_tuples(data, self._work.key, self._timezone)
+            # A Row here, a tuple elsewhere: as in Spark.
+            keys = map(make, key_tuples(data, self._work.key, self._timezone))
             for key, (expiry, key_bytes, group) in zip(keys, chunk, strict=True):
                 self._place.go_to(group, key_bytes)
                 returned = self._processor.handleExpiredTimer(
@@ -190,6 +193,7 @@ class RowTask:
 
     def _inputs(self, rows: pa.RecordBatch, starts: list[int]) -> Iterator[Iterator[Any]]:
         """Per key, an iterator of its rows, or of its one frame."""
+        rows = in_timezone(rows, self._timezone)
         spans = list(itertools.pairwise(starts))
         if self._is_pandas:
             return (iter([frame]) for frame in as_frames(rows, spans))
@@ -200,7 +204,7 @@ class RowTask:
 
     def _sorted(self, rows: pa.RecordBatch) -> KeyedRows:
         work = self._work
-        return sort_by_key(in_timezone(rows, self._timezone), work.key, work.max_parallelism)
+        return sort_by_key(rows, work.key, work.max_parallelism)
 
     def _prefetch(self, keys: pa.BinaryArray, groups: Any) -> None:
         """Read the entries that the processor will ask for, in the order of the store."""

@@ -72,8 +72,8 @@ class TimeIndex:
     def _committed(self, groups: KeyGroupRange, until_ms: int) -> list[bytes]:
         """The committed entries that are due.
 
-        One seek per key group that has any state: the entry behind the due ones says which group
-        is next, so empty groups cost nothing however many there are.
+        At most two seeks per key group that has any state: the entry behind the due ones says
+        which group is next, so empty groups cost nothing however many there are.
         """
         found: list[bytes] = []
         end = _GROUP.pack(groups.last + 1)

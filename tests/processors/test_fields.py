@@ -1,0 +1,60 @@
+"""Ids of states: kept, never used again, and what changed is refused."""
+
+import pytest
+
+from tallystick.errors import OptionError
+from tallystick.state.fields import STATE_ID_MAX, settle
+from tallystick.state.handles import StateField, StepState
+from tallystick.state.processing import DELETED, Declared
+
+
+def held(*fields: StateField, next_id: int) -> StepState:
+    return StepState("step", 128, 1, "", 1, fields, next_id)
+
+
+A, B = StateField("a", 1, "value", "", "n"), StateField("b", 2, "list", "", "n", 500)
+
+
+def test_new_states_get_the_next_ids_and_held_ones_keep_theirs():
+    fresh = settle("step", [Declared("a", "value", "", "n"), Declared("b", "list", "", "n")], None)
+    assert [(field.name, field.state_id) for field in fresh[0]] == [("a", 1), ("b", 2)]
+
+    more = [Declared("c", "value", "", "n"), Declared("a", "value", "", "n")]
+    fields, next_id = settle("step", more, held(A, B, next_id=5))
+
+    assert {field.name: field.state_id for field in fields} == {"a": 1, "b": 2, "c": 5}
+    assert next_id == 6
+
+
+def test_a_deleted_state_is_gone_and_its_id_with_it():
+    again = [Declared("a", DELETED, "", ""), Declared("x", DELETED, "", "")]
+    fields, next_id = settle("step", again, held(A, B, next_id=3))
+    assert (fields, next_id) == ((B,), 3)
+
+    fields, next_id = settle("step", [Declared("a", "map", "k", "n")], held(*fields, next_id=3))
+    assert ([field.state_id for field in fields], next_id) == ([2, 3], 4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Declared("a", "list", "", "n"),
+        Declared("a", "value", "", "m"),
+        Declared("a", "map", "k", "n"),
+        Declared("a", "value", "", "n", 100),
+    ],
+)
+def test_a_state_that_changed_is_refused(changed):
+    with pytest.raises(OptionError, match="step s: the checkpoint holds state 'a' as value of n"):
+        settle("s", [changed], held(A, next_id=2))
+
+
+def test_another_time_to_live_is_taken():
+    fields, _ = settle("step", [Declared("b", "list", "", "n", 900)], held(B, next_id=3))
+
+    assert fields == (StateField("b", 2, "list", "", "n", 900),)
+
+
+def test_ids_end():
+    with pytest.raises(OptionError, match="no id is left for state 'z'"):
+        settle("step", [Declared("z", "value", "", "n")], held(next_id=STATE_ID_MAX + 1))
