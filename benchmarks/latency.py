@@ -31,9 +31,9 @@ HERE = Path(__file__).resolve().parent
 RATE = 20_000
 WARM_UP_S = 20
 MEASURED_S = 30
-START_MAX_S = 60
-"""For so long the consumer waits for the first update."""
-READY_TIMEOUT_S = 30.0
+START_MAX_S = 120
+SLACK_S = 15
+"""So much longer than planned records flow, and the consumer may take for its last ones."""
 POLL_S = 0.1
 PERCENTILES = ("p50", "p90", "p99", "p99.9", "pmax")
 HEADINGS = [
@@ -148,6 +148,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=WARM_UP_S, help="seconds behind the first")
     parser.add_argument("--seconds", type=int, default=MEASURED_S, help="that count")
     parser.add_argument(
+        "--start-max", type=int, default=START_MAX_S, help="seconds to the first update"
+    )
+    parser.add_argument(
         "--only", type=lambda text: text.split(";"), default=[""], help="beginnings of names, by ;"
     )
     parser.add_argument("--peers", type=Path, default=HERE.parent.parent / "shared" / "peers")
@@ -199,27 +202,29 @@ def _measure(
     The records flow while the job starts: the time to warm up begins with the first update.
     """
     warm_up_s, seconds = arguments.warm_up, arguments.seconds
-    flow_s = START_MAX_S + warm_up_s + seconds
-    consumer = _tool(workspace, "lat", run.bootstrap, run.output_topic, warm_up_s, seconds)
-    producer = None
+    flow_s = arguments.start_max + warm_up_s + seconds + SLACK_S
+    producer = _tool(workspace, "pace", run.bootstrap, run.input_topic, arguments.rate, flow_s)
+    consumer = None
     try:
-        assert consumer.stdout is not None
-        if consumer.stdout.readline().strip() != "ready":
-            raise RunError("the consumer did not start")
-        producer = _tool(workspace, "pace", run.bootstrap, run.input_topic, arguments.rate, flow_s)
-        deadline_s = time.monotonic() + START_MAX_S
+        deadline_s = time.monotonic() + arguments.start_max
         while topics.ends(run.output_topic).committed == 0:
             _check(job)
             if time.monotonic() > deadline_s:
-                raise RunError(f"no update was committed within {START_MAX_S} s")
+                raise RunError(f"no update was committed within {arguments.start_max} s")
             time.sleep(POLL_S)
+        consumer = _tool(workspace, "lat", run.bootstrap, run.output_topic, warm_up_s, seconds)
+        assert consumer.stdout is not None
+        if consumer.stdout.readline().strip() != "ready":
+            raise RunError("the consumer did not start")
         _sleep(warm_up_s, job)
         before = _cpu(broker, job)
         _sleep(seconds, job)
         after = _cpu(broker, job)
-        said, _ = consumer.communicate(timeout=READY_TIMEOUT_S)
+        said, _ = consumer.communicate(timeout=SLACK_S)
+    except subprocess.TimeoutExpired:
+        raise RunError("the consumer got no more updates") from None
     finally:
-        for process in (consumer, producer):
+        for process in (producer, consumer):
             if process is not None:
                 process.kill()
                 process.wait()
