@@ -36,6 +36,10 @@ def create(
             "gone with the checkpoint.",
         ),
     ] = False,
+    epoch: Annotated[
+        int | None,
+        typer.Option(help="An older one that `tallystick inspect` shows as whole.", min=0),
+    ] = None,
     bootstrap_servers: Annotated[
         str | None, typer.Option(help="To ask Kafka which attempt of the newest epoch counts.")
     ] = None,
@@ -53,7 +57,11 @@ def create(
     with _errors_told():
         ask = _asking(bootstrap_servers, token_topic, kafka_options)
         saved = savepoints.create(
-            FileStorage(checkpoint), FileStorage(savepoint), reference=reference, ask_kafka=ask
+            FileStorage(checkpoint),
+            FileStorage(savepoint),
+            reference=reference,
+            epoch=epoch,
+            ask_kafka=ask,
         )
     typer.echo(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "

@@ -4,12 +4,11 @@ Reads, never changes anything; the pipeline may run meanwhile. Kafka is not aske
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import retention
 from tallystick.checkpoint import savepoint as s
@@ -18,12 +17,11 @@ from tallystick.errors import ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.changelog import DamagedError, parse_index
-from tallystick.state.damage import damage_of
 from tallystick.state.handles import SNAPSHOT, StateFile, StepState
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.restore import needed
 from tallystick.state.retention import collectable, due_merges, due_snapshots
-from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.wholeness import Epoch, Wholeness, read_manifest
 
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
@@ -65,15 +63,6 @@ class StepReport:
     skew: float
     snapshots_due: tuple[tuple[int, int], ...]
     merges_due: int
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A retained epoch; without problems it is whole."""
-
-    number: int
-    manifest_path: str
-    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +122,6 @@ def inspect(checkpoint: Storage, *, verify: bool = False) -> Report:
     return report
 
 
-def newest_whole(checkpoint: Storage, *, verify: bool = False) -> int | None:
-    """The newest retained epoch that has all its files; None: there is none."""
-    return _Look(checkpoint, verify).newest_whole()
-
-
 @dataclass
 class _Look:
     """One look at a checkpoint.
@@ -149,18 +133,16 @@ class _Look:
 
     storage: Storage
     verify: bool
-    problems: dict[str, str] = field(default_factory=dict)  # by file; "" where there is none
 
     def __post_init__(self) -> None:
         self.committed = _committed_epoch(self.storage)
         self.paths = self.storage.names(m.FOLDER)
-        folders = {"/".join(name.split("/")[:2]) for name in self.storage.names(STATE_FOLDER)}
-        self.files = {name for each in sorted(folders) for name in self.storage.names(each)}
+        self.files = Wholeness(self.storage, self.verify)
 
     def report(self) -> Report:
         path, notes = self._manifest_of_committed()
-        manifest = savepoints.read_manifest(self.storage, path)
-        epochs = self._epochs()
+        manifest = read_manifest(self.storage, path)
+        epochs = self.files.epochs(self.committed)
         rubbish, claims = self._rubbish()
         whole = [epoch.number for epoch in epochs if not epoch.problems]
         logged = s.epochs_logged(self.storage.names("offsets"))
@@ -181,11 +163,6 @@ class _Look:
             notes=notes,
         )
 
-    def newest_whole(self) -> int | None:
-        """See `newest_whole`."""
-        whole = [epoch.number for epoch in self._epochs() if not epoch.problems]
-        return max(whole, default=None)
-
     def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
         paths = [path for path in self.paths if m.epoch_of(path) == self.committed]
         if not paths:
@@ -202,42 +179,6 @@ class _Look:
         )
         return newest, (note,)
 
-    def _epochs(self) -> list[Epoch]:
-        found = []
-        for path in retention.retained(self.paths, self.committed):
-            if m.epoch_of(path) > self.committed:
-                continue
-            try:
-                manifest = savepoints.read_manifest(self.storage, path)
-            except ManifestError as error:
-                found.append(Epoch(m.epoch_of(path), path, (str(error),)))
-                continue
-            files = [file for step in manifest.state for file in step.files]
-            problems = tuple(filter(None, map(self._problem, files)))
-            found.append(Epoch(manifest.checkpoint_id, path, problems))
-        return sorted(found, key=lambda epoch: epoch.number)
-
-    def _problem(self, file: StateFile) -> str:
-        """What is wrong with a file; each is looked at once."""
-        if file.path not in self.problems:
-            wrong = self._wrong(file)
-            name = savepoints.named(file, self.storage.location)
-            self.problems[file.path] = f"{name} is {wrong}" if wrong else ""
-        return self.problems[file.path]
-
-    def _wrong(self, file: StateFile) -> str:
-        if self.verify:
-            data = self.storage.get(file.path)
-            if data is None:
-                return "missing"
-            damage = damage_of(file, data)
-            return f"damaged: {damage}" if damage else ""
-        if file.path in self.files:
-            return ""
-        is_elsewhere = "://" in file.path
-        there = is_elsewhere and self.storage.get_range(file.path, 0, 1) is not None
-        return "" if there else "missing"
-
     def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What would be collected, and who holds claims; nothing if that cannot be told."""
         old = retention.expired(self.paths, self.committed)
@@ -245,14 +186,14 @@ class _Look:
         holders = []
         try:
             for path in retention.retained(self.paths, self.committed):
-                kept.append(savepoints.read_manifest(self.storage, path).state)
+                kept.append(read_manifest(self.storage, path).state)
             for path in self.storage.names(s.CLAIMS):
                 claim = s.decode_claim(self.storage.get(path) or b"", path)
                 kept.append(claim.state)
                 holders.append(claim.holder)
         except ManifestError:
             return (), tuple(holders)
-        gone = collectable(sorted(self.files), self.committed, kept)
+        gone = collectable(sorted(self.files.names()), self.committed, kept)
         return (*old, *gone), tuple(holders)
 
     def _step(self, step: StepState) -> StepReport:

@@ -15,13 +15,20 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import retention, savepoint
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
-from tallystick.errors import DataLossError, ManifestError, RetriableError
+from tallystick.errors import (
+    DataLossError,
+    ManifestError,
+    RetriableError,
+    StateFileError,
+    StorageError,
+)
 from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
 from tallystick.state_files import collect
 from tallystick.topic_partition import TopicPartition
+from tallystick.wholeness import Wholeness
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +67,7 @@ class Driver:
         storage: the checkpoint location.
         clock: for names and pauses.
         listener: told every event.
+        collect_every: how many epochs between two collections of what nothing needs; 0: none.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class Driver:
         clock: Clock,
         *,
         listener: Listener = _ignore,
+        collect_every: int = retention.COLLECT_EVERY,
     ) -> None:
         if not __debug__:
             raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
@@ -82,6 +91,7 @@ class Driver:
         self._clock = clock
         self._listener = listener
         self._asked_for = 0
+        self._collect_every = collect_every
         self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
@@ -125,7 +135,23 @@ class Driver:
             return self._perform(action, engine)
         except Exception as error:
             logger.warning("%s failed: %s", type(action).__name__, error)
-            return c.ActionFailed(error)
+            is_state = isinstance(error, StateFileError)
+            return c.ActionFailed(self._with_way_on(str(error)) if is_state else error)
+
+    def _with_way_on(self, message: str) -> StateFileError:
+        """A file of state is missing or damaged: say which epoch one can go back to."""
+        files = Wholeness(self._storage, known_bad=message)
+        try:
+            epoch = files.newest_whole(self._asked_for - 1)
+        except StorageError:
+            return StateFileError(message)
+        way_on = (
+            "None of the retained epochs has all its files."
+            if epoch is None
+            else f"The newest epoch that has all its files is {epoch}: save it with `tallystick "
+            f"savepoint create --epoch {epoch}`, and restore that into a new checkpoint."
+        )
+        return StateFileError(f"{message} {way_on}")
 
     def _perform(self, action: c.Action, engine: Engine) -> c.Event:
         """Do one action and report the fact that follows from it."""
@@ -160,7 +186,9 @@ class Driver:
         committed = self.coordinator.committed_manifest
         if committed is None or committed.checkpoint_id != epoch or epoch < self._collect_at:
             return
-        self._collect_at = epoch + retention.COLLECT_EVERY
+        if self._collect_every == 0:
+            return
+        self._collect_at = epoch + self._collect_every
         try:
             paths = self._storage.names(m.FOLDER)
             for path in retention.expired(paths, epoch):

@@ -26,6 +26,7 @@ from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile, StepState
 from tallystick.state_files import FOLDER as STATE_FOLDER
 from tallystick.storage import FileStorage
+from tallystick.wholeness import named, read_manifest
 
 AskKafka = Callable[[str], Token | None]
 """The token that Kafka holds of a pipeline, by its name."""
@@ -52,7 +53,9 @@ class Newest:
     manifest: Manifest
 
 
-def newest_committed(checkpoint: Storage, ask_kafka: AskKafka | None = None) -> Newest:
+def newest_committed(
+    checkpoint: Storage, ask_kafka: AskKafka | None = None, wanted: int | None = None
+) -> Newest:
     """Look up which epoch the checkpoint can go on from.
 
     Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
@@ -61,9 +64,11 @@ def newest_committed(checkpoint: Storage, ask_kafka: AskKafka | None = None) -> 
     Args:
         checkpoint: its location.
         ask_kafka: for Kafka's word where there are several.
+        wanted: an older epoch, whose manifest is still there.
 
     Raises:
-        OptionError: there is no committed epoch; or Kafka has to be asked, and cannot be.
+        OptionError: there is no committed epoch, or not the wanted one; or Kafka has to be asked,
+            and cannot be.
         ManifestError: the epoch's manifest is missing or damaged.
         DataLossError: Kafka does not tell which of several manifests counts.
     """
@@ -73,33 +78,23 @@ def newest_committed(checkpoint: Storage, ask_kafka: AskKafka | None = None) -> 
             f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
             f"pipeline that has run. Check the path."
         )
-    epoch = epochs[-1]
+    epoch = epochs[-1] if wanted is None else wanted
+    if epoch not in epochs:
+        raise OptionError(
+            f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
+            f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
+        )
     paths = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch]
     if not paths:
         raise ManifestError(
             f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
-            f"no manifest of it. It is no checkpoint of a Tallystick pipeline, or files were "
-            f"removed. Put a whole copy back."
+            f"no manifest of it: the epoch is not retained any more, or files were removed, or it "
+            f"is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows what there is."
         )
     path = paths[0]
     if len(paths) > 1:
         path = _by_kafkas_word(checkpoint, epoch, paths, ask_kafka)
     return Newest(epoch, path, read_manifest(checkpoint, path))
-
-
-def read_manifest(checkpoint: Storage, path: str) -> Manifest:
-    """A manifest of a checkpoint.
-
-    Raises:
-        ManifestError: it is missing or damaged.
-    """
-    data = checkpoint.get(path)
-    if data is None:
-        raise ManifestError(
-            f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
-            f"Put it back from a backup."
-        )
-    return m.decode(data, path)
 
 
 def _by_kafkas_word(
@@ -128,6 +123,7 @@ def create(
     target: Storage,
     *,
     reference: bool = False,
+    epoch: int | None = None,
     ask_kafka: AskKafka | None = None,
     pause_s: float = TRY_PAUSE_S,
 ) -> Savepoint:
@@ -137,6 +133,7 @@ def create(
         checkpoint: what is saved.
         target: a folder of the savepoint's own.
         reference: name the checkpoint's files of state instead of copying them, and claim them.
+        epoch: an older one that is still retained, as when the newest has damaged files.
         ask_kafka: see `newest_committed`.
         pause_s: before another try, where the pipeline was faster.
 
@@ -147,11 +144,11 @@ def create(
     if target.get(s.FILE) is not None:
         raise OptionError(f"{target.location} holds a savepoint already: name another folder.")
     for attempt in range(TRIES_MAX):
-        newest = newest_committed(checkpoint, ask_kafka)
+        newest = newest_committed(checkpoint, ask_kafka, epoch)
         try:
             return _create(checkpoint, target, newest, reference)
         except _SupersededError as error:
-            is_same = newest_committed(checkpoint, ask_kafka).epoch == newest.epoch
+            is_same = newest_committed(checkpoint, ask_kafka, epoch).epoch == newest.epoch
             if is_same or attempt == TRIES_MAX - 1:
                 raise StateFileError(str(error)) from None
             time.sleep(pause_s)
@@ -264,14 +261,6 @@ def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
 def name_of(folder: Storage) -> str:
     """What the savepoint in this folder is called."""
     return whole_uri(folder.location).rpartition("/")[2]
-
-
-def named(file: StateFile, location: str) -> str:
-    """A file of state, for a message."""
-    return (
-        f"state file {file.path} of {location}, {file.kind} of epoch {file.epoch}, key groups "
-        f"{file.first} to {file.last}"
-    )
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:

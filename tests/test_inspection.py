@@ -7,7 +7,7 @@ import pytest
 from tallystick import savepoints
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.errors import OptionError
-from tallystick.inspection import inspect, newest_whole
+from tallystick.inspection import inspect
 from tallystick.state_files import FOLDER
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import Job
@@ -53,7 +53,7 @@ def test_a_missing_file_is_named_and_so_is_the_newest_whole_epoch(job, verify):
     report = inspect(job.storage, verify=verify)
 
     assert not report.is_whole
-    assert report.newest_whole == newest_whole(job.storage) == 1
+    assert report.newest_whole == 1
     problems = {epoch.number: epoch.problems for epoch in report.epochs}
     assert problems[0] == problems[1] == ()
     for epoch in (2, 3):

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,3 +147,27 @@ def test_a_claim_that_cannot_be_read_keeps_everything(world):
     world.run_quietly()
 
     assert file_of(3, "claimed") in world.checkpoint.files
+
+
+def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
+    """Nothing is written; the message says how to save the newest epoch that is whole."""
+    files = world.checkpoint.files
+    world.run_quietly()
+    held = [
+        StateFile(file_of(epoch, "held"), CHANGELOG, epoch, 0, 127, 1, 1, 1, 1)
+        for epoch in range(EPOCHS)
+    ]
+    for path in [path for path in files if path.startswith(m.FOLDER)]:
+        epoch = m.epoch_of(path)
+        state = StepState("step", 128, 1, "[]", 1, files=tuple(held[: epoch + 1]))
+        files[path] = replace(m.decode(files[path], path), state=(state,)).encode()
+    files |= {file.path: b"x" for file in held if file.epoch != EPOCHS - 3}
+    driver = world.make_driver(world.start_driver())
+    driver._asked_for = EPOCHS
+
+    error = driver._with_way_on("state file of somewhere: it is missing.")
+
+    assert f"newest epoch that has all its files is {EPOCHS - 4}:" in str(error)
+    assert f"--epoch {EPOCHS - 4}`" in str(error)
+    bad = driver._with_way_on(f"state file {held[0].path} is damaged.")
+    assert "None of the retained epochs" in str(bad)

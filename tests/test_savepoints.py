@@ -191,6 +191,19 @@ class TestSeveralAttempts:
                 )
 
 
+def test_an_older_epoch_is_saved_where_the_newest_is_damaged(job, tmp_path):
+    (job.folder / job.state.files[2].path).unlink()
+    with pytest.raises(StateFileError):
+        savepoints.create(job.storage, folder(tmp_path / "saved"), pause_s=0)
+
+    saved = savepoints.create(job.storage, folder(tmp_path / "saved"), epoch=1)
+
+    assert saved.manifest.checkpoint_id == 1
+    assert set(saved.spark) == {"offsets/0", "offsets/1", "commits/1"}
+    with pytest.raises(OptionError, match="no committed epoch 7; the newest is 2"):
+        savepoints.create(job.storage, folder(tmp_path / "other"), epoch=7)
+
+
 def test_a_reference_is_not_made_of_an_epoch_that_is_about_to_be_collected(job, tmp_path):
     class Overtaken(FileStorage):
         def put(self, path: str, data: bytes) -> None:

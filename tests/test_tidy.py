@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sink": WORDS | COLUMNS,
     "checkpoint": VALUES,
     "ports": VALUES,
-    "job": CORE | {"state_files"},
+    "job": CORE | {"state_files", "wholeness"},
     "sim": CORE | {"job"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
@@ -53,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lmdb_environment": WORDS,
     "lmdb_view": WORDS | {"state"},
     "lmdb_store": CORE | {"lmdb_environment", "lmdb_view"},
-    "savepoints": CORE | {"state_files", "storage"},
+    "wholeness": CORE | {"state_files"},
+    "savepoints": CORE | {"state_files", "storage", "wholeness"},
     "state_contents": CORE | {"state_files"},
     "migration": CORE | {"lmdb_store", "savepoints", "state_contents", "state_files"},
     "registry": VALUES | {"formats"},
@@ -90,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
-    "inspection": CORE | {"savepoints", "state_files"},
+    "inspection": CORE | {"state_files", "wholeness"},
     "cli_show": CORE | {"inspection", "savepoints"},
     "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
     "cli_savepoint": VALUES | {"cli_show", "job", "kafka", "migration", "savepoints", "storage"},

@@ -1,0 +1,114 @@
+"""Which retained epochs of a checkpoint have all their files."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import retention
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.errors import ManifestError
+from tallystick.ports import Storage
+from tallystick.state.damage import damage_of
+from tallystick.state.handles import StateFile
+from tallystick.state_files import FOLDER as STATE_FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A retained epoch; without problems it is whole."""
+
+    number: int
+    manifest_path: str
+    problems: tuple[str, ...]
+
+
+@dataclass
+class Wholeness:
+    """Looks at the files that manifests name; at each of them once.
+
+    Args:
+        storage: the checkpoint location.
+        verify: read every file, and compare it with its checksums; else it is enough that it is
+            there.
+        known_bad: a text, such as an error's: files that it names are not whole.
+    """
+
+    storage: Storage
+    verify: bool = False
+    known_bad: str = ""
+    _problems: dict[str, str] = field(default_factory=dict)
+    _names: set[str] | None = None
+
+    def epochs(self, committed_epoch: int) -> list[Epoch]:
+        """The retained epochs up to the committed one, oldest first."""
+        found = []
+        paths = self.storage.names(m.FOLDER)
+        for path in retention.retained(paths, committed_epoch):
+            if m.epoch_of(path) <= committed_epoch:
+                found.append(Epoch(m.epoch_of(path), path, self._problems_of(path)))
+        return sorted(found, key=lambda epoch: epoch.number)
+
+    def newest_whole(self, committed_epoch: int) -> int | None:
+        """The newest of them that has all its files; None: there is none."""
+        whole = [each.number for each in self.epochs(committed_epoch) if not each.problems]
+        return max(whole, default=None)
+
+    def names(self) -> set[str]:
+        """All files of state in the checkpoint."""
+        if self._names is None:
+            folders = {"/".join(name.split("/")[:2]) for name in self.storage.names(STATE_FOLDER)}
+            self._names = {name for each in folders for name in self.storage.names(each)}
+        return self._names
+
+    def _problems_of(self, path: str) -> tuple[str, ...]:
+        try:
+            manifest = read_manifest(self.storage, path)
+        except ManifestError as error:
+            return (str(error),)
+        files: Iterable[StateFile] = (file for step in manifest.state for file in step.files)
+        return tuple(filter(None, map(self._problem, files)))
+
+    def _problem(self, file: StateFile) -> str:
+        if file.path not in self._problems:
+            wrong = self._wrong(file)
+            name = named(file, self.storage.location)
+            self._problems[file.path] = f"{name} is {wrong}" if wrong else ""
+        return self._problems[file.path]
+
+    def _wrong(self, file: StateFile) -> str:
+        if file.path in self.known_bad:
+            return "missing or damaged"
+        if self.verify:
+            data = self.storage.get(file.path)
+            if data is None:
+                return "missing"
+            damage = damage_of(file, data)
+            return f"damaged: {damage}" if damage else ""
+        if file.path in self.names():
+            return ""
+        is_elsewhere = "://" in file.path
+        there = is_elsewhere and self.storage.get_range(file.path, 0, 1) is not None
+        return "" if there else "missing"
+
+
+def read_manifest(checkpoint: Storage, path: str) -> Manifest:
+    """A manifest of a checkpoint.
+
+    Raises:
+        ManifestError: it is missing or damaged.
+    """
+    data = checkpoint.get(path)
+    if data is None:
+        raise ManifestError(
+            f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
+            f"Put it back from a backup."
+        )
+    return m.decode(data, path)
+
+
+def named(file: StateFile, location: str) -> str:
+    """A file of state, for a message."""
+    return (
+        f"state file {file.path} of {location}, {file.kind} of epoch {file.epoch}, key groups "
+        f"{file.first} to {file.last}"
+    )
