@@ -195,11 +195,12 @@ class Vectorised:
         if held is None:
             return None, self._read(work, keys_of(entries, work.key)) if len(entries) else None
         # A key with rows may have another timer by now than the committed one.
-        idle = entries.filter(pc.invert(pc.is_in(entries, held.keys.entries)))
+        if len(entries):
+            entries = entries.filter(pc.invert(pc.is_in(entries, held.keys.entries)))
         is_due = pc.fill_null(pc.less_equal(held.timers, until_ms), False)
         due = replace(held.filter(is_due), known=np.ones(pc.sum(is_due).as_py() or 0, np.bool_))
-        if len(idle):
-            due = due.behind(self._read(work, keys_of(idle, work.key)))
+        if len(entries):
+            due = due.behind(self._read(work, keys_of(entries, work.key)))
         return held.filter(pc.invert(is_due)), due if len(due.keys.entries) else None
 
     def _write(self, work: Work, held: "_Held") -> None:

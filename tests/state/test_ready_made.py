@@ -130,6 +130,21 @@ def test_nan_is_above_all_numbers() -> None:
         assert str(found["x"]) == str(expected)
 
 
+@pytest.mark.parametrize(
+    ("xs", "low", "high"),
+    [
+        ([1.0, math.nan], 1.0, math.nan),
+        ([math.nan, 1.0], 1.0, math.nan),
+        ([math.nan], math.nan, math.nan),
+    ],
+)
+def test_extremes_beside_nan(xs: list[float], low: float, high: float) -> None:
+    columns = {"low": ready.minimum("x"), "high": ready.maximum("x")}
+    task = OneTask(ready.aggregate(columns), KEY)
+    (found,) = task.epoch(pa.record_batch({"key": ["a"] * len(xs), "x": xs}))
+    assert str(found) == str({"key": "a", "low": low, "high": high})
+
+
 def sessions_of(times: list[int], gap: int) -> list[list[int]]:
     found: list[list[int]] = []
     for time in sorted(times):
