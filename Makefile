@@ -13,7 +13,7 @@ help:
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three"
-	@echo "make bench   ours beside Flink and Spark's connector on the same work"
+	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
 
