@@ -4,6 +4,7 @@
     A: epoch 1 | put: crash after              at A's next call of `put` in that epoch ...
     B: epoch 1 | fence: C epoch 1 first        ... or all of another driver's epoch happens first
     token expires / checkpoint set back to 0 / another checkpoint / late requests arrive / accept
+    savepoint taken / savepoint restored       of what Kafka committed last / as a new checkpoint
 
 If one fails, run with REWRITE=1, read the diff, and commit it only if you understand and want it.
 """
@@ -15,14 +16,16 @@ from typing import Any
 
 import pytest
 
+from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.coordinator import Action, Event
+from tallystick.checkpoint.savepoint import Savepoint, seed_of
 from tallystick.errors import TallystickError
 from tallystick.job import Driver, decode_token
 from tallystick.sim.faults import Fault
 from tallystick.sim.rows import Row
 from tallystick.sim.sabotage import TOKEN, sabotage
 from tallystick.sim.scheduler import Crash
-from tallystick.sim.spark import Positions
+from tallystick.sim.spark import Checkpoint, Positions
 from tallystick.sim.wire import Call
 from tallystick.sim.world import OUTPUT, OWN, World, accept_word
 
@@ -42,6 +45,7 @@ class Story(World):
         self.lines: list[str] = []
         self.drivers: dict[str, tuple[Any, Driver]] = {}
         self.due: dict[tuple[str, str], str] = {}
+        self.restored = 0
 
     # The script
     def play(self, command: str) -> None:
@@ -63,6 +67,10 @@ class Story(World):
                 sabotage(self, Fault.MANIFEST_DELETED)
             case ["another", "checkpoint"]:
                 sabotage(self, Fault.OTHER_CHECKPOINT)
+            case ["savepoint", "taken"]:
+                self._take_savepoint()
+            case ["savepoint", "restored"]:
+                self._restore_savepoint()
             case ["checkpoint", "set", "back", "to", number]:
                 self.checkpoint.forget_from(int(number))
             case _:
@@ -73,6 +81,22 @@ class Story(World):
         token = self.sink.offsets.get(TOKEN)
         epoch = decode_token(*token).checkpoint_id if token else None
         self.lines.append(f"  visible rows: {counted}; Kafka's token: {epoch}")
+
+    def _take_savepoint(self) -> None:
+        path = decode_token(*self.sink.offsets[TOKEN]).manifest_path
+        manifest = m.decode(self.checkpoint.files[path], path)
+        self.saved = Savepoint("it", "2026", self.checkpoint.location, path, manifest)
+        self.saved_from = self.checkpoint
+
+    def _restore_savepoint(self) -> None:
+        self.restored += 1
+        name, epoch = f"restored-{self.restored}", self.saved.manifest.checkpoint_id
+        self.checkpoint = Checkpoint(name, f"sim:/{name}", self.saved_from.base)
+        logged = self.saved_from.offsets
+        self.checkpoint.offsets = {n: logged[n] for n in (epoch - 1, epoch) if n in logged}
+        self.checkpoint.commits = {epoch}
+        seed = seed_of(self.saved, "sim:/savepoint", name, ())
+        self.checkpoint.files[m.manifest_path(seed, f"{m.SEED}1")] = seed.encode()
 
     def run(self, name: str, epoch: int) -> None:
         """Offer an epoch to a driver, which is started if it is new."""
