@@ -6,10 +6,12 @@ last one), the number of files (changelogs of like size are merged, as in an LSM
 one epoch has to do of it (a part at a time).
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
@@ -29,6 +31,9 @@ CHANGED_BYTES_MIN = 1 << 20
 
 MERGED_FILES_MIN = 16
 """So many changelogs of like size become one."""
+
+SMALL_BYTES = 64 << 10
+"""Below this, all sizes are alike."""
 
 MERGED_BYTES_MAX = 16 << 20
 """Larger changelogs are left as they are: a request for each is no matter."""
@@ -85,11 +90,15 @@ def due_snapshots(
     for index in range(parallelism):
         groups = key_group_range(step.max_parallelism, parallelism, index)
         loads = needed(touching(step.files, groups), groups)
-        parts = _parts(groups, _bytes_of(loads, groups, SNAPSHOT))
-        weights = {part: _weight(loads, part, changed_bytes_min) for part in parts}
-        heaviest = max(parts, key=weights.__getitem__)
+        changed, held = _bytes(loads, groups, CHANGELOG), _bytes(loads, groups, SNAPSHOT)
+        edges = _edges(groups.count, held.sum())
+        weights = np.add.reduceat(changed, edges[:-1]) / np.maximum(
+            np.add.reduceat(held, edges[:-1]), changed_bytes_min
+        )
+        heaviest = int(weights.argmax())
         if weights[heaviest] > 1:
-            due[index] = heaviest
+            start, stop = edges[heaviest : heaviest + 2]
+            due[index] = KeyGroupRange(groups.first + start, groups.first + stop - 1)
     return due
 
 
@@ -111,7 +120,7 @@ def due_merges(
         groups = key_group_range(step.max_parallelism, parallelism, index)
         loads = needed(touching(step.files, groups), groups)
         logs = [load for load in loads if load.file.kind == CHANGELOG]
-        first_epoch = _first_to_merge(logs, groups, files_min)
+        first_epoch = _first_to_merge(logs)
         # The merged file will stand for everything from there on, so it must have everything.
         chosen = [load for load in logs if load.file.epochs.start >= first_epoch]
         if len(chosen) >= files_min:
@@ -149,38 +158,35 @@ def _is_rewrite(file: StateFile) -> bool:
     return file.kind == SNAPSHOT or file.first_epoch is not None
 
 
-def _first_to_merge(logs: Sequence[Load], groups: KeyGroupRange, files_min: int) -> float:
-    total, count, first_epoch = 0, 0, math.inf
+def _first_to_merge(logs: Sequence[Load]) -> float:
+    total, first_epoch = 0.0, math.inf
     for load in reversed(logs):
-        size = _share(load, groups)
-        if size > MERGED_BYTES_MAX or (count >= files_min and size > total):
+        size = _share(load)
+        if size > min(max(total, SMALL_BYTES), MERGED_BYTES_MAX):
             break
-        total, count = total + size, count + 1
+        total += size
         first_epoch = min(first_epoch, load.file.epochs.start)
     return first_epoch
 
 
-def _share(load: Load, groups: KeyGroupRange) -> int:
-    """About how many bytes of the file these key groups have: as if all had the same."""
-    inside = sum(part.intersection(groups).count for part in load.groups)
-    return load.file.size * inside // load.file.groups.count
+def _share(load: Load) -> float:
+    """About how many bytes of the file the load is: as if all key groups had the same."""
+    inside = sum(part.count for part in load.groups)
+    return load.file.size * inside / load.file.groups.count
 
 
-def _bytes_of(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> int:
-    return sum(_share(load, groups) for load in loads if load.file.kind == kind)
+def _bytes(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> npt.NDArray[np.float64]:
+    """About how many bytes of such files each key group has."""
+    sizes = np.zeros(groups.count)
+    for file, parts in ((load.file, load.groups) for load in loads if load.file.kind == kind):
+        for part in parts:
+            start = part.first - groups.first
+            sizes[start : start + part.count] += file.size / file.groups.count
+    return sizes
 
 
-def _weight(loads: Sequence[Load], part: KeyGroupRange, changed_bytes_min: int) -> float:
-    """Changed bytes per byte of snapshot: above 1, a snapshot is due."""
-    changed, held = _bytes_of(loads, part, CHANGELOG), _bytes_of(loads, part, SNAPSHOT)
-    return changed / max(held, changed_bytes_min)
-
-
-def _parts(groups: KeyGroupRange, size: int) -> list[KeyGroupRange]:
+def _edges(group_count: int, size: float) -> list[int]:
     """Cut a range so that each part has about `SNAPSHOT_BYTES`; halves of halves, which stay."""
-    wanted = min(-(-size // SNAPSHOT_BYTES), SNAPSHOTS_PER_RANGE_MAX, groups.count)
-    count = 1 << max(0, wanted - 1).bit_length()
-    edges = [groups.first + groups.count * each // count for each in range(count + 1)]
-    return [
-        KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(edges) if start < stop
-    ]
+    wanted = min(math.ceil(size / SNAPSHOT_BYTES), SNAPSHOTS_PER_RANGE_MAX, group_count)
+    count = min(1 << max(0, wanted - 1).bit_length(), group_count)
+    return [group_count * each // count for each in range(count + 1)]

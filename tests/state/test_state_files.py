@@ -69,6 +69,8 @@ class Pipeline:
         self.step = empty_step()
         self.history = [(self.step, {})]
         self.parallelism = 1
+        self.changed_bytes_min = draw.choice([1, 2000, 1 << 20])
+        self.files_min = draw.choice([2, 4, 1000])
 
     @property
     def committed(self):
@@ -112,10 +114,12 @@ class Pipeline:
     def rewritten(self, store, index):
         """Snapshot and merged changelog of a task, if they are due."""
         where = self.storage, self.step.uid, self.committed, index
-        if index in (snapshots := due_snapshots(self.step, self.parallelism)):
+        if index in (
+            snapshots := due_snapshots(self.step, self.parallelism, self.changed_bytes_min)
+        ):
             with store.view(self.step.version) as view:
                 yield write_snapshot(*where, str(next(self.nonces)), view, snapshots[index])
-        if index in (merges := due_merges(self.step, self.parallelism)):
+        if index in (merges := due_merges(self.step, self.parallelism, self.files_min)):
             yield write_merged(*where, str(next(self.nonces)), merges[index])
 
     def go_back(self):
@@ -150,9 +154,8 @@ def run(seed, make_store, epochs):
     draw = random.Random(seed)
     pipeline = Pipeline(draw, make_store)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retention, "CHANGED_BYTES_MIN", draw.choice([1, 2000, 1 << 20]))
         patch.setattr(retention, "SNAPSHOT_BYTES", draw.choice([500, 4000]))
-        patch.setattr(retention, "MERGED_FILES_MIN", draw.choice([2, 4, 1000]))
+        patch.setattr(retention, "SMALL_BYTES", draw.choice([600, 800]))
         patch.setattr(retention, "MERGED_BYTES_MAX", draw.choice([650, 800, 1 << 20]))
         patch.setattr(retention, "TRAIL_LENGTH", draw.choice([2, 64]))
         patch.setattr(state_files, "WHOLE_FILE_BYTES", draw.choice([0, 900, 1 << 20]))

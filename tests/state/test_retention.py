@@ -1,0 +1,190 @@
+"""Files, bytes and rubbish stay within bounds, at a cost that grows with what was changed."""
+
+from dataclasses import replace
+
+import pytest
+from test_restore import changelog, snapshot
+
+from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.retention import (
+    MERGED_BYTES_MAX,
+    SNAPSHOT_BYTES,
+    TRAIL_LENGTH,
+    collectable,
+    due_merges,
+    due_snapshots,
+    extend,
+    rebase,
+)
+
+MIB = 1 << 20
+GROUPS = 128
+
+
+def file(kind, epoch, groups, size, first_epoch=None):
+    path = f"{kind} {epoch} {groups.first} {first_epoch}"
+    ends = groups.first, groups.last
+    return StateFile(path, kind, epoch, *ends, size, 10, 0, 1, first_epoch)
+
+
+def empty():
+    return StepState("counts", GROUPS, 1, "[]", 1)
+
+
+def grown(step, sizes, parallelism=1):
+    """The step after an epoch in which each task changed so many bytes, and did what was due."""
+    written = []
+    for index, groups in due_snapshots(step, parallelism).items():
+        assert key_group_range(GROUPS, parallelism, index).intersection(groups) == groups
+        written.append(
+            file(SNAPSHOT, step.version.epoch, groups, sizes.held * groups.count // GROUPS)
+        )
+    for index, loads in due_merges(step, parallelism).items():
+        groups = key_group_range(GROUPS, parallelism, index)
+        size = sum(load.file.size for load in loads)
+        first_epoch = min(load.file.epochs.start for load in loads)
+        written.append(file(CHANGELOG, step.version.epoch, groups, size, first_epoch))
+    epoch = step.version.epoch + 1 if step.version else 0
+    changes = [
+        file(CHANGELOG, epoch, key_group_range(GROUPS, parallelism, index), sizes.changed)
+        for index in range(parallelism)
+    ]
+    return extend(step, Version(epoch, "t"), [*changes, *written]), written
+
+
+class Sizes:
+    """Of the state as it stands, and of what a task changes in an epoch."""
+
+    def __init__(self, held, changed):
+        self.held, self.changed = held, changed
+
+
+def test_an_epoch_appends_snapshots_then_changelogs_and_its_version():
+    base = extend(empty(), Version(4, "a"), [changelog(4)])
+    files = [changelog(5, 5, 9), snapshot(4, 0, 2), changelog(5, 0, 4)]
+
+    step = extend(base, Version(5, "b"), files)
+    assert [each.path for each in step.files] == [
+        changelog(4).path,
+        snapshot(4, 0, 2).path,
+        changelog(5, 0, 4).path,
+        changelog(5, 5, 9).path,
+    ]
+    assert step.trail == (Version(4, "a"), Version(5, "b"))
+    assert step.version == Version(5, "b")
+
+
+def test_files_go_when_all_their_key_groups_are_in_later_snapshots():
+    base = extend(empty(), Version(0, "a"), [changelog(0, 0, 9)])
+    half = extend(base, Version(1, "b"), [snapshot(0, 0, 4)])
+    assert changelog(0, 0, 9) in half.files
+
+    whole = extend(half, Version(2, "c"), [snapshot(1, 5, 9), changelog(2, 3, 3)])
+    assert whole.files == (snapshot(0, 0, 4), snapshot(1, 5, 9), changelog(2, 3, 3))
+
+
+def test_the_trail_is_bounded():
+    step = empty()
+    for epoch in range(TRAIL_LENGTH + 5):
+        step = extend(step, Version(epoch, "t"), [])
+    assert [version.epoch for version in step.trail] == list(range(5, TRAIL_LENGTH + 5))
+
+
+@pytest.mark.parametrize("files", [[changelog(3)], [snapshot(5)], [changelog(6)]])
+def test_files_of_other_epochs_are_a_bug(files):
+    base = extend(empty(), Version(4, "a"), [])
+    with pytest.raises(AssertionError):
+        extend(base, Version(5, "b"), files)
+
+
+def test_an_epoch_is_later_than_its_base():
+    with pytest.raises(AssertionError, match="epoch 4 behind 4"):
+        extend(extend(empty(), Version(4, "a"), []), Version(4, "b"), [])
+
+
+def test_another_history_counts_its_epochs_anew():
+    step = extend(empty(), Version(1000, "a"), [changelog(1000)])
+    start = rebase(step, Version(-1, "savepoint"))
+    following = extend(start, Version(0, "b"), [changelog(0)])
+
+    assert [each.epoch for each in following.files] == [-1, 0]
+    assert following.trail == (Version(-1, "savepoint"), Version(0, "b"))
+
+
+def test_small_changes_are_not_worth_a_snapshot():
+    step = empty()
+    for _ in range(100):
+        step, _ = grown(step, Sizes(held=1000, changed=500), parallelism=2)
+        assert not due_snapshots(step, 2)
+
+
+def test_bytes_are_bounded_by_the_state_and_written_a_few_times():
+    """64 MiB of state, 1 MiB changed by each of 2 tasks per epoch."""
+    step, sizes, snapshots = empty(), Sizes(held=64 * MIB, changed=MIB), 0
+    for epoch in range(200):
+        step, written = grown(step, sizes, parallelism=2)
+        cost = [each.size for each in written if each.kind == SNAPSHOT]
+        assert all(size <= 2 * SNAPSHOT_BYTES for size in cost) or epoch < 40
+        snapshots += sum(cost)
+        assert sum(each.size for each in step.files) < 4 * sizes.held
+    assert snapshots < 2 * 200 * 2 * MIB
+    assert len(step.files) < 100
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_the_number_of_files_is_bounded_however_large_the_state(parallelism):
+    """A gigabyte, a few kilobytes per epoch: no snapshot may be the price."""
+    held = file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), 1 << 30)
+    step = extend(extend(empty(), Version(0, "t"), []), Version(1, "t"), [held])
+    epochs, written_bytes = 400, 0
+    for _ in range(epochs):
+        step, written = grown(step, Sizes(held=1 << 30, changed=4096), parallelism)
+        assert all(each.kind == CHANGELOG for each in written)
+        written_bytes += sum(each.size for each in written)
+        assert len(step.files) < 40 * parallelism
+    assert written_bytes < 8 * epochs * 4096 * parallelism
+
+
+def test_large_changelogs_are_not_merged():
+    step = empty()
+    for _ in range(50):
+        step, _ = grown(step, Sizes(held=1 << 40, changed=MERGED_BYTES_MAX + 1))
+        assert not due_merges(step, 1)
+
+
+def test_after_a_rescale_ranges_are_looked_at_as_they_are_now():
+    step = empty()
+    for parallelism in (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 5, 3, 2, 1):
+        for _ in range(20):
+            step, _ = grown(step, Sizes(held=8 * MIB, changed=MIB // 4), parallelism)
+            assert len(step.files) < 200
+
+
+def test_collectable_is_what_nobody_retains_up_to_the_committed_epoch():
+    """A later epoch's files may be another driver's, or of the epoch under way."""
+    names = [
+        f"keyed-state/counts/{epoch:012d}-0-{nonce}.changelog"
+        for epoch in (3, 4, 5)
+        for nonce in "ab"
+    ]
+    kept = StateFile(names[2], CHANGELOG, 4, 0, 1, 1, 1, 1, 1)
+    step = StepState("counts", GROUPS, 1, "[]", 1, files=(kept,))
+
+    assert collectable([*names, "keyed-state/counts/notes.txt"], 4, [[], [step]]) == [
+        names[0],
+        names[1],
+        names[3],
+    ]
+
+
+def test_a_merge_takes_all_that_it_will_stand_for():
+    """Two tasks wrote epoch 1, the larger file first: one task merges both, or none."""
+    large = file(CHANGELOG, 1, KeyGroupRange(0, 63), MIB)
+    small = file(CHANGELOG, 1, KeyGroupRange(64, 127), 1000)
+    rest = [file(CHANGELOG, epoch, KeyGroupRange(0, 127), 1000) for epoch in range(2, 22)]
+    older = file(CHANGELOG, 0, KeyGroupRange(0, 127), MIB)
+    step = replace(empty(), files=(older, large, small, *rest))
+
+    merged = [load.file for load in due_merges(step, 1)[0]]
+    assert merged == [large, small, *rest]
