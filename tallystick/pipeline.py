@@ -217,7 +217,7 @@ def _check_own(
     if not all(hasattr(processor, name) for name in ("time_mode", "has_timers", "declared", "run")):
         raise OptionError(
             f"process({processor!r}): expected a StatefulProcessor, a function made with "
-            f"vectorised(...), or a ready-made one such as count()"
+            f"vectorised(...), or a ready-made one such as deduplicate()"
         )
     if time_mode not in (None, processor.time_mode):
         raise OptionError(

@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.errors import ManifestError, OptionError
@@ -167,8 +166,22 @@ def entry_keys(
 
 def bodies(entries: pa.BinaryArray) -> pa.BinaryArray:
     """What is behind the key group and the state's id of entries: the key, and more if there is."""
-    # Without an end, Arrow multiplies the greatest number by that of the rows, and overflows.
-    return pc.binary_slice(entries, key_kernels.HEADER_SIZE, _BYTES_MAX)
+    return behind(entries, key_kernels.HEADER_SIZE)
+
+
+def behind(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
+    """What stands behind the first `at` bytes of each value; none is shorter or null.
+
+    Not Arrow's `binary_slice`: the size of its output overflows for some lengths and row counts
+    (26.0).
+    """
+    spans = spans_of(column, "key")
+    size = int(spans.lengths.sum()) - at * len(column)
+    assert size >= 0, "a value is too short"
+    out, offsets = np.empty(size, np.uint8), np.empty(len(column) + 1, np.int64)
+    written = key_kernels.copy_behind(spans.data, spans.starts, spans.lengths, at, out, offsets)
+    assert written == size, "a value is too short"
+    return binary_of(out, offsets, None)
 
 
 def check_size(count: int, size: int) -> None:
@@ -201,7 +214,7 @@ def warm_up() -> None:
     codec = KeyCodec(rows.schema)
     codec.hash_codes(rows)
     codec.decode(codec.encode(rows))
-    entry_keys(np.zeros(2, np.int32), 1, codec.encode(rows))
+    bodies(entry_keys(np.zeros(2, np.int32), 1, codec.encode(rows)))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -253,3 +253,19 @@ def write_entries(groups, state_id, data, starts, lengths, out, offsets):  # typ
         at += length
     offsets[len(groups)] = at
     return at
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_behind(data, starts, lengths, skip, out, offsets):  # type: ignore[no-untyped-def]
+    """Copy each value without its first `skip` bytes; the bytes written or -1."""
+    at = 0
+    for row in range(len(starts)):
+        begin, length = starts[row] + skip, lengths[row] - skip
+        offsets[row] = at
+        if length < 0 or begin < 0 or begin + length > len(data) or at + length > len(out):
+            return -1
+        for place in range(length):
+            out[at + place] = data[begin + place]
+        at += length
+    offsets[len(starts)] = at
+    return at

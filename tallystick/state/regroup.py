@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.spans import spans_of
-from tallystick.state.key_bytes import KeyCodec, binary_of, entry_keys
+from tallystick.state.key_bytes import KeyCodec, behind, entry_keys
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.view import ENTRIES
 
@@ -31,20 +31,6 @@ def ids_of(keys: pa.BinaryArray) -> NDArray[np.uint8]:
     spans = spans_of(keys, "key")
     ids: NDArray[np.uint8] = spans.data[spans.starts + ID_AT]
     return ids
-
-
-def behind(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
-    """What stands behind the first `at` bytes of each value; none is shorter or null.
-
-    Not Arrow's `binary_slice`: it fails where most values are no longer than that (26.0).
-    """
-    spans = spans_of(column, "key")
-    lengths = spans.lengths - at
-    assert lengths.min(initial=0) >= 0, "a value is too short"
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    where = np.arange(offsets[-1]) + np.repeat(spans.starts + at - offsets[:-1], lengths)
-    return binary_of(spans.data[where], offsets, None)
 
 
 def regrouped(entries: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> pa.RecordBatch:

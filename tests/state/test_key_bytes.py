@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import ManifestError, OptionError
-from tallystick.state.key_bytes import KeyCodec, bodies, check_size, entry_keys
+from tallystick.state.key_bytes import KeyCodec, behind, bodies, check_size, entry_keys
 
 NEAR_ZERO = st.sampled_from([b"", b"\x00", b"\x00\x00", b"\x00\xff", b"\x01", b"a\x00", b"a\x00b"])
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -183,6 +183,14 @@ def test_entries_begin_with_the_key_group_and_the_states_id() -> None:
     assert found.to_pylist() == [b"\x01\x02\x09cd", b"\x7f\xff\x09"]
     assert bodies(found).to_pylist() == [b"cd", b""]
     assert entry_keys(np.zeros(0, np.int32), 1, pa.array([], pa.binary())).to_pylist() == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(min_size=2, max_size=4)), st.integers(0, 2))
+def test_what_stands_behind_some_bytes(values: list[bytes], at: int) -> None:
+    """Also where values are no longer than that, where Arrow's own function fails."""
+    column = pa.array([b"xx", *values], pa.binary()).slice(1)
+    assert behind(column, at).to_pylist() == [value[at:] for value in values]
 
 
 def test_more_bytes_than_a_column_holds_are_refused() -> None:
