@@ -27,9 +27,9 @@ PRODUCED = (ProducedRange("out", 0, 3, 10, 12),)
 class Job:
     """The pipeline that is not there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, uri: str = "") -> None:
         self.folder = folder
-        self.storage = FileStorage(str(folder))
+        self.storage = FileStorage(uri or str(folder))
         self.state = StepState("counts", 128, 2, KEY_SCHEMA, HASH_VERSION)
         self.epoch = -1
         self.storage.put("metadata", b'{"id":"first-lineage"}')

@@ -1,0 +1,67 @@
+"""Savepoints on a real S3 server, whose settings stand in the URIs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.errors import OptionError
+from tallystick.inspection import inspect
+from tallystick.state_files import read_entries
+from tallystick.storage import FileStorage
+from tests.checkpoint_on_disk import ALL, Job
+from tests.test_storage_s3 import Server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path, is_linked: bool):
+    """Copied; or with references and claims all along."""
+    bucket = f"savepoints-{is_linked}".lower()
+    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
+    fs.S3FileSystem(endpoint_override=s3.host, **options).create_dir(bucket)
+
+    def place(name: str) -> FileStorage:
+        return FileStorage(f"s3://{bucket}/{name}?{s3.query}")
+
+    job = Job(tmp_path, f"s3://{bucket}/job?{s3.query}")
+    job.run(3)
+    entries = job.entries()
+    savepoints.create(job.storage, place("all/saved"), reference=is_linked)
+    job.run()
+
+    ((where, found),) = savepoints.find(f"s3://{bucket}/all?{s3.query}")
+    savepoints.restore(place("all/saved"), place("new"), claim=is_linked)
+
+    assert where == f"s3://{bucket}/all/saved"
+    assert found.checkpoint == f"s3://{bucket}/job"
+    (name,) = place("new").names(m.FOLDER)
+    seed = m.decode(place("new").get(name) or b"", name)
+    assert seed.lineage == json.loads(place("new").get("metadata") or b"")["id"]
+    assert read_entries(seed.state[0], ALL, place("new")) == entries
+    assert inspect(place("new"), verify=True).is_whole
+    if is_linked:
+        assert inspect(job.storage).claims == (where,)
+        with pytest.raises(OptionError, match=f"state of s3://{bucket}/new"):
+            savepoints.delete(place("all/saved"))
+        place("new").delete(name)
+    savepoints.delete(place("all/saved"))
+    assert inspect(job.storage).claims == ()
+    assert savepoints.find(f"s3://{bucket}/all?{s3.query}") == []
