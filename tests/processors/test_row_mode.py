@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, types
 from pyspark.sql.streaming import StatefulProcessor
@@ -377,6 +377,7 @@ GROUPS = KeyGroupRange(2, 9)
 DUE = st.tuples(st.integers(2, 9), st.integers(-5, 5), st.sampled_from([b"", b"a", b"\xff\xff"]))
 
 
+@settings(deadline=None)
 @given(st.sets(DUE), st.sets(DUE), st.sets(DUE), st.integers(-6, 6), st.sets(st.integers(0, 12)))
 def test_all_that_is_due_is_found_and_nothing_else(committed, put, removed, until, others):
     def build(overlay, entries):
@@ -430,6 +431,7 @@ STORED = types.StructType.fromJson(
 MOMENTS = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001
 
 
+@settings(deadline=None)
 @given(
     st.tuples(
         st.none() | st.integers(-(2**63), 2**63 - 1),
