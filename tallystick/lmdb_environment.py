@@ -8,6 +8,7 @@ killed processes are freed at each opening.
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import resource
 import shutil
@@ -22,6 +23,9 @@ from tallystick.errors import StorageError
 
 UNUSED_MAX_S = 24 * 3600
 """Folders not written for so long are removed: of other ranges, other lineages, other boots."""
+
+LOOK_AROUND_S = 3600
+"""How often a process looks for them."""
 
 LOCK_PATIENCE_S = 60.0
 """A process that was stopped may hold a lock for ever: then we go on, the versions decide."""
@@ -52,6 +56,7 @@ UNREADABLE = (
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _GONE = ".gone"
 _open: dict[Path, "Environment"] = {}
+_looked_s: dict[Path, float] = {}
 
 
 class Environment:
@@ -189,12 +194,16 @@ def boot_folder(root: Path) -> Path:
 
 
 def remove_unused(root: Path, kept: Path) -> None:
-    """Remove what nobody has written for a day.
+    """Remove what nobody has written for a day; looks when a folder is new, else once an hour.
 
     Args:
         root: of all folders.
         kept: the one that is about to be used.
     """
+    now_s = time.monotonic()
+    if kept.exists() and now_s < _looked_s.get(root, -math.inf) + LOOK_AROUND_S:
+        return
+    _looked_s[root] = now_s
     oldest_s = time.time() - UNUSED_MAX_S
     for folder in root.glob("boot-*/*/*/*"):
         with contextlib.suppress(OSError):

@@ -90,6 +90,10 @@ class LmdbStore:
     def __repr__(self) -> str:
         return f"LmdbStore({str(self._path)!r})"
 
+    def close(self) -> None:
+        """Let go of the file, which this process otherwise keeps open for the next epoch."""
+        environment_at(self._path).close()
+
     def version(self) -> Version | None:
         """See `StateStore.version`."""
         with self._transaction() as txn:
@@ -214,8 +218,7 @@ def open_store(root: Path, lineage: str, uid: str, groups: KeyGroupRange) -> Lmd
         StorageError: the folder cannot be used.
     """
     path = boot_folder(root) / lineage / uid / f"{groups.first}-{groups.last}"
-    if not path.exists():  # a range that moved here, a new job: the time to look around
-        remove_unused(root, path)
+    remove_unused(root, path)
     environment_at(path)
     return LmdbStore(path, groups)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -259,7 +260,7 @@ def write_merged(
 def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     """Of each key the last entry, sorted by key."""
     together = pa.Table.from_batches(batches, ENTRIES).combine_chunks()
-    order = pa.array(range(together.num_rows), pa.int64())
+    order = pa.array(np.arange(together.num_rows))
     numbered = together.append_column("order", order)
     ranks = pc.sort_indices(numbered, sort_keys=[("key", "ascending"), ("order", "ascending")])
     sorted_rows = together.take(ranks).combine_chunks()

@@ -91,7 +91,7 @@ def due_snapshots(
         groups = key_group_range(step.max_parallelism, parallelism, index)
         loads = needed(touching(step.files, groups), groups)
         changed, held = _bytes(loads, groups, CHANGELOG), _bytes(loads, groups, SNAPSHOT)
-        edges = _edges(groups.count, held.sum())
+        edges = _edges(groups.count, max(held.sum(), changed.sum()))
         weights = np.add.reduceat(changed, edges[:-1]) / np.maximum(
             np.add.reduceat(held, edges[:-1]), changed_bytes_min
         )

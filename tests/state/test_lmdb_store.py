@@ -33,7 +33,9 @@ def key(group, text=b"k"):
 
 @pytest.fixture
 def store(tmp_path):
-    return open_store(tmp_path, "lineage", "counts", GROUPS)
+    store = open_store(tmp_path, "lineage", "counts", GROUPS)
+    yield store
+    store.close()
 
 
 def content(store, version):
@@ -253,6 +255,40 @@ def another(tmp_path):
     yield another
     another.process.kill()
     another.process.communicate()
+
+
+def test_a_steady_job_looks_for_unused_folders_now_and_then(tmp_path, store, monkeypatch):
+    """After a rescale no new folder comes that would be an occasion."""
+    older = open_store(tmp_path, "lineage", "counts", KeyGroupRange(8, 15))
+    os.utime(older._path / "data.mdb", (0, 0))
+    open_store(tmp_path, "lineage", "counts", GROUPS)
+    assert older._path.exists()
+
+    monkeypatch.setattr(lmdb_environment, "LOOK_AROUND_S", 0)
+    open_store(tmp_path, "lineage", "counts", GROUPS)
+    assert not older._path.exists()
+
+
+def test_a_forked_process_opens_the_file_for_itself(store):
+    """LMDB forbids to use an environment across a fork, and does not notice."""
+    store.apply(None, V1, [batch({key(0): b"x"})])
+    child = os.fork()
+    if child == 0:
+        is_fine = content(store, V1) == {key(0): b"x"}
+        is_fine = is_fine and store.apply(V1, V2, [batch({key(1): b"y"})])
+        os._exit(0 if is_fine else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert content(store, V2) == {key(0): b"x", key(1): b"y"}
+
+
+def test_a_process_keeps_few_files_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmdb_environment, "OPEN_MAX", 3)
+    stores = [open_store(tmp_path, "lineage", f"step {each}", GROUPS) for each in range(6)]
+    for store in stores:
+        store.apply(None, V1, [batch({key(0): b"x"})])
+    assert sum(each in lmdb_environment._open for each in [s._path for s in stores]) <= 3
+    assert all(content(store, V1) == {key(0): b"x"} for store in stores)
 
 
 def test_a_zombie_that_sets_the_store_back_is_noticed(store, another):

@@ -188,3 +188,11 @@ def test_a_merge_takes_all_that_it_will_stand_for():
 
     merged = [load.file for load in due_merges(step, 1)[0]]
     assert merged == [large, small, *rest]
+
+
+def test_a_bulk_load_is_not_written_again_at_once():
+    """A gigabyte in one epoch: a part of it goes into a snapshot in each of the next epochs."""
+    first = file(CHANGELOG, 0, KeyGroupRange(0, GROUPS - 1), 1 << 30)
+    step = extend(empty(), Version(0, "t"), [first])
+
+    assert due_snapshots(step, 1)[0].count == GROUPS // 64

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tallystick import state_files
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import RetriableError, StateFileError
-from tallystick.lmdb_environment import environment_at
 from tallystick.lmdb_store import open_store
 from tallystick.sink.transaction import Producer
 from tallystick.state import retention
@@ -191,7 +190,7 @@ def test_after_any_history_lmdb_holds_what_was_committed(seed):
 
         run(seed, make_store, epochs=4)
         for each in opened:
-            environment_at(each._path).close()
+            each.close()
 
 
 @functools.cache
