@@ -44,7 +44,8 @@ def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> Ste
 
     Args:
         base: what the epoch started from.
-        version: of the epoch; later than the base's.
+        version: of the epoch; later than the base's: files are told apart by their epochs, so a
+            restored savepoint's are counted on from, not anew.
         files: what its tasks wrote: snapshots and merged changelogs of the base, which were made
             before anything was changed, and the epoch's own changelogs.
     """
@@ -59,19 +60,6 @@ def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> Ste
         whole = KeyGroupRange(0, base.max_parallelism - 1)
         everything = tuple(load.file for load in needed(everything, whole))
     return replace(base, files=everything, trail=(*base.trail, version)[-TRAIL_LENGTH:])
-
-
-def rebase(step: StepState, version: Version) -> StepState:
-    """The same state as the start of another history, whose epochs are counted anew.
-
-    Files are told apart by their epochs: those of another history would be taken for this one's.
-
-    Args:
-        step: of a savepoint, say.
-        version: what to call it; the next epoch's must be later.
-    """
-    files = tuple(replace(each, epoch=version.epoch, first_epoch=None) for each in step.files)
-    return replace(step, files=files, trail=(version,))
 
 
 def due_snapshots(

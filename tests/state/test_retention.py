@@ -15,7 +15,6 @@ from tallystick.state.retention import (
     due_merges,
     due_snapshots,
     extend,
-    rebase,
 )
 
 MIB = 1 << 20
@@ -101,15 +100,6 @@ def test_files_of_other_epochs_are_a_bug(files):
 def test_an_epoch_is_later_than_its_base():
     with pytest.raises(AssertionError, match="epoch 4 behind 4"):
         extend(extend(empty(), Version(4, "a"), []), Version(4, "b"), [])
-
-
-def test_another_history_counts_its_epochs_anew():
-    step = extend(empty(), Version(1000, "a"), [changelog(1000)])
-    start = rebase(step, Version(-1, "savepoint"))
-    following = extend(start, Version(0, "b"), [changelog(0)])
-
-    assert [each.epoch for each in following.files] == [-1, 0]
-    assert following.trail == (Version(-1, "savepoint"), Version(0, "b"))
 
 
 def test_small_changes_are_not_worth_a_snapshot():

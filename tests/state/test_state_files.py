@@ -21,7 +21,7 @@ from tallystick.sink.transaction import Producer
 from tallystick.state import retention
 from tallystick.state.handles import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
-from tallystick.state.retention import due_merges, due_snapshots, extend, rebase
+from tallystick.state.retention import due_merges, due_snapshots, extend
 from tallystick.state.view import ENTRIES
 from tallystick.state_files import (
     bring_forward,
@@ -122,11 +122,10 @@ class Pipeline:
             yield write_merged(*where, str(next(self.nonces)), merges[index])
 
     def go_back(self):
-        """Start another history from an older state, as the restore of a savepoint does."""
-        step, entries = self.draw.choice(self.history)
-        start = rebase(step, Version(-1, str(next(self.nonces)))) if step.version else step
-        self.step = start
-        self.history = [(start, entries)]
+        """Go on from an older epoch, as from a savepoint: numbers repeat, tokens do not."""
+        at = self.draw.randrange(len(self.history))
+        self.history = self.history[: at + 1]
+        self.step = self.history[-1][0]
 
     def collect(self):
         """Keep the newest three manifests; the rest goes, what they name stays."""
