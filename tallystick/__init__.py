@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         PartitionRemovedError,
         RecordError,
         RecordsExpiredError,
+        StateError,
+        StateFileError,
+        StorageError,
         TallystickError,
         TopicRecreatedError,
     )
@@ -30,6 +33,19 @@ if TYPE_CHECKING:
     from tallystick.spark.progress import SourceProgress, source_progress
     from tallystick.spark.session import configure, spark_session
     from tallystick.spark.source import register
+    from tallystick.state.keyed_batch import KeyedBatch, Update
+    from tallystick.state.ready_made import (
+        aggregate,
+        count,
+        deduplicate,
+        last_value,
+        maximum,
+        minimum,
+        sum,
+        top_n,
+    )
+    from tallystick.state.sessions import sessions
+    from tallystick.state.vectorised import vectorised
     from tallystick.state_table import read_state
 
 __version__ = "0.1.0"
@@ -44,6 +60,7 @@ __all__ = [
     "Json",
     "KafkaSink",
     "KafkaSource",
+    "KeyedBatch",
     "LogTruncatedError",
     "LossPolicy",
     "ManifestError",
@@ -53,14 +70,28 @@ __all__ = [
     "RecordError",
     "RecordsExpiredError",
     "SourceProgress",
+    "StateError",
+    "StateFileError",
+    "StorageError",
     "TallystickError",
     "Text",
     "TopicRecreatedError",
+    "Update",
+    "aggregate",
     "configure",
+    "count",
+    "deduplicate",
+    "last_value",
+    "maximum",
+    "minimum",
     "read_state",
     "register",
+    "sessions",
     "source_progress",
     "spark_session",
+    "sum",
+    "top_n",
+    "vectorised",
 ]
 
 _HOMES = {
@@ -68,15 +99,27 @@ _HOMES = {
     "Json": "formats",
     "KafkaSink": "endpoints",
     "KafkaSource": "endpoints",
+    "KeyedBatch": "state.keyed_batch",
     "LossPolicy": "source.losses",
     "Pipeline": "pipeline",
-    "Text": "formats",
-    "configure": "spark.session",
     "SourceProgress": "spark.progress",
+    "Text": "formats",
+    "Update": "state.keyed_batch",
+    "aggregate": "state.ready_made",
+    "configure": "spark.session",
+    "count": "state.ready_made",
+    "deduplicate": "state.ready_made",
+    "last_value": "state.ready_made",
+    "maximum": "state.ready_made",
+    "minimum": "state.ready_made",
     "read_state": "state_table",
     "register": "spark.source",
+    "sessions": "state.sessions",
     "source_progress": "spark.progress",
     "spark_session": "spark.session",
+    "sum": "state.ready_made",
+    "top_n": "state.ready_made",
+    "vectorised": "state.vectorised",
 }
 """Public name -> the module that it is loaded from; all others are errors."""
 

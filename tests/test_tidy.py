@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": VALUES,
     "ports": VALUES,
     "job": CORE | {"state_files", "wholeness"},
-    "sim": CORE | {"job"},
+    "sim": CORE | {"job"} | {"exchange", "keyed_epoch", "keyed_task", "task"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "kernel_cache": {"cache"},
@@ -87,7 +87,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state_columns": VALUES | {"processors"},
     "state_table": CORE | {"savepoints", "state_columns", "state_contents", "storage"},
     "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
-    "__init__": WORDS | {"endpoints", "formats", "pipeline", "source", "spark", "state_table"},
+    "__init__": WORDS
+    | {"endpoints", "formats", "pipeline", "source", "spark", "state", "state_table"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
