@@ -28,9 +28,10 @@ def row_maker(names: Sequence[str]) -> RowMaker:
 @lru_cache(maxsize=256)
 def _maker(names: tuple[str, ...]) -> RowMaker:
     # A named tuple's descriptors are in C; those of a property would ask `Row.__getitem__`.
-    getters = vars(namedtuple("Getters", [f"c{at}" for at in range(len(names))]))
+    # The class has to be held: one that is collected empties its dictionary.
+    getters = namedtuple("Getters", [f"c{at}" for at in range(len(names))])  # type: ignore[misc]
     columns: dict[str, Any] = {
-        name: getters[f"c{at}"] for at, name in enumerate(names) if not hasattr(Row, name)
+        name: vars(getters)[f"c{at}"] for at, name in enumerate(names) if not hasattr(Row, name)
     }
     # As an attribute of the class, so that none has to be set per row.
     made = type("Row", (Row,), {"__module__": Row.__module__, "__fields__": list(names)} | columns)
