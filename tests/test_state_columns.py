@@ -1,5 +1,7 @@
 """Entries of each kind of state become columns, aligned by key."""
 
+import datetime
+
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types
@@ -27,6 +29,7 @@ FIELDS = (
     StateField("by_name", 5, "map", NAME.json(), NAME.json()),
 )
 STEP = StepState("step", 128, 2, KEY.schema_text, 1, FIELDS, 6)
+A_DAY = datetime.date(2026, 11, 21)
 USERS = ("ann", "bob", "cid\x00", None)
 name, pair = ValueCodec("name", NAME), ValueCodec("pair", PAIR)
 
@@ -50,7 +53,7 @@ def entries_of(max_parallelism: int = 128) -> pa.RecordBatch:
     totals = pa.record_batch({"count": pa.array([7, None]), "last": pa.array(["x", "y"])})
     for user, value in zip(("ann", None), ColumnsCodec(TOTALS).encode(totals), strict=True):
         put(user, 1, value.as_py())
-    put("bob", 2, time_bytes(5) + pair.encode((1, None)))
+    put("bob", 2, time_bytes(5) + pair.encode((1, A_DAY)))
     for user, elements in (("ann", ["p", "q"]), ("cid\x00", [])):
         put(user, 3, len(elements).to_bytes(8, "big"))
         for at, element in enumerate(elements):
@@ -76,7 +79,7 @@ def test_every_kind_of_state_is_a_column():
     assert table.column("key_group").to_pylist() == key_groups_of(codes, 128).tolist()
     assert (rows["ann"]["count"], rows["ann"]["last"]) == (7, "x")
     assert (rows[None]["count"], rows[None]["last"]) == (None, "y")
-    assert (rows["bob"]["count"], rows["bob"]["pair"]) == (None, {"a": 1, "b": None})
+    assert (rows["bob"]["count"], rows["bob"]["pair"]) == (None, {"a": 1, "b": A_DAY})
     assert rows["ann"]["names"] == [{"name": "p"}, {"name": "q"}]
     assert rows["cid\x00"]["names"] is None
     assert rows["bob"]["by_name"] == [({"name": "k"}, {"name": "v"})]

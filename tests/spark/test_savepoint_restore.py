@@ -1,15 +1,19 @@
 """Savepoints on Spark and a real broker: taken, restored, forked, rewritten, and looked into."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from typer.testing import CliRunner
 
 import tallystick as ts
 from tallystick import migration, savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.cli import app
 from tallystick.inspection import inspect
 from tallystick.state.keyed_batch import KeyedBatch, Update
 from tallystick.state.vectorised import Vectorised, vectorised
@@ -97,6 +101,14 @@ def counting(flow: Flow) -> Counting:
     return counting
 
 
+def leave_a_failed_attempt(checkpoint: FileStorage) -> None:
+    """A manifest of the newest epoch that Kafka does not name, and without the state."""
+    newest = checkpoint.names(m.FOLDER)[-1]
+    manifest = m.decode(checkpoint.get(newest) or b"", newest)
+    path = m.manifest_path(manifest, "a-failed-attempt")
+    checkpoint.put(path, replace(manifest, state=()).encode())
+
+
 def folder(path: Path) -> FileStorage:
     return FileStorage(str(path))
 
@@ -139,7 +151,12 @@ def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
 ) -> None:
     flow = counting.flow
     assert flow.spark is not None
-    savepoints.create(folder(flow.checkpoint), folder(tmp_path / "saved"))
+    leave_a_failed_attempt(folder(flow.checkpoint))
+    command = ["savepoint", "create", str(flow.checkpoint), str(tmp_path / "saved")]
+    assert "only Kafka knows" in CliRunner().invoke(app, command).output
+    servers = flow.kafka.kafka_options["kafka.bootstrap.servers"]
+    command += ["--bootstrap-servers", servers, "--token-topic", flow.topic_out]
+    assert CliRunner().invoke(app, command).exit_code == 0
     migration.migrate(
         folder(tmp_path / "saved"), folder(tmp_path / "more"), {"numbers": 50}, tmp_path
     )

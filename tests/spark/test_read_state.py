@@ -1,0 +1,50 @@
+"""`read_state` as a DataFrame: every kind of state in Spark's own types, read by tasks."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.sink.transaction import Producer
+from tallystick.state.handles import StepState, Version
+from tallystick.state.retention import extend
+from tallystick.state_files import write_changelog
+from tallystick.storage import FileStorage
+from tests.test_state_columns import A_DAY, STEP, USERS, entries_of
+
+pytestmark = pytest.mark.spark
+
+
+def test_all_kinds_of_state_are_columns_of_one_row_per_key(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    storage = FileStorage(str(tmp_path))
+    file = write_changelog(storage, STEP.uid, 0, 0, "n", pa.Table.from_batches([entries_of()]))
+    assert file is not None
+    state = (extend(STEP, Version(0, "t"), [file]), StepState("other", 1, 1, "[]", 1))
+    manifest = Manifest(0, "job", "lineage", ("{}",), (), Producer("t", 1, 1), state)
+    storage.put(m.manifest_path(manifest, "n"), manifest.encode())
+    storage.put("commits/0", b"v1")
+
+    frame = ts.read_state(spark, str(tmp_path), "step")
+
+    rows = {row["user"]: row for row in frame.collect()}
+    assert set(rows) == set(USERS)
+    assert frame.rdd.getNumPartitions() > 1
+    assert (rows["ann"]["count"], rows["ann"]["last"]) == (7, "x")
+    assert tuple(rows["bob"]["pair"]) == (1, A_DAY)
+    assert [row["name"] for row in rows["ann"]["names"]] == ["p", "q"]
+    assert rows["ann"]["timers"] == [-3, 9]
+    assert rows[None]["timers"] is None
+    found = frame.selectExpr("explode(by_name) as (key, value)").select("key.name", "value.name")
+    assert [tuple(row) for row in found.collect()] == [("k", "v")]
+    assert frame.schema["pair"].dataType.simpleString() == "struct<a:bigint,b:date>"
+    assert frame.where("pair.b = date'2026-11-21'").count() == 1
+    with pytest.raises(ts.OptionError, match="name the step; its keyed steps are: 'step', 'other'"):
+        ts.read_state(spark, str(tmp_path))
+    with pytest.raises(ts.OptionError, match="there is no step 'stpe'"):
+        ts.read_state(spark, str(tmp_path), "stpe")
