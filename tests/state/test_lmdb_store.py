@@ -1,5 +1,6 @@
 """The local copy: whole at a version or at none, whoever else uses it and whoever is killed."""
 
+import contextlib
 import os
 import random
 import signal
@@ -110,6 +111,28 @@ def test_an_apply_that_breaks_off_leaves_no_version(store, monkeypatch):
 
     assert store.apply(None, V2, [batch({key(5): b"x"})])
     assert content(store, V2) == {key(5): b"x"}
+
+
+def test_two_that_apply_at_once_for_want_of_a_lock_do_not_mix(store, monkeypatch):
+    """A stopped process may hold the lock for ever; without it each transaction looks who it is."""
+    monkeypatch.setattr(lmdb_store, "locked", contextlib.nullcontext)
+    monkeypatch.setattr(lmdb_store, "CHUNK_ROWS", 1)
+
+    def parts(text):
+        yield from [batch({key(each): text}) for each in range(4)]
+
+    def overtaken():
+        yield from parts(b"ours")
+        with pytest.raises(ValueError, match="killed"):
+            store.apply(None, V2, killed())
+        yield from parts(b"ours")
+
+    def killed():
+        yield from parts(b"theirs")
+        raise ValueError("killed")
+
+    assert not store.apply(None, V1, overtaken())
+    assert store.version() is None
 
 
 def test_an_apply_of_one_transaction_that_breaks_off_did_nothing(store):
