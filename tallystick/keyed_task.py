@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.errors import EpochAbortedError, OptionError, RecordError
+from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.exchange import NO_TOPIC, Attempt, Frame, Heard
+from tallystick.exchanged_rows import conform, from_ipc, to_ipc
 from tallystick.ports import StateStore, Storage
 from tallystick.state.handles import StateFile, StepState
 from tallystick.state.key_bytes import KeyCodec
@@ -32,8 +33,6 @@ from tallystick.state.view import EpochTime, Overlay, StateView
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
 from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Outlet, Sent, apply, send
 
-COMPRESSED_BYTES_MIN = 4096
-"""Smaller batches are not worth compressing."""
 KEEP_UP_EPOCHS = TRAIL_LENGTH // 4
 OVERTAKEN_MAX = 5
 """How often another process may move the local copy on before a task gives its epoch up."""
@@ -273,10 +272,12 @@ class ProcessPlan:
         version = self.base.version
         assert version is not None, "there is something to write anew"
         name = (storage, self.step.uid, version.epoch, index, nonce)
+        # A step's state may be older than the epoch before: that one may have changed nothing.
+        epoch = self.checkpoint_id
         if index in self.merges:
-            yield write_merged(*name, self.merges[index])
+            yield write_merged(*name, self.merges[index], written_in=epoch)
         if index in self.snapshots:
-            yield write_snapshot(*name, view, self.snapshots[index])
+            yield write_snapshot(*name, view, self.snapshots[index], written_in=epoch)
 
     def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, self.step.columns).combine_chunks()
@@ -382,63 +383,3 @@ def _event_times(column: pa.Array) -> tuple[pa.Array, int]:
         return column, 1
     micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False)
     return micros.cast(pa.int64()), 1000
-
-
-def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBatch:
-    """Rows with exactly these columns, in this order; types are cast where no value changes.
-
-    Args:
-        rows: as a function returned them.
-        columns: as they were declared.
-        what: they are, for messages.
-
-    Raises:
-        OptionError: a column is missing, or there is one too many.
-        RecordError: a value does not fit the declared type.
-    """
-    if not isinstance(rows, pa.RecordBatch):
-        raise OptionError(f"{what}: expected a pyarrow RecordBatch, found {type(rows).__name__}")
-    if rows.schema.equals(columns):
-        return rows
-    names = rows.schema.names
-    for name in columns.names:
-        if names.count(name) != 1:
-            found = "is not there" if name not in names else "is there more than once"
-            raise OptionError(
-                f"{what}: column {name!r} {found}: expected {columns.names}, found {names}"
-            )
-    if more := [name for name in names if name not in columns.names]:
-        raise OptionError(
-            f"{what}: column {more[0]!r} is not declared: expected {columns.names}, found {names}. "
-            f"Declare it, or leave it out"
-        )
-    cast = [_cast(rows.column(each.name), each, what) for each in columns]
-    return pa.RecordBatch.from_arrays(cast, schema=columns)
-
-
-def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
-    if column.type == declared.type:
-        return column
-    try:
-        return column.cast(declared.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise RecordError(
-            f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}: "
-            f"{error}"
-        ) from None
-
-
-def to_ipc(rows: pa.RecordBatch) -> bytes:
-    """A batch with its schema, as it travels in a frame."""
-    codec = "lz4" if rows.nbytes >= COMPRESSED_BYTES_MIN else None
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())
-
-
-def from_ipc(data: bytes) -> pa.RecordBatch:
-    """Read back what `to_ipc` made."""
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_next_batch()

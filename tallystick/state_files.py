@@ -208,21 +208,24 @@ def write_snapshot(
     nonce: str,
     view: StateView,
     groups: KeyGroupRange,
+    *,
+    written_in: int | None = None,
 ) -> StateFile:
     """Write all entries of some key groups, as they are before the epoch that runs.
 
     Args:
         storage: the checkpoint location.
         uid: of the step.
-        epoch: the last one that the view includes: the file's name carries the next one, which
-            writes it, for no driver collects the files of an epoch that is not committed.
+        epoch: the last one that the view includes.
         index: of the task.
         nonce: that no other attempt has drawn.
         view: the committed state.
         groups: those of the snapshot.
+        written_in: the epoch that runs, which the file's name carries: no driver collects the files
+            of an epoch that it does not know to be committed. None: the one behind `epoch`.
     """
     table = pa.Table.from_batches(view.batches(groups), ENTRIES)
-    path = _path(uid, epoch + 1, index, nonce, SNAPSHOT)
+    path = _path(uid, _next(epoch, written_in), index, nonce, SNAPSHOT)
     return _put(storage, path, SNAPSHOT, epoch, encode(table, groups))
 
 
@@ -233,6 +236,8 @@ def write_merged(
     index: int,
     nonce: str,
     loads: Sequence[Load],
+    *,
+    written_in: int | None = None,
 ) -> StateFile:
     """Write one changelog that says what several say: of each key, the newest.
 
@@ -243,6 +248,7 @@ def write_merged(
         index: of the task.
         nonce: that no other attempt has drawn.
         loads: what `due_merges` gave.
+        written_in: as for `write_snapshot`.
 
     Raises:
         StateFileError: a file is missing or damaged.
@@ -251,10 +257,14 @@ def write_merged(
     merged = newest_entries([batch for load in loads for batch in reader.read(load)])
     first = min(part.first for load in loads for part in load.groups)
     last = max(part.last for load in loads for part in load.groups)
-    path = _path(uid, epoch + 1, index, f"{nonce}-merged", CHANGELOG)
+    path = _path(uid, _next(epoch, written_in), index, f"{nonce}-merged", CHANGELOG)
     encoded = encode(merged, KeyGroupRange(first, last))
     first_epoch = min(load.file.epochs.start for load in loads)
     return _put(storage, path, CHANGELOG, epoch, encoded, first_epoch)
+
+
+def _next(epoch: int, written_in: int | None) -> int:
+    return epoch + 1 if written_in is None else written_in
 
 
 def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:

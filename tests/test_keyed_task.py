@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tallystick import keyed_epoch, keyed_task
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
-from tallystick.exchange import Frame
+from tallystick.exchanged_rows import from_ipc, to_ipc
 from tallystick.state import retention
 from tallystick.state.handles import SNAPSHOT
 from tallystick.state.keyed_batch import KeyedBatch, Update
@@ -169,6 +169,19 @@ def test_snapshots_and_merges_that_are_due_are_written_and_old_files_left_behind
     assert [row["at"] for row in rows] == [13] * 30
 
 
+def test_what_is_written_anew_bears_the_epoch_that_writes_it(monkeypatch):
+    """By an older one it would look like rubbish to a driver that was replaced meanwhile."""
+    snapshots = partial(retention.due_snapshots, changed_bytes_min=1)
+    monkeypatch.setattr(keyed_epoch, "due_snapshots", snapshots)
+    job = Job((NUMBERING,))
+    job.run([events(("a", 1))])
+    job.epoch = 6  # what was in between changed nothing
+    job.run([events(("a", 1))])
+
+    (path,) = [name for name in job.doors.files.files if name.endswith(SNAPSHOT)]
+    assert retention.epoch_of(path) == 7
+
+
 def test_rows_of_two_attempts_of_a_task_do_not_count():
     job = Job((NUMBERING,))
     planned = job.plan(parallelism=2)
@@ -284,6 +297,5 @@ def test_a_copy_that_others_keep_moving_ends_the_epoch():
 def test_batches_travel_as_they_are():
     rows = events(*((f"u{n}", n) for n in range(3000))).slice(7, 2000)
 
-    assert keyed_task.from_ipc(keyed_task.to_ipc(rows)).equals(rows)
-    assert len(keyed_task.to_ipc(rows)) < rows.nbytes
-    assert Frame(0, 0, 0, "", 0, 1, b"", 0).topic == ""
+    assert from_ipc(to_ipc(rows)).equals(rows)
+    assert len(to_ipc(rows)) < rows.nbytes

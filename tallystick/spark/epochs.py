@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -145,14 +146,13 @@ def driver_of(
     listener: Listener | None = None,
 ) -> Driver:
     """The driver of one query run, with the real ports."""
-    further = {} if listener is None else {"listener": listener}
-    return Driver(
+    make = Driver if listener is None else partial(Driver, listener=listener)
+    return make(
         identity,
         cluster.target(identity.pipeline),
         cluster.broker,
         storage,
         SystemClock(),
-        **further,
     )
 
 
