@@ -10,6 +10,12 @@ import tallystick as ts
 from tests.processors import spark_processors
 
 TIMEZONE = "America/New_York"
+QUICK = {  # a handful of rows is not worth compiling for
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +33,8 @@ def tws_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
     session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
     session.conf.set("spark.sql.shuffle.partitions", "1")
     session.conf.set("spark.sql.session.timeZone", TIMEZONE)
+    for name, value in QUICK.items():
+        session.conf.set(name, value)
     # Spark's workers cannot import the tests.
     cloudpickle.register_pickle_by_value(spark_processors)
     yield session

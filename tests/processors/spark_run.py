@@ -15,7 +15,7 @@ INPUT = (
     "amount decimal(10,2), tags array<string>"
 )
 OUTPUT = "k string, what string, val string"
-DEADLINE_S = 60
+DEADLINE_S = 240
 POLL_S = 0.02
 
 
