@@ -8,6 +8,8 @@ CPU time in microseconds, best of several epochs behind the first, so that a bus
 little.
 """
 
+# ruff: noqa: N802, N803  the names are PySpark's
+
 import os
 import sys
 import tempfile
