@@ -150,13 +150,13 @@ class Story(World):
             case ["crash", "before"]:
                 raise Crash
             case ["crash", "after"]:
-                self._arrive(process, call)
+                self.arrive(process, call)
                 raise Crash
             case ["crash", "and", "late"]:
-                self._in_flight.append(lambda: self._arrive(process, call))
+                self.post(process, call)
                 raise Crash
             case ["lost", "reply"]:
-                self._arrive(process, call)
+                self.arrive(process, call)
                 raise call.unavailable(f"{call.name}: no answer")
             case ["refused"]:
                 raise call.unavailable(f"{call.name}: refused")
@@ -166,7 +166,7 @@ class Story(World):
                 self._write_stray()
             case [other, "epoch", number, "first"]:
                 self.run(other, int(number))
-        return self._arrive(process, call)
+        return self.arrive(process, call)
 
     def _write_stray(self) -> None:
         """An attempt that nobody waits for writes one row more where the task has written."""
