@@ -12,8 +12,10 @@ It is told every transaction that Kafka commits, and how every driver ends, and 
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from tallystick.checkpoint.manifest import is_seed
 from tallystick.errors import (
     DataLossError,
     FencedError,
@@ -25,6 +27,7 @@ from tallystick.sim.kafka_cluster import Committed
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Crash
 from tallystick.sim.spark import Checkpoint, ConcurrentRunError
+from tallystick.sim.state_oracle import StateOracle
 from tallystick.topic_partition import TopicPartition
 
 ExpectedRows = Callable[[Checkpoint, int], Mapping[TopicPartition, Sequence[Row]]]
@@ -44,20 +47,24 @@ class Checker:
         *,
         token_group: str,
         tells: bool,
+        keyed_output: Sequence[TopicPartition] = (),
     ) -> None:
         self.violations: list[str] = []
         self.checkpoint = checkpoint
-        self.committed_epoch = -1  # of the checkpoint in use
+        self.committed_epoch = -1
         self.foreign_epochs: set[int] = set()
         self.reported_epochs: set[int] = set()
         self.owner = ""  # the process that took over last
         self.committer = ""  # the process whose commit is being processed
         self.takeover_count = 0
+        self._outrun: set[str] = set()  # took over for an epoch that was finished by then
         self.expected_error: type[Exception] | None = None
         self.expected_seen = False
         self._expected_rows = expected_rows
         self._token_group = token_group
         self._tells = tells
+        self.state = StateOracle(self.note, keyed_output) if keyed_output else None
+        self.begin(checkpoint, -1)
 
     def note(self, violation: str) -> None:
         """A promise was broken."""
@@ -70,13 +77,14 @@ class Checker:
             self.note(f"{self.committer} committed, though {self.owner} had taken over")
         rows = [row for _, batch in done.batches for row in batch.rows]
         tokens = [what for (group, _), what in done.offsets.items() if group == self._token_group]
-        if not rows and tokens and not json.loads(tokens[0][1])["manifest"]:
+        manifest_path = json.loads(tokens[0][1])["manifest"] if tokens else ""
+        if not rows and tokens and (not manifest_path or is_seed(manifest_path)):
             return  # the first token of a lineage
         following = self.committed_epoch + 1
         epoch = tokens[0][0] - 1 if tokens else max((row.epoch for row in rows), default=following)
-        self._check_epoch(epoch, done)
+        self._check_epoch(epoch, done, manifest_path)
 
-    def _check_epoch(self, epoch: int, done: Committed) -> None:
+    def _check_epoch(self, epoch: int, done: Committed, manifest_path: str) -> None:
         if epoch != self.committed_epoch + 1:
             self.note(f"epoch {epoch} committed after epoch {self.committed_epoch}")
         self.committed_epoch = max(epoch, self.committed_epoch)
@@ -90,6 +98,11 @@ class Checker:
             if len(own) < len(batch.rows):
                 self._check_foreign(epoch, batch.step, done.counted_at)
         expected = self._expected_rows(self.checkpoint, epoch)
+        if self.state is not None:
+            self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
+            if _offsets(found) != _offsets(expected):
+                self.note(f"epoch {epoch}: committed {found}, expected {expected}")
+            return
         for partition in sorted({*expected, *found}):
             if by_source(found.get(partition, ())) != by_source(expected.get(partition, ())):
                 self.note(
@@ -101,6 +114,13 @@ class Checker:
         self.foreign_epochs.add(epoch)
         if self._tells and (counted_at is None or step <= counted_at):
             self.note(f"epoch {epoch}: foreign rows were there to be counted, and were committed")
+
+    def begin(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """The pipeline goes on with a checkpoint, behind an epoch that is committed, or -1."""
+        self.checkpoint = checkpoint
+        self.committed_epoch = epoch  # of this checkpoint
+        if self.state is not None:
+            self.state.begin(checkpoint.lineage, epoch)
 
     # Ends of drivers
     def check_positions(self, shown: Mapping[TopicPartition, int]) -> None:
@@ -141,7 +161,8 @@ class Checker:
         if self.expected_error is not None and isinstance(error, self.expected_error):
             self.expected_seen = True
             return "refused"
-        if self.owner == name and offered < self.checkpoint.first_epoch():
+        is_behind = self.owner == name and offered < self.checkpoint.first_epoch()
+        if is_behind or name in self._outrun:
             return "asked for an epoch that another query had finished meanwhile"
         self.note(f"{name}: {type(error).__name__} without a cause: {error}")
         return "refused without a cause"
@@ -151,27 +172,33 @@ class Checker:
         if name != self.owner:
             self.note(f"{name} was replaced by {self.owner}, and takes over from it")
 
-    def took_over(self, name: str) -> None:
-        """A process took the transactional id over from whoever had it."""
+    def took_over(self, name: str, offered: int) -> None:
+        """A process took the transactional id over from whoever had it, to run an epoch."""
+        if offered < self.checkpoint.first_epoch():
+            self._outrun.add(name)
         self.owner = name
         self.takeover_count += 1
 
     # The end
-    def at_the_end(self, visible: Mapping[TopicPartition, Sequence[Row]], input_: set[Row]) -> None:
+    def at_the_end(
+        self, visible: Mapping[TopicPartition, Sequence[Row]], input_: Collection[Row]
+    ) -> None:
         """All input is consumed: the visible output is the input, exactly."""
         rows = [row for found in visible.values() for row in found if not row.foreign]
         read = [(row.source, row.offset) for row in rows]
-        wanted = {(row.source, row.offset) for row in input_}
-        if lost := sorted(wanted - set(read)):
+        wanted = Counter((row.source, row.offset) for row in input_)
+        if lost := sorted(wanted - Counter(read)):
             self.note(f"lost: {lost}")
-        if len(read) != len(set(read)):
-            self.note(f"duplicated: {sorted(one for one in set(read) if read.count(one) > 1)}")
-        if foreign := sorted(set(read) - wanted):
+        if duplicated := sorted(one for one in Counter(read) - wanted if one in wanted):
+            self.note(f"duplicated: {duplicated}")
+        if foreign := sorted(set(read) - set(wanted)):
             self.note(f"never read: {foreign}")
         for partition, found in visible.items():
-            for source, offsets in by_source(found).items():
+            for (_, source, _), offsets in in_order(found).items():
                 if offsets != sorted(offsets):
                     self.note(f"{partition}: rows of {source} are out of order: {offsets}")
+        if self.state is not None:
+            self.state.at_the_end(visible)
         self.at_any_end()
 
     def at_any_end(self) -> None:
@@ -182,8 +209,18 @@ class Checker:
 
 def by_source(rows: Sequence[Row]) -> dict[TopicPartition, list[int]]:
     """The input offsets of rows, in order, per input partition: their order in between is free."""
-    found: dict[TopicPartition, list[int]] = {}
+    return {source: offsets for (_, source, _), offsets in in_order(rows).items()}
+
+
+def in_order(rows: Sequence[Row]) -> dict[tuple[str, TopicPartition, int], list[int]]:
+    """The same per lineage and, behind a keyed step, per key: only there the order is kept."""
+    found: dict[tuple[str, TopicPartition, int], list[int]] = {}
     for row in rows:
         if not row.foreign:
-            found.setdefault(row.source, []).append(row.offset)
+            found.setdefault((row.lineage, row.source, row.key), []).append(row.offset)
     return found
+
+
+def _offsets(rows: Mapping[TopicPartition, Sequence[Row]]) -> list[tuple[TopicPartition, int]]:
+    """Which input records they are of, wherever they go: a key's row goes to its partition."""
+    return sorted((row.source, row.offset) for found in rows.values() for row in found)

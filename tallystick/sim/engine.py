@@ -202,9 +202,12 @@ class SimulatedEngine:
         """An attempt; one that runs again may get its rows in another order: they were shuffled."""
         rows = self._rows[partition]
         if number or reordered:
-            rows = tuple(sorted(rows, key=lambda row: row.source, reverse=True))
+            rows = self._reordered(rows)
         batches = self._cut(partition, rows)
         return Attempt(self._cluster, producer, partition, batches, number)
+
+    def _reordered(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        return tuple(sorted(rows, key=lambda row: row.source, reverse=True))
 
     def _invite_strays(self, producer: Producer) -> None:
         """Second attempts that passed all checks before anybody wrote."""

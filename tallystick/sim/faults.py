@@ -34,6 +34,15 @@ class Fault(Enum):
     EXECUTOR_LOST = "an executor is lost, Spark runs the stage again"
     RACING_ATTEMPT = "a second attempt of a task writes too"
     STRAY_ELSEWHERE = "an attempt writes where the others have no rows"
+    EMPTY_EPOCH = "an epoch has no rows"
+    # Tasks with keyed state, and the hosts that keep copies of it.
+    RESCALED = "a run has another parallelism than the one before"
+    TASK_MOVED = "a task runs on another host, which has an old copy of its state or none"
+    COPY_LOST = "a host loses its copies of state"
+    TASK_AGAIN = "a task runs again after some of its rows were used"
+    WHIM = "the user's function gives something else when it runs again"
+    REWRITTEN = "state is written anew: snapshots, merged changelogs"
+    COLLECTED = "files of state that nothing needs are removed"
     # What is done to the checkpoint, or to Kafka, while no driver runs.
     TOKEN_EXPIRED = "Kafka forgot the pipeline's token"
     TOKEN_OVERWRITTEN = "a tool committed offsets in the token group"
@@ -42,10 +51,20 @@ class Fault(Enum):
     MANIFEST_DELETED = "the manifest that Kafka names is deleted"
     MANIFEST_CORRUPTED = "the manifest that Kafka names is damaged"
     OTHER_CHECKPOINT = "the pipeline is started on another checkpoint"
+    STATE_FILE_DELETED = "a file of state is deleted"
+    STATE_FILE_DAMAGED = "a file of state is damaged"
+    OLD_SAVEPOINT = "the pipeline is restored from an older savepoint"
+    SITE_SET_BACK = "Kafka and the checkpoint were set back, the hosts were not"
 
 
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
-"""Faults that no program can make good: the job must stop and say so."""
+"""Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
+
+PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
+EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT}
+"""With these a call takes effect, and its sender does not hear of it."""
+LATE = {Fault.CRASH_LATE, Fault.LATE_EFFECT, Fault.LATE_PUT}
+"""With these it does so later."""
 
 RATIOS = {
     Fault.CRASH_BEFORE: 0.02,
@@ -65,6 +84,14 @@ RATIOS = {
     Fault.EXECUTOR_LOST: 0.04,
     Fault.RACING_ATTEMPT: 0.1,
     Fault.STRAY_ELSEWHERE: 0.1,
+    Fault.EMPTY_EPOCH: 0.05,
+    Fault.RESCALED: 0.3,
+    Fault.TASK_MOVED: 0.15,
+    Fault.COPY_LOST: 0.01,
+    Fault.TASK_AGAIN: 0.05,
+    Fault.WHIM: 0.1,
+    Fault.REWRITTEN: 0.25,
+    Fault.COLLECTED: 0.5,
 }
 """How often a kind strikes where it may, at intensity 1."""
 

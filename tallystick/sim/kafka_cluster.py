@@ -12,9 +12,11 @@ The facts are those measured on Kafka 4.3 (KIP-98, KIP-360, KIP-447, KIP-890):
     * The timeout of a transaction aborts it and bumps the producer epoch.
 """
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError, FencedError
 from tallystick.sim.rows import Row
@@ -24,6 +26,7 @@ from tallystick.topic_partition import TopicPartition
 BATCHES_REMEMBERED = 5
 EPOCH_BY_END_TXN = 2
 Offsets = Mapping[TopicPartition, tuple[int, str]]
+_NOT_HELD = ("on_commit", "_clock", "_dice")
 
 
 @dataclass(slots=True)
@@ -232,6 +235,16 @@ class KafkaCluster:
         return [
             row for batch in self.logs.get(partition, []) if batch.committed for row in batch.rows
         ]
+
+    # Disasters
+    def image(self) -> dict[str, Any]:
+        """A copy of all that it holds."""
+        held = {name: each for name, each in vars(self).items() if name not in _NOT_HELD}
+        return copy.deepcopy(held)
+
+    def put_back(self, image: Mapping[str, Any]) -> None:
+        """Be as it was when the image was taken."""
+        vars(self).update(copy.deepcopy(dict(image)))
 
     # Inside
     @property

@@ -1,13 +1,20 @@
 """What is done to a checkpoint, or to Kafka, while no driver runs, and what must come of it."""
 
+import copy
 from collections.abc import Callable
 
 from tallystick.checkpoint import manifest
-from tallystick.errors import DataLossError, ManifestError
+from tallystick.checkpoint.savepoint import Savepoint, seed_of
+from tallystick.errors import DataLossError, ManifestError, StateFileError
 from tallystick.job import decode_token
 from tallystick.sim.faults import Fault
+from tallystick.sim.hosts import Host
+from tallystick.sim.rows import rows_between
 from tallystick.sim.spark import Checkpoint
 from tallystick.sim.world import OUTPUT, TOKEN_GROUP, World
+from tallystick.state.changelog import parse_index
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.restore import Load, needed
 
 TOKEN = (TOKEN_GROUP, OUTPUT[0])
 
@@ -77,9 +84,89 @@ def _start_elsewhere(world: World) -> type[Exception] | None:
         return None
     newest = max(old.offsets)
     world.checkpoint = Checkpoint("lineage-2", "sim:/checkpoint-2", old.offsets[newest])
-    world.checker.checkpoint = world.checkpoint
-    world.checker.committed_epoch = -1
+    world.checker.begin(world.checkpoint, -1)
     return DataLossError
+
+
+def _delete_state_file(world: World) -> type[Exception] | None:
+    load = _take_needed_file(world)
+    if load is None:
+        return None
+    del world.checkpoint.files[load.file.path]
+    return StateFileError
+
+
+def _damage_state_file(world: World) -> type[Exception] | None:
+    """Cut it short, or change a byte that somebody reads: of its index, or of an entry."""
+    load = _take_needed_file(world)
+    if load is None:
+        return None
+    file, files = load.file, world.checkpoint.files
+    data = bytearray(files[file.path])
+    segments = parse_index(bytes(data[file.size - file.index_size :]), file.checksum)
+    start = file.size - file.index_size
+    if segments and load.groups == (file.groups,):
+        start = segments[0].offset
+    if world.dice.random() < 0.3:
+        del data[-1]
+    else:
+        data[world.dice.randrange(start, file.size)] ^= 1 << world.dice.randrange(8)
+    files[file.path] = bytes(data)
+    return StateFileError
+
+
+def _take_needed_file(world: World) -> Load | None:
+    """A file that the next rows will ask for: no host has a copy, and one task has all keys."""
+    manifest_ = world.checkpoint.files.get(_named_manifest(world))
+    step = next(iter(manifest.decode(manifest_, "").state), None) if manifest_ else None
+    if step is None or not step.files:
+        return None
+    load = world.dice.choice(needed(step.files, KeyGroupRange(0, step.max_parallelism - 1)))
+    world.backup = {load.file.path: world.checkpoint.files[load.file.path]}
+    world.workers.hosts = [Host() for _ in world.workers.hosts]
+    world.workers.parallelism = 1
+    return load
+
+
+def _restore_savepoint(world: World) -> type[Exception] | None:
+    """Take a savepoint, go on, and restore it: that needs a person's word, if any epoch came."""
+    old, path = world.checkpoint, _named_manifest(world)
+    if path not in old.files:
+        return None
+    held = manifest.decode(old.files[path], path)
+    paths = [file.path for step in held.state for file in step.files]
+    copies = {path: old.files[path] for path in paths}
+    taken = Savepoint("one", "now", old.location, path, held)
+    if world.dice.random() < 0.8:
+        world.run_quietly()
+        world.release_input()
+    seed = seed_of(taken, "sim:/savepoint", "lineage-2", held.state)
+    epoch, newest = held.checkpoint_id, world.checker.committed_epoch
+    world.repeated = rows_between(old.offsets[epoch], old.offsets[newest])
+    new = Checkpoint(
+        "lineage-2",
+        "sim:/checkpoint-2",
+        old.base,
+        offsets={number: ends for number, ends in old.offsets.items() if number <= epoch},
+        commits={number for number in old.commits if number <= epoch},
+        files={manifest.manifest_path(seed, f"{manifest.SEED}1"): seed.encode(), **copies},
+    )
+    world.checkpoint = new
+    world.checker.begin(new, epoch)
+    return DataLossError if newest > epoch else None
+
+
+def _set_back_site(world: World) -> None:
+    """Epochs get their numbers a second time, with other rows; then a host comes back from then."""
+    image = world.image()
+    world.run_quietly()
+    hosts = copy.deepcopy(world.workers.hosts)
+    world.put_back(image)
+    world.release_input()
+    world.run_quietly()
+    world.workers.hosts = hosts
+    world.release_input()
+    world.plan.struck[Fault.SITE_SET_BACK] += 1
 
 
 def _named_manifest(world: World) -> str:
@@ -95,4 +182,8 @@ ACTS: dict[Fault, Callable[[World], type[Exception] | None]] = {
     Fault.MANIFEST_DELETED: _delete_manifest,
     Fault.MANIFEST_CORRUPTED: _corrupt_manifest,
     Fault.OTHER_CHECKPOINT: _start_elsewhere,
+    Fault.STATE_FILE_DELETED: _delete_state_file,
+    Fault.STATE_FILE_DAMAGED: _damage_state_file,
+    Fault.OLD_SAVEPOINT: _restore_savepoint,
+    Fault.SITE_SET_BACK: _set_back_site,
 }

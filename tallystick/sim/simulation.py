@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tallystick.sim.checker import Violation
 from tallystick.sim.faults import Fault
-from tallystick.sim.rows import Row
+from tallystick.sim.rows import Row, rows_between
 from tallystick.sim.sabotage import sabotage
 from tallystick.sim.world import OUTPUT, Endless, World
 from tallystick.topic_partition import TopicPartition
@@ -28,14 +28,17 @@ class Outcome:
     trace: tuple[str, ...]
 
 
-def simulate(seed: int, kinds: Collection[Fault] | None = None) -> Outcome:
+def simulate(
+    seed: int, kinds: Collection[Fault] | None = None, is_keyed: bool | None = None
+) -> Outcome:
     """Live through one world.
 
     Args:
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
+        is_keyed: whether the pipeline has a keyed step; None: the seed says.
     """
-    world = World(seed, kinds)
+    world = World(seed, kinds, is_keyed)
     with _silent_driver():
         try:
             verdict = _live(world)
@@ -78,17 +81,16 @@ def _live(world: World) -> str:
     world.checker.at_the_end(_visible(world), _read(world))
     if world.checker.violations:
         return "broken"
-    read = _read(world)
     world.release_input()
     act = world.plan.pick_sabotage()
     expected = sabotage(world, act) if act else None
     if expected is not None:
         world.expect(expected)
-        world.checker.at_the_end(_visible(world), read)
-        if act is not Fault.OTHER_CHECKPOINT or not world.accept_last():
+        world.checker.at_the_end(_visible(world), _read(world))
+        if not _is_made_good(world, act):
             return "refused, rightly"
     world.run_quietly()
-    world.checker.at_the_end(_visible(world), _read(world))
+    world.checker.at_the_end(_visible(world), [*_read(world), *world.repeated])
     world.check_positions()
     return "exactly once"
 
@@ -97,13 +99,17 @@ def _visible(world: World) -> dict[TopicPartition, list[Row]]:
     return {partition: world.sink.visible(partition) for partition in OUTPUT}
 
 
-def _read(world: World) -> set[Row]:
-    """All input so far, as the rows that it must have become (of no epoch in particular)."""
-    return {
-        Row("", 0, source, offset)
-        for source, end in world.available.items()
-        for offset in range(end)
-    }
+def _is_made_good(world: World, act: Fault | None) -> bool:
+    """Whether a person did what the refusal asks for, so that the job goes on."""
+    if act in (Fault.STATE_FILE_DELETED, Fault.STATE_FILE_DAMAGED):
+        world.checkpoint.files.update(world.backup)
+        return True
+    return act in (Fault.OTHER_CHECKPOINT, Fault.OLD_SAVEPOINT) and world.accept_last()
+
+
+def _read(world: World) -> list[Row]:
+    """All input that was read so far, as the rows that it must have become (of no epoch)."""
+    return rows_between(dict.fromkeys(world.consumed, 0), world.consumed)
 
 
 @contextmanager

@@ -1,16 +1,27 @@
 """The checkpoint location of the simulated world: whole files, and writes that go wrong."""
 
+from typing import Protocol, TypeVar
+
 from tallystick.errors import BrokenInvariantError, StorageError
-from tallystick.sim.broker import Wire
 from tallystick.sim.scheduler import Process
 from tallystick.sim.wire import Call
+
+Result = TypeVar("Result")
+
+
+class Sender(Protocol):
+    """What a request goes through."""
+
+    def send(self, process: Process, call: Call[Result]) -> Result:
+        """Make the call take effect: at once, later, or not at all."""
+        ...
 
 
 class SimulatedStorage:
     """One driver's view of the files of a checkpoint, which it shares with others."""
 
     def __init__(
-        self, wire: Wire, process: Process, location: str, files: dict[str, bytes]
+        self, wire: Sender, process: Process, location: str, files: dict[str, bytes]
     ) -> None:
         self._wire = wire
         self._process = process

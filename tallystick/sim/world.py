@@ -6,6 +6,7 @@ arrives and a last driver goes on; and, for some seeds, an act of sabotage and w
 """
 
 import contextlib
+import copy
 import itertools
 import random
 from collections import Counter
@@ -15,16 +16,18 @@ from typing import Any, TypeVar
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import ForeignRowsError, RetriableError, StorageError, TallystickError
 from tallystick.job import Driver, Target
+from tallystick.ports import Engine
 from tallystick.sim.broker import SimulatedBroker
 from tallystick.sim.checker import Checker
 from tallystick.sim.engine import Attempt, SimulatedEngine
-from tallystick.sim.faults import Fault, FaultPlan
+from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
 from tallystick.sim.spark import Checkpoint, Positions, Source
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
+from tallystick.sim.workers import Workers
 from tallystick.topic_partition import TopicPartition
 
 Result = TypeVar("Result")
@@ -43,10 +46,7 @@ EPOCH_ROWS_MAX = 5
 RELEASED_MAX = 6
 DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
 KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
-PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
 NO_EFFECT = {Fault.REFUSED, Fault.DISK_FULL}
-EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT}
-LATE = {Fault.CRASH_LATE, Fault.LATE_EFFECT, Fault.LATE_PUT}
 
 
 class Endless(BaseException):
@@ -59,9 +59,12 @@ class World:
     Args:
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
+        is_keyed: whether the pipeline has a keyed step; None: the seed says.
     """
 
-    def __init__(self, seed: int, kinds: Collection[Fault] | None = None) -> None:
+    def __init__(
+        self, seed: int, kinds: Collection[Fault] | None = None, is_keyed: bool | None = None
+    ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
         self.plan = FaultPlan(self.dice, kinds)
@@ -70,6 +73,8 @@ class World:
         self.ends: Counter[str] = Counter()
         self.trace: list[str] = []
         self.accepted: set[str] = set()
+        self.backup: dict[str, bytes] = {}  # of files that were sabotaged
+        self.repeated: list[Row] = []  # what a person agreed to have in the output twice
         self._scheduler = Scheduler(self.dice)
         self._in_flight: list[Callable[[], object]] = []
         self._names = itertools.count(1)
@@ -85,12 +90,16 @@ class World:
         self.sources = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
         partitions = [partition for source in self.sources for partition in source.partitions]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
+        self.consumed = dict(self.available)
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
+        self.is_keyed = seed % 2 == 1 if is_keyed is None else is_keyed
+        self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,
             self.rows_of,
             token_group=TOKEN_GROUP,
             tells=self._tells,
+            keyed_output=OUTPUT if self.is_keyed else (),
         )
         self.sink.on_commit = self.checker.on_commit
 
@@ -104,12 +113,15 @@ class World:
         """The end of the next micro-batch; None when there is nothing to read."""
         if all(starts[partition] >= end for partition, end in self.available.items()):
             return None
-        if self.plan.active and self.dice.random() < 0.05:
-            return dict(starts)  # an epoch without data
-        return {
+        if self.plan.strikes(Fault.EMPTY_EPOCH):
+            return dict(starts)
+        ends = {
             partition: min(end, starts[partition] + self.dice.randint(0, EPOCH_ROWS_MAX))
             for partition, end in self.available.items()
         }
+        if ends == starts:
+            return dict(self.available)
+        return ends
 
     def rows_of(
         self, checkpoint: Checkpoint, epoch: int
@@ -144,6 +156,7 @@ class World:
             SimulatedBroker(self, process, self.sink),
             SimulatedStorage(self, process, checkpoint.location, checkpoint.files),
             self,
+            collect_every=self.dice.randint(1, 4) if Fault.COLLECTED in self.plan.kinds else 0,
             **options,
         )
 
@@ -169,8 +182,13 @@ class World:
         process.offered = epoch
         ends = self.checkpoint.offsets[epoch]
         request = Request(epoch, tuple(source.text(ends) for source in self.sources))
+        driver.run_epoch(request, self._engine(process, epoch))
+
+    def _engine(self, process: Process, epoch: int) -> Engine:
+        if self.is_keyed:
+            return self.workers.engine(process, self.checkpoint, epoch)
         rows = self.rows_of(self.checkpoint, epoch)
-        driver.run_epoch(request, SimulatedEngine(self, process, self.sink, rows))
+        return SimulatedEngine(self, process, self.sink, rows)
 
     # Clock
     def sleep(self, seconds: float) -> None:
@@ -186,16 +204,16 @@ class World:
         self.advance(process)
         fault = self._fault_of(call)
         if fault is None:
-            result = self._arrive(process, call)
+            result = self.arrive(process, call)
             self.tell(f"{process.name} {call.name}")
             return result
         self.tell(f"{process.name} {call.name}: {fault.value}")
         if fault is Fault.OUTAGE:
             self._outage = True
         if fault in LATE:
-            self._in_flight.append(lambda: self._arrive(process, call))
+            self.post(process, call)
         if fault in EFFECT:
-            self._arrive(process, call)
+            self.arrive(process, call)
         if fault in DRIVER_FAULTS:
             raise Crash
         raise call.unavailable(f"{call.name}: {fault.value}")
@@ -207,7 +225,12 @@ class World:
         kinds = KAFKA_FAULTS if is_kafka else PUT_FAULTS if call.name == "put" else ()
         return self.plan.pick((*DRIVER_FAULTS, *kinds))
 
-    def _arrive(self, process: Process, call: Call[Result]) -> Result:
+    def post(self, process: Process, call: Call[Any]) -> None:
+        """Let a call arrive later."""
+        self._in_flight.append(lambda: self.arrive(process, call))
+
+    def arrive(self, process: Process, call: Call[Result]) -> Result:
+        """Let a call take effect."""
         self.checker.committer = process.name
         return call.effect()
 
@@ -217,7 +240,7 @@ class World:
 
     def took_over(self, process: Process) -> None:
         """See `sim.broker.Wire`."""
-        self.checker.took_over(process.name)
+        self.checker.took_over(process.name, process.offered)
 
     def advance(self, process: Process) -> None:
         """Let time pass around a process; other processes may run, and it may be paused."""
@@ -279,6 +302,7 @@ class World:
             while self._scheduler.living:
                 end = self._run_some()
             if end == "finished":
+                self.consumed = dict(self.available)
                 return
         self.checker.note(f"the query does not finish: {dict(self.ends)}")
 
@@ -321,6 +345,17 @@ class World:
         """More input than before: the next run has something to do."""
         for partition in self.available:
             self.available[partition] += self.dice.randint(1, RELEASED_MAX)
+
+    def image(self) -> dict[str, Any]:
+        """A copy of what Kafka and the checkpoint hold; only while no driver runs."""
+        return {"sink": self.sink.image(), "checkpoint": copy.deepcopy(self.checkpoint)}
+
+    def put_back(self, image: Mapping[str, Any]) -> None:
+        """Kafka and the checkpoint are as they were; the input and the hosts are not."""
+        self.sink.put_back(image["sink"])
+        self.checkpoint = copy.deepcopy(image["checkpoint"])
+        epoch = max(self.checkpoint.offsets, default=-1)
+        self.checker.begin(self.checkpoint, epoch)
 
     def close(self) -> None:
         """End all threads."""

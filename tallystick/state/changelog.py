@@ -25,6 +25,8 @@ from tallystick.state.view import ENTRIES
 MAGIC = b"TSSTATE1"
 SEGMENT_ROWS = 2048
 """A segment ends with the first key group that ends behind so many rows."""
+COMPRESSED_BYTES_MIN = 4096
+"""Smaller files are not worth it: decompressing wakes up Arrow's threads, which takes longer."""
 SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
 SEGMENT_BYTES = 1 << 20
 """The same for bytes before compression: values may be long."""
@@ -79,7 +81,8 @@ def encode(table: pa.Table, groups: KeyGroupRange | None = None) -> EncodedFile:
     assert groups is not None or table.num_rows, "a file that says nothing"
     segments = []
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    codec = "lz4" if table.nbytes >= COMPRESSED_BYTES_MIN else None
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
     with pa.ipc.new_stream(sink, ENTRIES, options=options) as stream:
         for batch in table.combine_chunks().to_batches():
             row_groups = groups_of(batch.column(0))

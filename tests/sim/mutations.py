@@ -2,7 +2,8 @@
 
 Each mutation replaces one thing, in process, while `broken()` is entered. `needs` are the kinds of
 faults that have to strike for it to matter: with only those, some seed must fail; without any of
-them, none may (else it would say nothing about the fault).
+them, none may (else it would say nothing about the fault). Where there are none, nothing has to go
+wrong for it to be found.
 """
 
 import contextlib
@@ -42,6 +43,7 @@ class Mutation:
     where: Any
     name: str
     make: Callable[[Any], Any]
+    is_keyed: bool = False
 
     @contextmanager
     def broken(self) -> Iterator[None]:
