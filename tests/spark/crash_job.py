@@ -63,14 +63,20 @@ class Commands:
         os.kill(os.getpid(), signal.SIGKILL)  # the test is gone
 
 
+def die() -> None:
+    """Let nothing be tidied up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass
 class Fate:
-    """What is to happen at the n-th occurrence of a fact."""
+    """What is to happen at the n-th occurrence of a fact; a kill also some time after it."""
 
     commands: Commands
     kill_at: str = ""
     block_at: str = ""
     occurrence: int = 1
+    delay_s: float = 0.0
 
     def __call__(self, event: c.Event) -> None:
         """Called by the driver with each event."""
@@ -82,11 +88,13 @@ class Fate:
         if fact not in (self.kill_at, self.block_at):
             return
         self.occurrence -= 1
-        if self.occurrence == 0 and fact == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.occurrence == 0:
+        if self.occurrence == 0 and fact == self.block_at:
             say(blocked=fact)
             self.commands.go_on.acquire()
+        elif self.occurrence == 0 and self.delay_s:
+            threading.Timer(self.delay_s, die).start()
+        elif self.occurrence == 0:
+            die()
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def hook(fate: Fate, marker: str | None) -> None:
         plan = WRITE_PLAN(self, producer)
         if marker is None:
             return plan
-        return DyingWritePlan(plan.config, plan.producer, plan.transaction_version, marker)
+        return DyingWritePlan(**vars(plan), marker=marker)
 
     EpochRunner.__call__ = called  # type: ignore[method-assign]
     SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
@@ -167,9 +175,12 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
 
 def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     """Run one pipeline over all that is there."""
-    fate = Fate(
-        commands, spec.get("kill_at", ""), spec.get("block_at", ""), spec.get("occurrence", 1)
-    )
+    told = {
+        name: spec[name]
+        for name in ("kill_at", "block_at", "occurrence", "delay_s")
+        if name in spec
+    }
+    fate = Fate(commands, **told)
     hook(fate, spec.get("writing_dies_once"))
     for _ in range(3):
         query = start(spark, spec, fate)
@@ -186,48 +197,60 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
 
 
 def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQuery:
-    """The pipeline that a spec asks for."""
-    options = dict(spec["kafka"])
-    servers = options.pop("kafka.bootstrap.servers")
+    """Start the pipeline that a spec asks for."""
+    return pipeline(spec).start(
+        spark,
+        checkpoint=spec["checkpoint"],
+        trigger={"availableNow": True},
+        accept=spec.get("accept", ()),
+        listener=fate,
+    )
+
+
+def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
+    """Keys and values as they are; another job may put its own pipeline here."""
     return (
         ts.Pipeline(spec["name"])
-        .read(
-            ts.KafkaSource(
-                servers,
-                topics=[spec["topic_in"]],
-                starting_offsets=spec.get("starting_offsets", "earliest"),
-                max_offsets_per_trigger=spec.get("epoch_records"),
-                options=options,
-            )
-        )
+        .read(source(spec))
         .map_batches(step(spec))
-        .write(
-            ts.KafkaSink(
-                servers,
-                topic=spec["topic_out"],
-                transaction_timeout_ms=spec.get("transaction_timeout_ms", 300_000),
-                options=options,
-            )
-        )
-        .start(
-            spark,
-            checkpoint=spec["checkpoint"],
-            trigger={"availableNow": True},
-            accept=spec.get("accept", ()),
-            listener=fate,
-        )
+        .write(sink(spec, transaction_timeout_ms=spec.get("transaction_timeout_ms", 300_000)))
     )
+
+
+def source(spec: dict[str, Any], **settings: Any) -> ts.KafkaSource:
+    """The input."""
+    servers, options = cluster(spec)
+    return ts.KafkaSource(
+        servers,
+        topics=[spec["topic_in"]],
+        starting_offsets=spec.get("starting_offsets", "earliest"),
+        max_offsets_per_trigger=spec.get("epoch_records"),
+        options=options,
+        **settings,
+    )
+
+
+def sink(spec: dict[str, Any], **settings: Any) -> ts.KafkaSink:
+    """The output."""
+    servers, options = cluster(spec)
+    return ts.KafkaSink(servers, topic=spec["topic_out"], options=options, **settings)
+
+
+def cluster(spec: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Where the broker is, and how it is reached."""
+    options = dict(spec["kafka"])
+    return options.pop("kafka.bootstrap.servers"), options
 
 
 def main() -> None:
     """Serve runs until the test ends."""
     config = json.loads(sys.argv[1])
     commands = Commands()
-    spark = session(LOCAL, config)
+    spark = session(config.get("spark.master", LOCAL), config)
     say(fact="Ready")
     while True:
         spec, error = commands.runs.get(), None
-        master = spec.get("master", LOCAL)
+        master = spec.get("master", config.get("spark.master", LOCAL))
         if spark.sparkContext.master != master:
             spark.stop()
             spark = session(master, config)

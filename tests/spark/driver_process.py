@@ -22,13 +22,14 @@ class DriverProcess:
     Args:
         log: where goes what it prints, Spark's log included.
         config: Spark settings, and `log.level`.
+        job: the program, `crash_job.py` or one made of it.
     """
 
-    def __init__(self, log: Path, config: dict[str, str] | None = None) -> None:
+    def __init__(self, log: Path, config: dict[str, str] | None = None, job: Path = JOB) -> None:
         self._log = log
         self._file = log.open("a")
         self._process = subprocess.Popen(
-            [sys.executable, str(JOB), json.dumps(config or {})],
+            [sys.executable, str(job), json.dumps(config or {})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._file,
@@ -54,6 +55,11 @@ class DriverProcess:
     def go_on(self) -> None:
         """End its stop at `block_at`."""
         self._command(go_on=True)
+
+    def wait_for_fact(self, fact: str, occurrence: int = 1) -> None:
+        """Wait until something has been a fact so many times in this run."""
+        while self.facts.count(fact) < occurrence:
+            self._wait_for("fact")
 
     def wait_until_blocked(self) -> None:
         """Wait until it stands at `block_at`."""
@@ -115,10 +121,15 @@ class DriverProcess:
 
 
 class Drivers:
-    """Starts driver processes ahead of need, since a JVM takes its time."""
+    """Starts driver processes ahead of need, since a JVM takes its time.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: for their logs.
+        settings: of each `DriverProcess`.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._folder, self._settings = folder, settings
         self._all: list[DriverProcess] = []
         self._spares: list[DriverProcess] = []
 
@@ -138,6 +149,6 @@ class Drivers:
             driver.stop()
 
     def _start(self) -> DriverProcess:
-        driver = DriverProcess(self._folder / f"driver-{len(self._all)}.log")
+        driver = DriverProcess(self._folder / f"driver-{len(self._all)}.log", **self._settings)
         self._all.append(driver)
         return driver

