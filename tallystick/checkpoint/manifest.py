@@ -7,7 +7,7 @@ wrote it and a random part, so that runs which do not know of each other cannot 
 
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tallystick.errors import ManifestError
@@ -63,7 +63,8 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
-        line = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
+        held = asdict(replace(self, state=())) | {"state": [step.to_json() for step in self.state]}
+        line = json.dumps({"version": VERSION, **held}, sort_keys=True).encode()
         data = line + b"\n%08x\n" % zlib.crc32(line)
         assert decode(data, "the manifest just written") == self
         return data

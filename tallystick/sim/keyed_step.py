@@ -35,6 +35,7 @@ class Counter:
     """Counts records by key; see `Processor`."""
 
     time_mode = NO_TIME
+    reads = None
     has_timers = False
 
     def declared(self, key: KeyCodec) -> tuple[Declared, ...]:

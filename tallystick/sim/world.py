@@ -92,7 +92,7 @@ class World:
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
-        self.is_keyed = seed % 2 == 1 if is_keyed is None else is_keyed
+        self.is_keyed = seed % 3 == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,

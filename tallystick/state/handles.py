@@ -6,7 +6,7 @@ one epoch changed. So, for one key group: its newest snapshot, then the changelo
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from tallystick.state.key_groups import KeyGroupRange
@@ -122,8 +122,13 @@ class StepState:
         return self.trail[-1] if self.trail else None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types only."""
-        return asdict(self)
+        """JSON types only; there may be thousands of files, and `asdict` would copy each value."""
+        return {
+            **_shallow(self),
+            "fields": [_shallow(each) for each in self.fields],
+            "files": [_shallow(each) for each in self.files],
+            "trail": [list(version) for version in self.trail],
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -136,3 +141,7 @@ class StepState:
                 "trail": tuple(Version(*version) for version in value["trail"]),
             }
         )
+
+
+def _shallow(value: StateFile | StateField | StepState) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
