@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Protocol, Self
 
 import numpy as np
@@ -68,6 +69,15 @@ class KeyedStep:
     event_time: str | None = None
     watermark_delay_ms: int = 0
 
+    @cached_property
+    def routed(self) -> pa.Schema:
+        """The columns that travel to its tasks: what its function does not read stays behind."""
+        reads = self.processor.reads
+        if reads is None:
+            return self.columns
+        wanted = {*reads, *self.key.names, *([self.event_time] if self.event_time else [])}
+        return pa.schema([each for each in self.columns if each.name in wanted])
+
 
 class Doors(Protocol):
     """What a task reaches from its worker's host."""
@@ -119,6 +129,7 @@ class RoutePlan:
     def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each task, in their order."""
         rows = conform(rows, self.step.columns, f"step {self.step.uid}: the rows that come to it")
+        rows = rows.select(self.step.routed.names)
         if self.target_count == 1:
             yield 0, rows
             return
@@ -280,7 +291,7 @@ class ProcessPlan:
             yield write_snapshot(*name, view, self.snapshots[index], written_in=epoch)
 
     def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
-        table = pa.Table.from_batches(batches, self.step.columns).combine_chunks()
+        table = pa.Table.from_batches(batches, self.step.routed).combine_chunks()
         whole = table.to_batches()
         if len(whole) > 1:
             raise OptionError(
@@ -288,7 +299,7 @@ class ProcessPlan:
                 f"one batch (2 GiB of text in a column): set max_offsets_per_trigger, or a larger "
                 f"parallelism"
             )
-        return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=self.step.columns)
+        return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=self.step.routed)
 
     def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
         """The rows that are not late.

@@ -299,3 +299,9 @@ def test_batches_travel_as_they_are():
 
     assert from_ipc(to_ipc(rows)).equals(rows)
     assert len(to_ipc(rows)) < rows.nbytes
+
+
+def test_only_columns_that_are_read_travel():
+    job = Job((step(vectorised(numbering, state="n bigint", reads=["n"])),))
+
+    assert job.steps[0].routed.names == [name for name in EVENTS.names if name in ("user", "n")]

@@ -54,6 +54,11 @@ class RowProcessor:
         return self._time_mode
 
     @property
+    def reads(self) -> None:
+        """All columns: its function sees whole rows."""
+        return
+
+    @property
     def has_timers(self) -> bool:
         """Whether epochs without rows may have something to do: timers, or state that expires."""
         return self._time_mode != NO_TIME

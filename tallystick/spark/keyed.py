@@ -1,6 +1,7 @@
 """The keyed steps of a pipeline with all types known: what Spark has to be asked for."""
 
 import logging
+from dataclasses import replace
 from functools import reduce
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from tallystick.keyed_task import KeyedStep, check_event_time
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.processing import EVENT_TIME, TIME_MODES
 from tallystick.steps import Columns, KeyedStage, Stages
+from tallystick.task import ReadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,22 @@ def keyed_steps(spark: SparkSession, stages: Stages) -> tuple[KeyedStep, ...]:
     return tuple(_step(spark, stages, stage) for stage in stages.keyed)
 
 
+def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
+    """Do not even make those of Kafka's columns that the first keyed step does not read.
+
+    Args:
+        read: how rows are read, with no functions behind.
+        first: the step that gets them.
+    """
+    layout, names = read.layout, first.routed.names
+    prefix = layout.prefix if layout.value is not None else ""
+    metadata = tuple(name for name in layout.metadata if prefix + name in names)
+    layout = replace(layout, metadata=metadata, headers=f"{prefix}headers" in names)
+    made = layout.schema.names
+    columns = pa.schema([each for each in first.columns if each.name in made])
+    return replace(read, layout=layout), replace(first, columns=columns)
+
+
 def _step(spark: SparkSession, stages: Stages, stage: KeyedStage) -> KeyedStep:
     step, uid = stage.step, stage.uid
     columns = _schema(spark, stage.columns if stage.columns is not None else _of(spark, stages))
@@ -32,6 +50,12 @@ def _step(spark: SparkSession, stages: Stages, stage: KeyedStage) -> KeyedStep:
     if missing:
         raise OptionError(
             f"step {uid}: key_by({missing[0]!r}): the rows have no such column, only "
+            f"{columns.names}"
+        )
+    unknown = sorted((step.processor.reads or frozenset()) - set(columns.names))
+    if unknown:
+        raise OptionError(
+            f"step {uid}: its function reads column {unknown[0]!r}, and the rows have only "
             f"{columns.names}"
         )
     key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))

@@ -25,7 +25,7 @@ from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
 from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine_of, preflight
-from tallystick.spark.keyed import keyed_steps
+from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.source import FORMAT, read_plan, register
@@ -64,8 +64,12 @@ class PipelineRun:
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
+        keyed = keyed_steps(spark, self._stages)
+        if keyed and frames is None and not self._stages.before:
+            self._read, first = lean(self._read, keyed[0])
+            keyed = (first, *keyed[1:])
         self.keyed = KeyedSteps(
-            keyed_steps(spark, self._stages),
+            keyed,
             task_count=spark.sparkContext.defaultParallelism,
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,

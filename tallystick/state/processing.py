@@ -71,6 +71,11 @@ class Processor(Protocol):
         """Whether epochs without rows may have something to do."""
         ...
 
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that it reads besides the key's: no others travel to it; None: all do."""
+        ...
+
     def declared(self, key: KeyCodec) -> tuple[Declared, ...]:
         """The states that it uses; asked on the driver, before anything starts.
 

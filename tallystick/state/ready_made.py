@@ -163,7 +163,9 @@ def aggregate(
         keys = batch.rows.select(batch.keys.schema.names)
         return Update(_output(keys, kept, values), state)
 
-    return vectorised(per_epoch if each == EACH_EPOCH else per_record, state=schema)
+    reads = {*keep, *(one.column for one in columns.values() if one.column)}
+    function = per_epoch if each == EACH_EPOCH else per_record
+    return vectorised(function, state=schema, reads=reads)
 
 
 def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
@@ -213,7 +215,7 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
         lists = batch.greatest(n, _typed(batch, column, kind), batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
 
-    return vectorised(greatest, state=pa.schema([("best", pa.list_(kind))]))
+    return vectorised(greatest, state=pa.schema([("best", pa.list_(kind))]), reads=[column])
 
 
 def _comparable(type: str, name: str) -> pa.DataType:

@@ -54,7 +54,7 @@ def sessions(gap_ms: int, time_column: str) -> Vectorised:
         left = tuple(column[~ended] for column in intervals)
         return _kept(batch, left, closes_ms[~ended], output)
 
-    return vectorised(step, state=_STATE, time_mode=EVENT_TIME)
+    return vectorised(step, state=_STATE, time_mode=EVENT_TIME, reads=[time_column])
 
 
 def _merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int64Array, ...]:

@@ -7,7 +7,7 @@ Invariant: each key is written at most once in an epoch, after its last call; wh
 is not written.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,11 @@ Function = Callable[[KeyedBatch], Update]
 
 
 def vectorised(
-    function: Function, *, state: str | pa.Schema, time_mode: str = NO_TIME
+    function: Function,
+    *,
+    state: str | pa.Schema,
+    time_mode: str = NO_TIME,
+    reads: Collection[str] | None = None,
 ) -> "Vectorised":
     """Process all keys of an epoch with one call.
 
@@ -50,22 +54,31 @@ def vectorised(
             for the keys that are due, without rows.
         state: its columns, as DDL or as a schema; "" if there are none.
         time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
+        reads: the columns of the rows that it reads besides the key's; the others stay where they
+            are. None: it gets all.
 
     Raises:
         OptionError: the state cannot be stored, or there is no such time mode.
     """
-    return Vectorised(function, schema_of(state, "state"), time_mode)
+    return Vectorised(function, schema_of(state, "state"), time_mode, reads)
 
 
 class Vectorised:
     """See `vectorised`."""
 
-    def __init__(self, function: Function, schema: pa.Schema, time_mode: str) -> None:
+    def __init__(
+        self,
+        function: Function,
+        schema: pa.Schema,
+        time_mode: str,
+        reads: Collection[str] | None = None,
+    ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
         if TIMER in schema.names:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function
+        self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
         self._schema = pa.schema([pa.field(field.name, field.type) for field in schema])
         stored = [*self._schema, pa.field(TIMER, pa.int64())] if self.has_timers else self._schema
@@ -80,6 +93,11 @@ class Vectorised:
     def has_timers(self) -> bool:
         """Whether epochs without rows may have something to do."""
         return self._time_mode != NO_TIME
+
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """As given."""
+        return self._reads
 
     def declared(self, key: KeyCodec) -> tuple[Declared, ...]:
         """One state of kind `columns`; none for a function without."""

@@ -46,6 +46,11 @@ class Mortal:
     marker: str
 
     @property
+    def reads(self) -> None:
+        """All columns."""
+        return
+
+    @property
     def time_mode(self) -> str:
         """As it is."""
         return self.inner.time_mode
