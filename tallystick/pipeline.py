@@ -13,7 +13,7 @@ decoded, in the same task, and what they return is encoded for Kafka right there
 
 With state, exactly once with the output:
 
-    .key_by("dest").process(count(), output="dest string, n bigint")
+    .key_by("dest").process(aggregate({"n": count()}), output="dest string, n bigint")
 
 Behind `process` the functions run in the task that owns the key.
 """

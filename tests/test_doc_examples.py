@@ -1,0 +1,155 @@
+"""The examples of the documentation, run as a reader would type them.
+
+A block that is to run has `<!-- runs -->` above it; one that must be refused says with what:
+`<!-- refused: is written a second time -->`. Blocks of Python run one after the other; in others,
+each line that begins with `tallystick` is a command. The pages continue each other. Of what they
+say only the broker's address and the folder are replaced.
+"""
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+import tallystick as ts
+from tallystick.cli import app
+from tallystick.testing import EmbeddedKafka
+from tests.spark.topics import read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md")
+_BLOCK = re.compile(
+    r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Example(NamedTuple):
+    """A block of a page.
+
+    Args:
+        place: page and line.
+        language: `python`, or "" for commands.
+        text: what is run.
+        told: what it must be refused with; "": it must not.
+    """
+
+    place: str
+    language: str
+    text: str
+    told: str
+
+
+def examples_of(page: str) -> Iterator[Example]:
+    """The blocks of a page that are to run."""
+    text = (DOCS / page).read_text()
+    for found in _BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("text")) + 1
+        yield Example(f"{page}:{line}", found["language"], found["text"], found["told"] or "")
+
+
+class Reader:
+    """Types in what the pages say, and remembers what was made."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
+        self._replaced = {"localhost:9092": kafka.bootstrap_servers, "/tmp/": f"{folder}/"}
+        # As typed into a file that is run: workers get such functions by value.
+        self.made: dict[str, Any] = {"__name__": "__main__"}
+        self.shown = ""
+
+    def read(self, page: str) -> None:
+        """Run all of a page."""
+        for example in examples_of(page):
+            if not example.told:
+                self._run(example)
+                continue
+            with pytest.raises(Exception, match=example.told):
+                self._run(example)
+
+    def _run(self, example: Example) -> None:
+        text = example.text
+        for said, meant in self._replaced.items():
+            text = text.replace(said, meant)
+        if example.language == "python":
+            shown = io.StringIO()
+            with redirect_stdout(shown):
+                exec(compile(text, example.place, "exec"), self.made)
+            self.shown += shown.getvalue()
+            return
+        for line in text.splitlines():
+            if line.startswith("tallystick "):
+                self._command(example.place, line)
+
+    def _command(self, place: str, line: str) -> None:
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+        self.shown += result.output
+        assert result.exit_code == 0, f"{place}: {line}\n{result.output}"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session that the pages get, whatever other tests run beside this one."""
+    others = SparkSession.getActiveSession()
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+    }
+    session = others or ts.spark_session("pages", master="local[2]", config=config)
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    if others is None:
+        session.stop()
+
+
+def test_the_pages_do_what_they_say(
+    session: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    reader = Reader(tallystick_kafka, tmp_path)
+    for page in PAGES:
+        assert list(examples_of(page)), f"{page} has no example that runs"
+        reader.read(page)
+
+    confluent = tallystick_kafka.confluent_options()
+    found = by_user(confluent, "best")
+    assert {user: [(row["number"], row["amount"]) for row in found[user]] for user in found} == {
+        user: largest_of(amounts) for user, amounts in ordered(1000).items()
+    }
+    assert by_user(confluent, "streaks").keys() == found.keys()
+    # Ranges of five tasks, then the savepoint.
+    assert re.search(r"103 to 127.*monday", reader.shown, re.DOTALL)
+    reader.made.clear()  # with the Kafka client of the page, which would miss its broker
+
+
+def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:
+    """What stands in an output topic, in the order of each user's rows."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in read_committed(confluent, topic):
+        row = json.loads(record.value or "")
+        rows.setdefault(row["user"], []).append(row)
+    return rows
+
+
+def ordered(order_count: int) -> dict[str, list[int]]:
+    """The amounts that each user ordered; as `place_orders` on the page."""
+    return {f"u{user}": [i % 50 for i in range(order_count) if i % 7 == user] for user in range(7)}
+
+
+def largest_of(amounts: list[int]) -> list[tuple[int, float]]:
+    """The number and the amount of each order that no earlier one exceeds."""
+    highest = accumulate(amounts, max)
+    pairs = zip(count(1), amounts, highest, strict=False)
+    return [(number, float(amount)) for number, amount, most in pairs if amount == most]
