@@ -288,7 +288,13 @@ class ProcessPlan:
         if index in self.merges:
             yield write_merged(*name, self.merges[index], written_in=epoch)
         if index in self.snapshots:
-            yield write_snapshot(*name, view, self.snapshots[index], written_in=epoch)
+            yield write_snapshot(
+                *name,
+                view,
+                self.snapshots[index],
+                written_in=epoch,
+                state_ids=[each.state_id for each in self.base.fields],
+            )
 
     def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, self.step.routed).combine_chunks()

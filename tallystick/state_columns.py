@@ -22,9 +22,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tallystick.processors.schemas import struct_from_text
 from tallystick.processors.states import LIST, MAP, VALUE
 from tallystick.processors.values import ValueCodec
+from tallystick.state.entry_ids import REST_AT, TIMERS_BY_KEY, ids_of
 from tallystick.state.handles import StateField, StepState
 from tallystick.state.key_bytes import KeyCodec, behind
-from tallystick.state.regroup import REST_AT, TIMERS_BY_KEY, ids_of
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema_text import schema_from_text
 

@@ -4,7 +4,7 @@ A file counts only when a committed manifest names it. Names are never used twic
 not know of each other cannot collide, and what a failed one left is found by its name's epoch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from tallystick.state.changelog import (
     parse_index,
     segments_of,
 )
+from tallystick.state.entry_ids import living
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load, Step, steps_from
@@ -210,6 +211,7 @@ def write_snapshot(
     groups: KeyGroupRange,
     *,
     written_in: int | None = None,
+    state_ids: Collection[int] | None = None,
 ) -> StateFile:
     """Write all entries of some key groups, as they are before the epoch that runs.
 
@@ -223,8 +225,12 @@ def write_snapshot(
         groups: those of the snapshot.
         written_in: the epoch that runs, which the file's name carries: no driver collects the files
             of an epoch that it does not know to be committed. None: the one behind `epoch`.
+        state_ids: of the step's states: entries of deleted ones end here. None: all are kept.
     """
-    table = pa.Table.from_batches(view.batches(groups), ENTRIES)
+    entries = view.batches(groups)
+    if state_ids is not None:
+        entries = (living(batch, state_ids) for batch in entries)
+    table = pa.Table.from_batches(entries, ENTRIES)
     path = _path(uid, _next(epoch, written_in), index, nonce, SNAPSHOT)
     return _put(storage, path, SNAPSHOT, epoch, encode(table, groups))
 

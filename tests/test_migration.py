@@ -12,10 +12,10 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import OptionError, StateFileError
 from tallystick.sink.transaction import Producer
+from tallystick.state.entry_ids import TIMERS_BY_TIME
 from tallystick.state.handles import StepState, Version
 from tallystick.state.key_bytes import KeyCodec, entry_keys
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
-from tallystick.state.regroup import TIMERS_BY_TIME
 from tallystick.state.retention import extend
 from tallystick.state.view import ENTRIES
 from tallystick.state_contents import contents_of

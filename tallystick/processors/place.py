@@ -4,10 +4,10 @@ import struct
 
 from tallystick.errors import BrokenInvariantError, StateError
 from tallystick.processors.time_index import TimeIndex
+from tallystick.state.entry_ids import TTL_INDEX
 from tallystick.state.handles import StateField
 from tallystick.state.view import Overlay
 
-TTL_INDEX_ID = 0xFD
 _EXPIRY = struct.Struct(">q")
 
 
@@ -22,7 +22,7 @@ class Place:
     def __init__(self, overlay: Overlay | None, now_ms: int) -> None:
         self._overlay = overlay
         self.now_ms = now_ms
-        self.expiries = None if overlay is None else TimeIndex(overlay, TTL_INDEX_ID)
+        self.expiries = None if overlay is None else TimeIndex(overlay, TTL_INDEX)
         self.group = self.key = b""
         self.has_key = False
 

@@ -19,11 +19,11 @@ from tallystick.processors.time_index import (
     time_bytes,
     time_of,
 )
+from tallystick.state.entry_ids import TIMERS_BY_KEY, TIMERS_BY_TIME
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.view import Overlay
 
-TIMER_BY_TIME_ID, TIMER_BY_KEY_ID = 0xFC, 0xFE
-_BY_KEY = bytes([TIMER_BY_KEY_ID])
+_BY_KEY = bytes([TIMERS_BY_KEY])
 
 
 class Timers:
@@ -31,7 +31,7 @@ class Timers:
 
     def __init__(self, overlay: Overlay, place: Place) -> None:
         self._place = place
-        self._by_time = TimeIndex(overlay, TIMER_BY_TIME_ID)
+        self._by_time = TimeIndex(overlay, TIMERS_BY_TIME)
 
     def register(self, time_ms: int) -> None:
         """Set a timer of the present key."""

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.state.entry_ids import TIMERS_BY_TIME
 from tallystick.state.key_bytes import bodies
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.view import Overlay
 
-TIMER_ID = 0xFC
 """Behind the key group of a timer by time; ids of states are smaller."""
 
 _GROUP = struct.Struct(">H")
@@ -50,7 +50,7 @@ def due_keys(
     group = groups.first
     end = _GROUP.pack(groups.last + 1)
     while group <= groups.last:
-        head = _GROUP.pack(group) + bytes([TIMER_ID])
+        head = _GROUP.pack(group) + bytes([TIMERS_BY_TIME])
         limit = head + _TIME.pack(until_ms + _SIGN)
         behind = None
         for key, _ in overlay.committed(head, end):
@@ -61,6 +61,6 @@ def due_keys(
         if behind is None:
             break
         next_group = int(_GROUP.unpack_from(behind)[0])
-        is_ahead = next_group > group and behind[_GROUP.size] <= TIMER_ID
+        is_ahead = next_group > group and behind[_GROUP.size] <= TIMERS_BY_TIME
         group = next_group if is_ahead else next_group + 1
     return pa.array(sorted(found), pa.binary())

@@ -7,30 +7,16 @@ them depends on the id.
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from tallystick.spans import spans_of
+from tallystick.state.entry_ids import REST_AT, TIMERS_BY_TIME, TTL_INDEX, ids_of
 from tallystick.state.key_bytes import KeyCodec, behind, entry_keys
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.view import ENTRIES
 
-TIMERS_BY_TIME = 0xFC
-TTL_INDEX = 0xFD
-TIMERS_BY_KEY = 0xFE
-ID_AT = 2
-"""Where the id stands in an entry's key, behind the key group."""
-REST_AT = 3
 _TIME_SIZE = 8
 KEY_AT = {TIMERS_BY_TIME: REST_AT + _TIME_SIZE, TTL_INDEX: REST_AT + _TIME_SIZE + 1}
 """Where the step's key begins; elsewhere it is right behind the id. An index has the time first,
 that of expiries then the id of the state."""
-
-
-def ids_of(keys: pa.BinaryArray) -> NDArray[np.uint8]:
-    """The state id of each entry."""
-    spans = spans_of(keys, "key")
-    ids: NDArray[np.uint8] = spans.data[spans.starts + ID_AT]
-    return ids
 
 
 def regrouped(entries: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> pa.RecordBatch:

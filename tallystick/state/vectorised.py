@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError
 from tallystick.state.ddl import schema_of
 from tallystick.state.distinct_keys import Keys, distinct_keys, keys_of
-from tallystick.state.due_keys import TIMER_ID, due_keys, time_keys
+from tallystick.state.due_keys import due_keys, time_keys
+from tallystick.state.entry_ids import TIMERS_BY_TIME
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.keyed_batch import KeyedBatch, PerKey, Update
 from tallystick.state.processing import (
@@ -236,7 +237,9 @@ class Vectorised:
         gone = pc.and_not_kleene(held.timers_before.is_valid(), _same(held))
         new = pc.and_not_kleene(held.timers.is_valid(), _same(held))
         for which, timers, value in ((gone, held.timers_before, None), (new, held.timers, b"")):
-            entries = time_keys(held.keys.entries.filter(which), timers.filter(which), TIMER_ID)
+            entries = time_keys(
+                held.keys.entries.filter(which), timers.filter(which), TIMERS_BY_TIME
+            )
             values = pa.array([value], pa.binary()).take(pa.array(np.zeros(len(entries), np.int8)))
             work.overlay.put_many(entries, values)
 
