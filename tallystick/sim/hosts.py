@@ -80,10 +80,10 @@ class SimulatedStore:
         change = copy.at_work = object()
         self.begin(copy, version)
         for step in steps:
-            if copy.at_work is not change:
+            if not self.is_at_work(copy, change):
                 return False
             copy.take(step)
-        if copy.at_work is not change:
+        if not self.is_at_work(copy, change):
             return False
         copy.version = version
         return True
@@ -91,6 +91,10 @@ class SimulatedStore:
     def may_begin(self, copy: LocalCopy, expected: Version | None) -> bool:
         """Whether the copy is what the change was made for."""
         return copy.version == expected
+
+    def is_at_work(self, copy: LocalCopy, change: object) -> bool:
+        """Whether no other change has begun since."""
+        return copy.at_work is change
 
     def begin(self, copy: LocalCopy, version: Version) -> None:
         """From here on it is torn, until it is at the version."""

@@ -104,13 +104,13 @@ def _damage_state_file(world: World) -> type[Exception] | None:
     file, files = load.file, world.checkpoint.files
     data = bytearray(files[file.path])
     segments = parse_index(bytes(data[file.size - file.index_size :]), file.checksum)
-    start = file.size - file.index_size
-    if segments and load.groups == (file.groups,):
-        start = segments[0].offset
+    spans = [range(file.size - file.index_size, file.size)]
+    if load.groups == (file.groups,):
+        spans += [range(each.offset, each.offset + each.length) for each in segments]
     if world.dice.random() < 0.3:
         del data[-1]
     else:
-        data[world.dice.randrange(start, file.size)] ^= 1 << world.dice.randrange(8)
+        data[world.dice.choice(world.dice.choice(spans))] ^= 1 << world.dice.randrange(8)
     files[file.path] = bytes(data)
     return StateFileError
 

@@ -21,6 +21,7 @@ Result = TypeVar("Result")
 
 HOST_COUNT = 3
 PARALLELISM = 2
+DAWDLE_MAX = 20
 
 
 class Outside(Protocol):
@@ -97,7 +98,12 @@ class Workers:
         is_moved = self._world.plan.strikes(Fault.TASK_MOVED)
         host = self._world.dice.choice(self.hosts) if is_moved else self.hosts[index % HOST_COUNT]
         files = SimulatedStorage(self, process, checkpoint.location, checkpoint.files)
-        return HostDoors(host, checkpoint.lineage, files, lambda: self._pause(process))
+        return HostDoors(host, checkpoint.lineage, files, lambda: self._dawdle(process))
+
+    def _dawdle(self, process: Process) -> None:
+        """A longer moment: between looking at a copy and changing it others may do much."""
+        for _ in range(self._world.dice.choice((1, 1, DAWDLE_MAX))):
+            self._pause(process)
 
     def _pause(self, process: Process) -> None:
         """A moment in a task, in which others run, and a host may lose what it has."""

@@ -307,13 +307,19 @@ class World:
         self.checker.note(f"the query does not finish: {dict(self.ends)}")
 
     def expect(self, error: type[Exception]) -> None:
-        """Start the query once; it has to refuse."""
+        """Start the query once; it has to refuse, and to leave everything as it is."""
+        files, offsets = dict(self.checkpoint.files), dict(self.sink.offsets)
         self.checker.expected_error = error
         self.start_driver()
         while self._scheduler.living:
             self._run_some()
         if not self.checker.expected_seen:
             self.checker.note(f"{error.__name__} was due, and the query went on")
+        left = self.checkpoint.files
+        if gone := [path for path, data in files.items() if left.get(path) != data]:
+            self.checker.note(f"a query that had to refuse has removed or changed {gone}")
+        if self.sink.offsets != offsets:
+            self.checker.note("a query that had to refuse has committed offsets")
         self.checker.expected_error = None
 
     def accept_last(self) -> bool:

@@ -257,6 +257,26 @@ def _(_: Any) -> Any:
     return begin
 
 
+@mutation(
+    "a copy does not check what a change starts from",
+    SimulatedStore,
+    "may_begin",
+    Fault.TAKEOVER,
+)
+def _(_: Any) -> Any:
+    return lambda self, copy, expected: True
+
+
+@mutation(
+    "a change of a copy goes on though another one began",
+    SimulatedStore,
+    "is_at_work",
+    Fault.TAKEOVER,
+)
+def _(_: Any) -> Any:
+    return lambda self, copy, change: True
+
+
 # What is removed, and what is missing.
 
 

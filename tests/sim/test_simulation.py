@@ -16,6 +16,7 @@ def test_every_record_counts_exactly_once(seed: int) -> None:
     check(simulate(seed))
 
 
-def test_a_seed_repeats_itself() -> None:
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_a_seed_repeats_itself(is_keyed: bool) -> None:
     """Without that no failure could be looked into."""
-    assert simulate(3) == simulate(3)
+    assert simulate(3, is_keyed=is_keyed) == simulate(3, is_keyed=is_keyed)
