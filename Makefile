@@ -8,11 +8,11 @@ READY := .venv/.ready
 SEEDS ?= 1000
 
 help:
-	@echo "make demo    336,776 real flights through a pipeline that is killed again and again, then an audit"
+	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
 	@echo "make test    all tests, on real brokers and a real Spark"
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, 40 kills of a keyed job"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -41,6 +41,7 @@ sim: setup
 stress: setup
 	@STRESS_SECONDS=60 $(BIN)/python -m pytest tests/spark/test_topics_in_motion.py
 	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
+	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)

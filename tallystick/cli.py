@@ -82,18 +82,22 @@ def demo(
         typer.Option(help="Flights per second while it runs; without it, all at once.", min=1),
     ] = None,
     seed: Annotated[int, typer.Option(help="Repeats a schedule of kills.")] = 1,
+    stateless: Annotated[
+        bool, typer.Option("--stateless", help="Without the counts by destination.")
+    ] = False,
 ) -> None:
     """Kill a pipeline of real flights again and again, then audit what came out.
 
-    The last line is one JSON object; the exit code is 0 only if nothing is lost, duplicated, wrong
-    or out of order.
+    It counts flights by destination, in keyed state, and starts again with another number of tasks
+    after each kill. The last line is one JSON object; the exit code is 0 only if nothing is lost,
+    duplicated, wrong or out of order.
     """
     from rich.console import Console
 
     from tallystick.demo.run import DemoError, DemoOptions, run_demo
 
     try:
-        exact = run_demo(DemoOptions(kills, records, rate, seed), Console())
+        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless), Console())
     except (DemoError, TallystickError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -6,6 +6,7 @@ what the flights say. It knows nothing of the pipeline, its checkpoint or its of
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,7 +20,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with the output; all four are 0, or exactly-once is broken."""
+    """What is wrong with the output, and with the state; all four are 0, or there is a bug."""
 
     output: int
     lost: int
@@ -74,21 +75,36 @@ def _drain(consumer: Consumer, partition_count: int) -> pd.DataFrame:
     return found.assign(_partition=[p for p, _, _ in rows], _key=[k.decode() for _, k, _ in rows])
 
 
-def audit(found: pd.DataFrame, expected: pd.DataFrame) -> Verdict:
-    """Compare the output with what it must be."""
+def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:
+    """Compare the output with what it must be.
+
+    Args:
+        found: as `read_all` gives it.
+        expected: by id.
+        key: the column that is the output's key; flights by "dest" are counted in `nth`.
+    """
     if found.empty:
         return Verdict(0, len(expected), 0, 0, 0)
     first = found.drop_duplicates("id").set_index("id")
     both = expected.index.intersection(first.index)
     columns = list(expected.columns)
     same = (first.loc[both, columns] == expected.loc[both, columns]).all(axis=1)
-    same &= first.loc[both, "_key"] == expected.loc[both, "carrier"]
+    same &= first.loc[both, "_key"] == expected.loc[both, key]
     strangers = len(first.index.difference(expected.index))
-    behind = found.groupby("_key")["id"].diff() <= 0
+    wrong = int((~same).sum()) + strangers
+    behind = found.groupby(["_key", "carrier"])["id"].diff() <= 0
+    if key == "dest":
+        step = first["nth"] - first.groupby("_key")["nth"].shift(fill_value=0)
+        wrong += int((step != 1).sum())
     return Verdict(
         output=len(found),
         lost=len(expected.index.difference(first.index)),
         duplicated=len(found) - len(first),
-        wrong=int((~same).sum()) + strangers,
+        wrong=wrong,
         out_of_order=int(behind.sum()),
     )
+
+
+def audit_state(found: Mapping[str, int], expected: Mapping[str, int]) -> int:
+    """How many keys have another count in the state than they must have."""
+    return sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())

@@ -4,18 +4,22 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 CRASH_POINTS = ("prepared", "completed", "committed")
 """Between prepare and complete, complete and commit, commit and Spark's own commit log."""
+FATES = ("kept", "lost", "set aside", "put back old")
+"""What may happen to a host's copies of state while no pipeline runs; none of it may matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Kill:
     epoch: int
     crash_point: str | None = None
     delay_s: float = 0.0
+    copies: str = "kept"
 
     def __str__(self) -> str:
         where = self.crash_point and f"the moment it has {self.crash_point}"
@@ -37,13 +42,53 @@ def plan(kill_count: int, seed: int) -> list[Kill]:
     points: list[str | None] = list(CRASH_POINTS[:kill_count])
     points += [None] * (kill_count - len(points))
     chance.shuffle(points)
-    return [Kill(chance.randint(2, 4), point, chance.uniform(0.0, 0.4)) for point in points]
+    planned = [Kill(chance.randint(2, 4), point, chance.uniform(0.0, 0.4)) for point in points]
+    return [replace(kill, copies=chance.choice(FATES)) for kill in planned]
+
+
+class Copies:
+    """The folder of a host's copies of state; it is only ever renamed, as zombies may use it.
+
+    Args:
+        folder: for all of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "copies"
+        self._old = folder / "copies-old"
+        self._folder = folder
+
+    def suffer(self, fate: str) -> str:
+        """Let one of `FATES` happen; which one it was, as nothing can be put back at first."""
+        if fate == "kept" or not self.path.exists():
+            return "kept"
+        if fate == "set aside":
+            self._lose(self._old)
+            self.path.rename(self._old)
+            return fate
+        self._lose(self.path)
+        if fate == "put back old" and self._old.exists():
+            self._old.rename(self.path)
+            return fate
+        return "lost"
+
+    def _lose(self, path: Path) -> None:
+        if path.exists():
+            lost = path.rename(Path(tempfile.mkdtemp(prefix="lost-", dir=self._folder), "copies"))
+            shutil.rmtree(lost, ignore_errors=True)
+
+
+def tail(log: Path) -> str:
+    """The end of a log."""
+    return log.read_text(errors="replace")[-4000:]
 
 
 class Victim:
     """The pipeline's process, with what it says of itself."""
 
-    def __init__(self, arguments: list[str], kill: Kill | None, log: Path) -> None:
+    def __init__(
+        self, arguments: list[str], kill: Kill | None, log: Path, copies: Path | None = None
+    ) -> None:
         command = [sys.executable, "-m", "tallystick.demo.job", *arguments]
         if kill is not None and kill.crash_point is not None:
             command += ["--die-at", kill.crash_point, "--die-epoch", str(kill.epoch)]
@@ -51,7 +96,12 @@ class Victim:
         self._log = log
         self._file = log.open("a")
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._file, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._file,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **({} if copies is None else {"TALLYSTICK_STATE_DIR": str(copies)})},
         )
         self.committed_epochs = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -76,7 +126,7 @@ class Victim:
     @property
     def error_text(self) -> str:
         """The end of what it wrote to stderr."""
-        return self._log.read_text(errors="replace")[-4000:]
+        return tail(self._log)
 
     def stop(self) -> None:
         """End the process and what it started; its JVM may outlive a kill -9 for a moment."""

@@ -8,6 +8,8 @@ import pandas as pd
 
 TOPIC_IN = "flights"
 TOPIC_OUT = "flights-enriched"
+STEP = "flights-by-destination"
+"""The uid of the keyed step."""
 PARTITIONS = 6
 COLUMNS = ["id", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay", "distance"]
 
@@ -40,9 +42,15 @@ def expected(flights: pd.DataFrame) -> pd.DataFrame:
         {
             "id": flew["id"],
             "carrier": flew["carrier"],
+            "dest": flew["dest"],
             "route": flew["origin"] + "-" + flew["dest"],
             "late": delay >= 15,
             "delay_class": classes.astype(str),
             "dep_delay": delay,
         }
     ).set_index("id")
+
+
+def expected_counts(wanted: pd.DataFrame) -> dict[str, int]:
+    """What the state must be in the end: how many of these flew to each destination."""
+    return {str(dest): int(count) for dest, count in wanted.groupby("dest").size().items()}

@@ -1,5 +1,8 @@
 """The pipeline under attack, in a process of its own: `python -m tallystick.demo.job …`.
 
+Flights are enriched, then each gets its number among those that flew to the same destination: a
+count in keyed state, of as many tasks as this run was told. `--stateless` leaves that out.
+
 Prints one line of JSON per fact of the epoch protocol, so that the parent can aim; with `--die-at`
 it kills itself the moment a given fact is one.
 """
@@ -15,10 +18,15 @@ import pyarrow.compute as pc
 
 import tallystick as ts
 from tallystick.checkpoint import coordinator as c
-from tallystick.demo.flights import TOPIC_IN, TOPIC_OUT
+from tallystick.demo.flights import STEP, TOPIC_IN, TOPIC_OUT
 
 NAME = "flights-demo"
 SCHEMA = "id bigint, carrier string, origin string, dest string, dep_delay double"
+ENRICHED = (
+    "id bigint, carrier string, dest string, route string, late boolean, delay_class string, "
+    "dep_delay double"
+)
+COUNTED = ENRICHED + ", nth bigint"
 FACTS = {
     "prepared": c.EpochRan,
     "completed": c.ManifestWritten,
@@ -42,12 +50,46 @@ def enrich(flights: pa.RecordBatch) -> pa.RecordBatch:
         {
             "id": flew["id"],
             "carrier": flew["carrier"],
+            "dest": flew["dest"],
             "route": pc.binary_join_element_wise(flew["origin"], flew["dest"], "-"),
             "late": pc.greater_equal(delay, 15.0),
             "delay_class": delay_class,
             "dep_delay": delay,
         }
     )
+
+
+def pipeline(bootstrap_servers: str, epoch_records: int, parallelism: int | None) -> ts.Pipeline:
+    """From flights to enriched ones.
+
+    Args:
+        bootstrap_servers: of the broker.
+        epoch_records: how many flights an epoch has.
+        parallelism: how many tasks count them by destination; None: they are not counted.
+    """
+    source = ts.KafkaSource(
+        bootstrap_servers,
+        topics=[TOPIC_IN],
+        value=ts.Json(SCHEMA),
+        starting_offsets="earliest",
+        max_offsets_per_trigger=epoch_records,
+    )
+    sink = ts.KafkaSink(
+        bootstrap_servers,
+        topic=TOPIC_OUT,
+        key="carrier" if parallelism is None else "dest",
+        value=ts.Json(),
+        transaction_timeout_ms=130_000,
+    )
+    enriched = ts.Pipeline(NAME).read(source).map_batches(enrich, schema=ENRICHED)
+    if parallelism is None:
+        return enriched.write(sink)
+    kept = [column.split()[0] for column in ENRICHED.split(", ")]
+    counting = ts.aggregate({"nth": ts.count()}, each="record", keep=kept)
+    counted = enriched.key_by("dest").process(
+        counting, output=COUNTED, parallelism=parallelism, uid=STEP
+    )
+    return counted.write(sink)
 
 
 class Reporter:
@@ -73,37 +115,22 @@ def main() -> None:
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--epoch-records", type=int, required=True)
+    parser.add_argument("--parallelism", type=int, default=1)
+    parser.add_argument("--stateless", action="store_true")
     parser.add_argument("--die-at", choices=sorted(FACTS))
     parser.add_argument("--die-epoch", type=int, default=1)
     arguments = parser.parse_args()
     spark = ts.spark_session(NAME, master="local[2]", config={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("ERROR")
-    query = (
-        ts.Pipeline(NAME)
-        .read(
-            ts.KafkaSource(
-                arguments.bootstrap_servers,
-                topics=[TOPIC_IN],
-                value=ts.Json(SCHEMA),
-                starting_offsets="earliest",
-                max_offsets_per_trigger=arguments.epoch_records,
-            )
-        )
-        .map_batches(enrich)
-        .write(
-            ts.KafkaSink(
-                arguments.bootstrap_servers,
-                topic=TOPIC_OUT,
-                key="carrier",
-                value=ts.Json(),
-                transaction_timeout_ms=130_000,
-            )
-        )
-        .start(
-            spark,
-            checkpoint=arguments.checkpoint,
-            listener=Reporter(arguments.die_at, arguments.die_epoch),
-        )
+    made = pipeline(
+        arguments.bootstrap_servers,
+        arguments.epoch_records,
+        None if arguments.stateless else arguments.parallelism,
+    )
+    query = made.start(
+        spark,
+        checkpoint=arguments.checkpoint,
+        listener=Reporter(arguments.die_at, arguments.die_epoch),
     )
     query.awaitTermination()
 

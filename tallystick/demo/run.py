@@ -3,8 +3,9 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,12 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tallystick.demo import chaos, flights
-from tallystick.demo.audit import Verdict, audit, read_all
+from tallystick.demo.audit import Verdict, audit, audit_state, read_all
 from tallystick.demo.job import NAME
+from tallystick.demo.state import read_counts
 from tallystick.testing.kafka import EmbeddedKafka
 
 STALL_S = 120.0
 """No progress for so long means that the pipeline hangs, and the demo has failed."""
+PARALLELISMS = (1, 2, 3, 5)
+"""How many tasks share the counts, in one run after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,14 @@ class DemoOptions:
         records: how many flights; None: all 336,776.
         rate: records per second into the input topic while the pipeline runs; None: all at once.
         seed: repeats a kill schedule.
+        stateless: leave out the counts by destination, and with them all keyed state.
     """
 
     kills: int = 5
     records: int | None = None
     rate: float | None = None
     seed: int = 1
+    stateless: bool = False
 
 
 class DemoError(Exception):
@@ -49,14 +55,17 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     data = flights.load(options.records)
     wanted = flights.expected(data)
     console.print(f"[bold]{len(data):,}[/] flights, of which [bold]{len(wanted):,}[/] flew")
-    with tempfile.TemporaryDirectory(prefix="tallystick-demo-") as folder, EmbeddedKafka() as kafka:
+    with _folder() as folder, EmbeddedKafka() as kafka:
         console.print(f"Kafka runs at {kafka.bootstrap_servers}")
         kafka.create_topic(flights.TOPIC_IN, flights.PARTITIONS)
         kafka.create_topic(flights.TOPIC_OUT, flights.PARTITIONS)
         feed = Feed(kafka.bootstrap_servers, data, options.rate)
-        kills = survive(kafka.bootstrap_servers, feed, options, Path(folder), console)
+        kills = survive(kafka.bootstrap_servers, feed, options, folder, console)
         console.print("auditing with confluent-kafka, read_committed, against the source data")
-        verdict = audit(read_all(kafka.bootstrap_servers, flights.TOPIC_OUT), wanted)
+        found = read_all(kafka.bootstrap_servers, flights.TOPIC_OUT)
+        verdict = audit(found, wanted, key="carrier" if options.stateless else "dest")
+        if not options.stateless:
+            verdict = _with_state(verdict, wanted, folder, console)
     _tell(verdict, len(data), len(wanted), kills, console)
     line = {
         "input": len(data),
@@ -68,6 +77,26 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     console.file.write(json.dumps(line) + "\n")
     console.file.flush()
     return verdict.exact
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """For all that is kept; the last processes may still write there when it is removed."""
+    with tempfile.TemporaryDirectory(
+        prefix="tallystick-demo-", ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+def _with_state(verdict: Verdict, wanted: pd.DataFrame, folder: Path, console: Console) -> Verdict:
+    """The same with the counts in the state, which are wrong where they are not the data's."""
+    console.print("auditing the state: read_state on the checkpoint's files")
+    counts = read_counts(folder / "checkpoint", folder / "job.log")
+    if counts is None:
+        raise DemoError(f"the state could not be read:\n{chaos.tail(folder / 'job.log')}")
+    wrong = audit_state(counts, flights.expected_counts(wanted))
+    console.print(f"{len(counts)} destinations have a count, {wrong} of them a wrong one")
+    return replace(verdict, wrong=verdict.wrong + wrong)
 
 
 class Feed:
@@ -136,20 +165,27 @@ def survive(
         str(folder / "checkpoint"),
     ]
     arguments += ["--epoch-records", str(epoch_records)]
+    copies = chaos.Copies(folder)
     positions = Positions(bootstrap_servers)
     kills = 0
     with _progress(console) as progress:
         bar = progress.add_task("starting", total=feed.total)
         for kill in [*chaos.plan(options.kills, options.seed), None]:
-            with chaos.Victim(arguments, kill, folder / "job.log") as victim:
+            tasks = PARALLELISMS[kills % len(PARALLELISMS)]
+            kind = ["--stateless"] if options.stateless else ["--parallelism", str(tasks)]
+            with chaos.Victim([*arguments, *kind], kill, folder / "job.log", copies.path) as victim:
                 _watch(victim, feed, positions, lambda n: progress.update(bar, completed=n))
                 if victim.alive:  # it has read everything
+                    _wait_until_logged(folder / "checkpoint")
                     break
-            if not victim.was_killed:
+            if kill is None or not victim.was_killed:
                 raise DemoError(f"the pipeline ended by itself:\n{victim.error_text}")
             kills += 1
             progress.update(bar, description=f"restarting after kill {kills}")
             console.print(f"kill -9 number {kills}: {kill}")
+            if not options.stateless:
+                fate = copies.suffer(kill.copies)
+                console.print(f"  tasks that counted: {tasks}; local copies of the state: {fate}")
     positions.close()
     return kills
 
@@ -170,6 +206,21 @@ def _watch(
         if time.monotonic() - moved > STALL_S:
             raise DemoError(f"no progress for {STALL_S:.0f} s:\n{victim.error_text}")
         time.sleep(0.1)
+
+
+def _wait_until_logged(checkpoint: Path) -> None:
+    """Until Spark's log has the last epoch, by which a reader of the state knows what counts."""
+    deadline = time.monotonic() + STALL_S
+    while time.monotonic() < deadline:
+        planned, done = ({*_epochs(checkpoint / log)} for log in ("offsets", "commits"))
+        if planned == done:
+            return
+        time.sleep(0.1)
+    raise DemoError(f"the last epoch was not logged within {STALL_S:.0f} s")
+
+
+def _epochs(log: Path) -> list[int]:
+    return [int(path.name) for path in log.iterdir() if path.name.isdecimal()]
 
 
 def _progress(console: Console) -> Progress:

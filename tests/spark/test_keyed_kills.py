@@ -1,6 +1,6 @@
 """State and output are one: whatever is killed, each key's count goes from 1 to n, each n once.
 
-`KEYED_KILLS=60` makes a long run of the first test; all flights are in it then.
+`KEYED_KILLS=60` makes a long run of the first test, with a kill behind every fact.
 """
 
 import os
