@@ -23,10 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (default %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, help="tell this one in full")
+    parser.add_argument("--keyed", action="store_true", help="with a keyed step, every seed")
     asked = parser.parse_args(arguments)
+    is_keyed = True if asked.keyed else None
     if asked.seed is not None:
-        return tell(simulate(asked.seed))
-    return run_many(range(asked.first, asked.first + asked.seeds))
+        return tell(simulate(asked.seed, is_keyed=is_keyed))
+    return run_many(range(asked.first, asked.first + asked.seeds), is_keyed)
 
 
 def tell(outcome: Outcome) -> int:
@@ -38,7 +40,7 @@ def tell(outcome: Outcome) -> int:
     return 1 if outcome.violations else 0
 
 
-def run_many(seeds: range) -> int:
+def run_many(seeds: range, is_keyed: bool | None) -> int:
     """Run worlds one after the other, and print what happened in them."""
     started = time.monotonic()
     faults: Counter[Fault] = Counter()
@@ -46,7 +48,7 @@ def run_many(seeds: range) -> int:
     ends: Counter[str] = Counter()
     epochs, broken = 0, []
     for number, seed in enumerate(seeds, 1):
-        outcome = simulate(seed)
+        outcome = simulate(seed, is_keyed=is_keyed)
         faults += outcome.faults
         ends += outcome.ends
         verdicts[outcome.verdict] += 1

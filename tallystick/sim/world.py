@@ -39,6 +39,8 @@ OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in",
 OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
+KEYED_EVERY = 4
+"""Of so many seeds one has a keyed step: that takes ten times as long."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
@@ -92,7 +94,7 @@ class World:
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
-        self.is_keyed = seed % 3 == 1 if is_keyed is None else is_keyed
+        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,

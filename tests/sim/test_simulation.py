@@ -16,6 +16,12 @@ def test_every_record_counts_exactly_once(seed: int) -> None:
     check(simulate(seed))
 
 
+@pytest.mark.parametrize("seed", SEEDS[:40])
+def test_every_record_is_counted_exactly_once_under_its_key(seed: int) -> None:
+    """The same with keyed state: on hosts that lose, tear and keep old copies, at any scale."""
+    check(simulate(seed, is_keyed=True))
+
+
 @pytest.mark.parametrize("is_keyed", [False, True])
 def test_a_seed_repeats_itself(is_keyed: bool) -> None:
     """Without that no failure could be looked into."""
