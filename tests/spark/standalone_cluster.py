@@ -1,0 +1,128 @@
+"""A standalone Spark cluster on this machine: its workers are hosts to each other.
+
+Each has a work folder and a folder for copies of state of its own, which its executors inherit.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+import pyspark
+
+from tallystick.java import spark_java_home
+from tallystick.testing.free_ports import free_ports
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+HOST = "127.0.0.1"
+WAIT_S = 120.0
+SMALL_JVM = {
+    "SPARK_DAEMON_MEMORY": "128m",
+    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "SPARK_NO_DAEMONIZE": "1",
+    "SPARK_LOCAL_IP": HOST,
+}
+
+
+class Host:
+    """A worker process with a core, the executors that it starts, and its disk."""
+
+    def __init__(self, folder: Path, master: str) -> None:
+        self.copies = folder / "copies"
+        self.copies.mkdir(parents=True)
+        work = ["--work-dir", str(folder / "work"), "--cores", "1", "--memory", "1g"]
+        port = str(*free_ports(1, HOST))
+        self._process = _start(
+            ["worker.Worker", "--host", HOST, "--webui-port", port, *work, master],
+            folder,
+            TALLYSTICK_STATE_DIR=str(self.copies),
+        )
+
+    def kill(self) -> None:
+        """It is gone with all its processes, and its disk with it."""
+        _kill(self._process)
+        shutil.rmtree(self.copies, ignore_errors=True)
+
+    def lose_copies(self) -> None:
+        """Its executors meet an empty folder."""
+        shutil.rmtree(self.copies, ignore_errors=True)
+
+    @property
+    def ranges(self) -> set[str]:
+        """The key-group ranges of which it has a copy."""
+        return {path.parent.name for path in self.copies.rglob("data.mdb")}
+
+
+class Cluster:
+    """A master and its hosts.
+
+    Args:
+        folder: for all of it.
+        host_count: how many hosts.
+    """
+
+    def __init__(self, folder: Path, host_count: int) -> None:
+        port, web = free_ports(2, HOST)
+        self.master = f"spark://{HOST}:{port}"
+        place = ["--host", HOST, "--port", str(port), "--webui-port", str(web)]
+        self._folder = folder
+        self._process = _start(["master.Master", *place], folder / "master")
+        _wait_for(port, self._process)
+        self.hosts = [Host(folder / f"host-{n}", self.master) for n in range(host_count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for host in self.hosts:
+            host.kill()
+        _kill(self._process)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For a driver."""
+        return {
+            "spark.master": self.master,
+            "spark.driver.host": HOST,
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "600m",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.locality.wait": "0s",
+        }
+
+
+def _start(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    name, *rest = arguments
+    settings = {**SMALL_JVM, "JAVA_HOME": str(spark_java_home()), **environment}
+    with open(folder / "log", "ab") as log:
+        return subprocess.Popen(
+            [str(SPARK_CLASS), f"org.apache.spark.deploy.{name}", *rest],
+            env={**os.environ, **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+            return
+        assert process.poll() is None, "the master has ended"
+        time.sleep(0.1)
+    raise AssertionError("the master does not listen")

@@ -1,0 +1,46 @@
+"""Keyed state on a cluster: hosts have copies of their own, and come and go with them."""
+
+from pathlib import Path
+
+import pytest
+
+from tallystick.demo.flights import load
+from tests.spark.driver_process import DriverProcess
+from tests.spark.flow import Flow
+from tests.spark.keyed_flights import JOB, Flights
+from tests.spark.standalone_cluster import Cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+def test_counts_survive_executors_copies_and_hosts(flow: Flow, tmp_path: Path) -> None:
+    flights = Flights(flow, load(6000))
+    flights.feed(3000)
+    with (
+        Cluster(tmp_path / "cluster", 2) as cluster,
+        DriverProcess(tmp_path / "driver.log", cluster.settings, JOB) as driver,
+    ):
+        first, second = cluster.hosts
+        # An executor dies within its keyed task: tried again, or the whole epoch is.
+        marker = tmp_path / "executor"
+        driver.run(flights.spec(2, epoch_records=600, dies="executor", marker=str(marker)))
+        assert driver.wait_for_end() is None
+        assert marker.exists()
+        flights.assert_exact()
+        assert first.ranges | second.ranges >= {"0-15", "16-31"}
+
+        # One host's copies are gone, and other ranges are asked for.
+        first.lose_copies()
+        flights.feed(1000)
+        driver.run(flights.spec(3, epoch_records=400))
+        assert driver.wait_for_end() is None
+        flights.assert_exact()
+
+        # A host is gone in the middle of an epoch: the other has to have everything.
+        flights.feed(2000)
+        driver.run(flights.spec(3, epoch_records=400))
+        driver.wait_for_fact("ManifestWritten", 1)
+        second.kill()
+        assert driver.wait_for_end() is None
+        flights.assert_exact()
+        assert first.ranges >= {"0-10", "11-21", "22-31"}
