@@ -71,7 +71,7 @@ def create(
 
 @app.command("list")
 def list_savepoints(
-    folder: Annotated[str, typer.Argument(help="A folder of savepoints.")],
+    folder: Annotated[str, typer.Argument(help="A folder of savepoints, or one of them.")],
     as_json: Json = False,
 ) -> None:
     """List the savepoints in a folder."""

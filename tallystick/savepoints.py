@@ -293,14 +293,15 @@ def read(location: Storage) -> Savepoint:
 
 
 def find(folder: str) -> list[tuple[str, Savepoint]]:
-    """The savepoints in a folder, with their locations.
+    """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
 
     Raises:
         ManifestError: one is damaged.
     """
     storage = FileStorage(folder)
+    home = whole_uri(storage.location)
     found = []
-    for location in storage.names(whole_uri(storage.location)):
+    for location in (home, *storage.names(home)):
         path = f"{location}/{s.FILE}"
         data = storage.get(path)
         if data is not None:

@@ -143,7 +143,7 @@ class FileStorage:
         """Where a file lies; that it does not is no error, any other failure is ours."""
         try:
             yield self._place(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # below a file there is none either
             return
         except OSError as error:
             raise StorageError(

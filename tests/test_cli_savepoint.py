@@ -41,6 +41,16 @@ def test_the_life_of_a_savepoint(job, tmp_path):
     assert json.loads(call("savepoint", "list", saved.parent, "--json").output) == []
 
 
+def test_a_savepoint_itself_and_a_file_beside_savepoints_can_be_listed(job, tmp_path):
+    saved = tmp_path / "saved" / "monday"
+    call("savepoint", "create", job.folder, saved)
+    (saved.parent / "notes.txt").write_text("ours")
+
+    for folder in (saved, saved.parent):
+        (listed,) = json.loads(call("savepoint", "list", folder, "--json").output)
+        assert (listed["name"], listed["location"]) == ("monday", saved.as_uri())
+
+
 def test_migrate_takes_a_number_for_each_step(job, tmp_path):
     call("savepoint", "create", job.folder, tmp_path / "saved")
 
