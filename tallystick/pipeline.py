@@ -32,6 +32,7 @@ from tallystick.job import Listener
 from tallystick.processors.row_mode import row_processor
 from tallystick.spark.running import PipelineRun, start_query
 from tallystick.state.processing import NO_TIME, Processor
+from tallystick.state.ready_made import Aggregate
 from tallystick.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.task import BatchFunction
 
@@ -214,6 +215,11 @@ class KeyedPipeline:
 def _check_own(
     processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
 ) -> None:
+    if isinstance(processor, Aggregate):
+        raise OptionError(
+            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
+            'themselves. Wrap it: aggregate({"n": count()})'
+        )
     if not all(hasattr(processor, name) for name in ("time_mode", "has_timers", "declared", "run")):
         raise OptionError(
             f"process({processor!r}): expected a StatefulProcessor, a function made with "
