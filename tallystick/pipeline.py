@@ -218,7 +218,7 @@ def _check_own(
     if isinstance(processor, Aggregate):
         raise OptionError(
             "process(): count(), sum() and the like are columns of an aggregate, not a function by "
-            'themselves. Wrap it: aggregate({"n": count()})'
+            'themselves. Wrap it: ts.aggregate({"n": ts.count()})'
         )
     if not all(hasattr(processor, name) for name in ("time_mode", "has_timers", "declared", "run")):
         raise OptionError(

@@ -8,7 +8,8 @@ KEYED = ts.Pipeline("p").key_by("user")
 
 
 def test_a_column_of_an_aggregate_is_no_function():
-    with pytest.raises(ts.OptionError, match=r'Wrap it: aggregate\(\{"n": count\(\)\}\)$') as refused:
+    with pytest.raises(ts.OptionError) as refused:
         KEYED.process(ts.count(), output="user string, n bigint")
 
+    assert 'Wrap it: ts.aggregate({"n": ts.count()})' in str(refused.value)
     assert "lambda" not in str(refused.value)
