@@ -19,6 +19,10 @@ class OptionError(TallystickError):
     """A setting, or the state of the cluster it is checked against, cannot work: fix it first."""
 
 
+class StepMissingError(OptionError, AttributeError):
+    """A pipeline does not have this step yet: another one comes first."""
+
+
 class RetriableError(TallystickError):
     """The world was in the way for now; doing the same again may succeed."""
 

@@ -20,14 +20,14 @@ Behind `process` the functions run in the task that owns the key.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.endpoints import KafkaSink, KafkaSource
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, StepMissingError
 from tallystick.job import Listener
 from tallystick.processors.row_mode import row_processor
 from tallystick.spark.running import PipelineRun, start_query
@@ -143,6 +143,17 @@ class Pipeline:
         )
         return start_query(run, checkpoint, trigger, frozenset(accept))
 
+    if not TYPE_CHECKING:  # type checkers know what is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what `process` needs."""
+            if name == "process":
+                raise StepMissingError(
+                    f"pipeline {self.name!r}: process() needs key_by() before it, which says whose "
+                    f"state it is, e.g. .key_by('user').process(...)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
 
 @dataclass(frozen=True)
 class KeyedPipeline:
@@ -210,6 +221,22 @@ class KeyedPipeline:
             watermark_delay_ms=_delay_ms(watermark_delay),
         )
         return replace(self.pipeline, steps=(*self.pipeline.steps, step))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what `key_by` needs."""
+            if name in _STEPS:
+                raise StepMissingError(
+                    f"pipeline {self.pipeline.name!r}: {name}() stands right behind "
+                    f"key_by{self.columns}, which needs process() first: what is to be done with "
+                    f"the rows of each key. Without state, leave key_by out"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_STEPS = ("read", "map_batches", "transform", "key_by", "write", "start")
+"""What a `Pipeline` has and a `KeyedPipeline` has not."""
 
 
 def _check_own(

@@ -1,5 +1,7 @@
 """What a user writes, checked as it is written; nothing is started."""
 
+import copy
+
 import pytest
 
 import tallystick as ts
@@ -13,3 +15,24 @@ def test_a_column_of_an_aggregate_is_no_function():
 
     assert 'Wrap it: ts.aggregate({"n": ts.count()})' in str(refused.value)
     assert "lambda" not in str(refused.value)
+
+
+def test_process_asks_for_a_key():
+    with pytest.raises(ts.OptionError, match=r"'p': process\(\) needs key_by\(\) before it"):
+        ts.Pipeline("p").process(ts.deduplicate())
+
+
+@pytest.mark.parametrize("name", ["read", "map_batches", "transform", "key_by", "write", "start"])
+def test_a_key_asks_for_its_process(name):
+    with pytest.raises(ts.OptionError, match=rf"{name}\(\) stands right behind key_by.*'user'"):
+        getattr(KEYED, name)(None)
+
+
+@pytest.mark.parametrize("pipeline", [ts.Pipeline("p"), KEYED])
+def test_other_attributes_are_missing_as_python_has_it(pipeline):
+    with pytest.raises(AttributeError, match="object has no attribute 'proces'") as refused:
+        pipeline.proces()
+
+    assert not isinstance(refused.value, ts.OptionError)
+    assert not hasattr(KEYED, "write")
+    assert copy.deepcopy(pipeline) == pipeline
