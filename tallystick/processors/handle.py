@@ -73,6 +73,7 @@ class Declaring:
         self, name: str, kind: str, key_schema: Schema | None, value_schema: Schema, ttl_ms: int
     ) -> StateField:
         """The state, with an id that nothing is stored under."""
+        self._check_not_both(name, deleted=True)
         key_text = "" if key_schema is None else struct_of(key_schema).json()
         state = Declared(name, kind, key_text, struct_of(value_schema).json(), ttl_ms)
         self.declared.append(state)
@@ -80,9 +81,17 @@ class Declaring:
 
     def drop(self, name: str) -> None:
         """A note to drop it."""
-        if any(state.name == name and state.kind != DELETED for state in self.declared):
-            raise OptionError(f"init() declares state {name!r} and then deletes it: do one of both")
+        self._check_not_both(name, deleted=False)
         self.declared.append(Declared(name, DELETED, "", ""))
+
+    def _check_not_both(self, name: str, *, deleted: bool) -> None:
+        # Each epoch does what is declared: it would drop what the one before it wrote.
+        if any(one.name == name and (one.kind == DELETED) == deleted for one in self.declared):
+            raise OptionError(
+                f"init() declares state {name!r} and deletes it: do one of both. To begin anew "
+                f"with it, start once with deleteIfExists({name!r}) alone, or give the new state "
+                f"another name"
+            )
 
 
 class Handle(StatefulProcessorHandle):

@@ -128,6 +128,7 @@ def test_what_is_like_a_tuple_is_taken_and_comes_back_as_spark_gives_it():
         (lambda h: h.getValueState("s", "not a schema"), "cannot be read|not a type"),
         (lambda h: h.getValueState("s", 7), "is no schema"),
         (lambda h: (h.getValueState("s", "n int"), h.deleteIfExists("s")), "do one of both"),
+        (lambda h: (h.deleteIfExists("s"), h.getValueState("s", "n int")), "do one of both"),
     ],
 )
 def test_states_that_cannot_be_declared_are_found_on_the_driver(in_init, message):
