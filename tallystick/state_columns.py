@@ -164,7 +164,7 @@ def _read(state: StateField, found: _Found, codes: Int64Array, count: int) -> li
 
 
 def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.Array:
-    codec = ValueCodec("state", struct_from_text(schema_text))
+    codec = ValueCodec("state", struct_from_text(schema_text), as_stored=True)
     names = kind.names
     values: list[Any] = [
         dict(zip(names, codec.decode(each), strict=True)) for each in data.to_pylist()

@@ -1,6 +1,7 @@
 """Entries of each kind of state become columns, aligned by key."""
 
 import datetime
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -84,6 +85,35 @@ def test_every_kind_of_state_is_a_column():
     assert rows["cid\x00"]["names"] is None
     assert rows["bob"]["by_name"] == [({"name": "k"}, {"name": "v"})]
     assert [rows[user]["timers"] for user in USERS] == [[-3, 9], [4], None, None]
+
+
+def test_moments_are_those_that_were_stored_wherever_they_are_read(monkeypatch):
+    """Also where the local time is not that of a cluster's other hosts."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        inner = types.StructType().add("at", types.TimestampType())
+        schema = (
+            types.StructType()
+            .add("at", types.TimestampType())
+            .add("local", types.TimestampNTZType())
+            .add("all", types.ArrayType(inner))
+        )
+        noon = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)
+        local = datetime.datetime(2026, 7, 1, 9)  # noqa: DTZ001  of no zone
+        key = KEY.encode(pa.record_batch({"user": ["ann"], "n": [1]}))
+        data = ValueCodec("state", schema).encode((noon, local, [(noon,), None]))
+        columns = [entry_keys(np.zeros(1, np.int32), 1, key), pa.array([data])]
+        step = StepState(
+            "s", 1, 1, KEY.schema_text, 1, (StateField("seen", 1, "value", "", schema.json()),)
+        )
+
+        (row,) = table_of(step, pa.RecordBatch.from_arrays(columns, schema=ENTRIES)).to_pylist()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert row["seen"] == {"at": noon, "local": local, "all": [{"at": noon}, None]}
 
 
 def test_a_name_that_is_taken_gets_an_underscore():

@@ -38,12 +38,14 @@ class ValueCodec:
     Args:
         owner: what errors call it, e.g. `state 'count'`.
         schema: of the tuples.
+        as_stored: moments come back as the microseconds since 1970 that are stored, for Arrow;
+            as a datetime, one of the local time zone has lost which zone that was.
 
     Raises:
         OptionError: a type cannot be stored.
     """
 
-    def __init__(self, owner: str, schema: types.StructType) -> None:
+    def __init__(self, owner: str, schema: types.StructType, *, as_stored: bool = False) -> None:
         self._owner, self._schema = owner, schema
         kinds = [field.dataType for field in schema.fields]
         for kind in kinds:
@@ -53,7 +55,7 @@ class ValueCodec:
         wire: Any = tuple[tuple(_wire_type(kind) | None for kind in kinds)]  # type: ignore[misc]
         self._unpack = msgspec.msgpack.Decoder(wire).decode
         self._is_plain = all(map(_is_plain, kinds))
-        self._restore = [_restoring(kind) for kind in kinds]
+        self._restore = [_restoring(kind, as_stored) for kind in kinds]
         self._row = row_maker(schema.names)
 
     def encode(self, value: Any) -> bytes:
@@ -273,9 +275,9 @@ def _datetime(value: Any) -> Any:
     return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
 
 
-def _restoring(kind: types.DataType) -> Convert:
+def _restoring(kind: types.DataType, as_stored: bool) -> Convert:
     """The inverse of `_storing`, in the types that Spark's own state gives."""
-    if _is_plain(kind):
+    if _is_plain(kind) or (as_stored and isinstance(kind, _TIMESTAMPS)):
         return lambda value: value
     if isinstance(kind, types.DecimalType):
         return decimal.Decimal
@@ -284,13 +286,14 @@ def _restoring(kind: types.DataType) -> Convert:
     if isinstance(kind, (*_TIMESTAMPS, types.DayTimeIntervalType)):
         return kind.fromInternal
     if isinstance(kind, types.ArrayType):
-        element = _restoring(kind.elementType)
+        element = _restoring(kind.elementType, as_stored)
         return lambda value: [None if part is None else element(part) for part in value]
     if isinstance(kind, types.MapType):
-        key, part = _restoring(kind.keyType), _restoring(kind.valueType)
+        key, part = _restoring(kind.keyType, as_stored), _restoring(kind.valueType, as_stored)
         return lambda value: {key(k): None if v is None else part(v) for k, v in value}
     if isinstance(kind, types.StructType):
-        parts, make = [_restoring(field.dataType) for field in kind.fields], row_maker(kind.names)
+        parts = [_restoring(field.dataType, as_stored) for field in kind.fields]
+        make = row_maker(kind.names)
         return lambda value: make(
             None if part is None else one(part) for one, part in zip(parts, value, strict=True)
         )
