@@ -18,7 +18,7 @@ from typing import Self
 
 CRASH_POINTS = ("prepared", "completed", "committed")
 """Between prepare and complete, complete and commit, commit and Spark's own commit log."""
-FATES = ("kept", "lost", "set aside", "put back old")
+FATES = ("kept", "set aside", "lost", "put back old")
 """What may happen to a host's copies of state while no pipeline runs; none of it may matter."""
 
 
@@ -43,7 +43,7 @@ def plan(kill_count: int, seed: int) -> list[Kill]:
     points += [None] * (kill_count - len(points))
     chance.shuffle(points)
     planned = [Kill(chance.randint(2, 4), point, chance.uniform(0.0, 0.4)) for point in points]
-    return [replace(kill, copies=chance.choice(FATES)) for kill in planned]
+    return [replace(kill, copies=FATES[n % len(FATES)]) for n, kill in enumerate(planned)]
 
 
 class Copies:

@@ -18,7 +18,7 @@ from tests.spark.topics import produce, read_committed, wait_until_nothing_is_pe
 
 JOB = Path(__file__).with_name("keyed_job.py")
 PARALLELISMS = (1, 2, 3, 5, 2, 4)
-"""Of one run after the other."""
+"""Of one run after the other; some come back to old copies."""
 
 
 class Flights:
