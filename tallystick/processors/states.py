@@ -128,7 +128,8 @@ class OurMapState(MapState):
     def __init__(self, field: StateField, place: Place) -> None:
         self._entries = Entries(field, place)
         name = f"state {field.name!r}"
-        self._key_codec = ValueCodec(f"{name}, the key", struct_from_text(field.key_schema))
+        key_schema = struct_from_text(field.key_schema)
+        self._key_codec = ValueCodec(f"{name}, the key", key_schema, is_key=True)
         self._codec = ValueCodec(name, struct_from_text(field.value_schema))
 
     def exists(self) -> bool:

@@ -7,6 +7,7 @@ error that names state and value.
 
 import datetime
 import decimal
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, cast
 
@@ -26,6 +27,7 @@ _BITS: dict[type[types.DataType], int] = {
     types.LongType: 64,
 }
 _TEXT = (types.StringType, types.CharType, types.VarcharType)
+_ONE_FORM = (*_BITS, types.StringType, types.BinaryType, types.BooleanType)
 _TIMESTAMPS = (types.TimestampType, types.TimestampNTZType)
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _DECIMAL_DIGITS_MAX = 38
@@ -40,12 +42,20 @@ class ValueCodec:
         schema: of the tuples.
         as_stored: moments come back as the microseconds since 1970 that are stored, for Arrow;
             as a datetime, one of the local time zone has lost which zone that was.
+        is_key: tuples that are equal get equal bytes, as the key of a map's entry needs them.
 
     Raises:
         OptionError: a type cannot be stored.
     """
 
-    def __init__(self, owner: str, schema: types.StructType, *, as_stored: bool = False) -> None:
+    def __init__(
+        self,
+        owner: str,
+        schema: types.StructType,
+        *,
+        as_stored: bool = False,
+        is_key: bool = False,
+    ) -> None:
         self._owner, self._schema = owner, schema
         kinds = [field.dataType for field in schema.fields]
         for kind in kinds:
@@ -55,6 +65,11 @@ class ValueCodec:
         wire: Any = tuple[tuple(_wire_type(kind) | None for kind in kinds)]  # type: ignore[misc]
         self._unpack = msgspec.msgpack.Decoder(wire).decode
         self._is_plain = all(map(_is_plain, kinds))
+        self._is_key = is_key
+        # 10 and 10.0 are equal, and so are 0.0 and -0.0, but msgpack writes each otherwise.
+        self._packs_as_is = self._is_plain and (
+            not is_key or all(type(kind) in _ONE_FORM for kind in kinds)
+        )
         self._restore = [_restoring(kind, as_stored) for kind in kinds]
         self._row = row_maker(schema.names)
 
@@ -64,7 +79,7 @@ class ValueCodec:
         Raises:
             StateError: it does not fit the schema.
         """
-        if self._is_plain and type(value) is tuple:
+        if self._packs_as_is and type(value) is tuple:
             # msgpack writes some types as others (a date as text): what is read back decides.
             try:
                 data = self._pack(value)
@@ -100,7 +115,7 @@ class ValueCodec:
                 stored.append(None if part is None else store(part))
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise self._misfit(value, f"{name}: {error}") from None
-        return self._pack(stored)
+        return self._pack(_one_form(stored) if self._is_key else stored)
 
     def _misfit(self, value: Any, reason: str) -> StateError:
         columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in self._schema.fields)
@@ -108,6 +123,13 @@ class ValueCodec:
             f"{self._owner} holds ({columns}), and was given {value!r}: {reason}. Convert the "
             f"value, or declare the state with another schema"
         )
+
+
+def _one_form(stored: Any) -> Any:
+    """What msgpack is to hold, with one zero and one NaN."""
+    if isinstance(stored, float):
+        return math.nan if math.isnan(stored) else stored + 0.0
+    return [_one_form(part) for part in stored] if isinstance(stored, list | tuple) else stored
 
 
 def _check_storable(owner: str, kind: types.DataType) -> None:
@@ -236,7 +258,7 @@ def _decimals(kind: types.DecimalType) -> Convert:
         rounded = number.quantize(step, context=_DECIMALS) if number.is_finite() else number
         if not number.is_finite() or abs(rounded) >= limit:
             raise OverflowError(f"{number} does not fit {kind.simpleString()}")
-        return str(rounded)
+        return str(rounded or rounded.copy_abs())  # a decimal column has one zero
 
     return store
 

@@ -483,6 +483,36 @@ def test_floats_are_rounded_as_their_type_is_and_every_number_of_a_double_is_kep
     assert nan[1] == math.inf
 
 
+@pytest.mark.parametrize(
+    ("kind", "equal"),
+    [
+        ("double", (10, 10.0)),
+        ("double", (0.0, -0.0, 0)),
+        ("double", (math.nan, -math.nan)),
+        ("float", (0.0, -0.0)),
+        ("array<double>", ([1, 0.0], [1.0, -0.0])),
+        ("decimal(5,2)", (decimal.Decimal(0), decimal.Decimal("-0.001"))),
+    ],
+)
+def test_equal_keys_of_a_map_are_one_entry(kind, equal):
+    if kind.startswith("array"):
+        key = types.StructType().add("k", types.ArrayType(types.DoubleType()))
+    else:
+        key = types.StructType().add("k", kind)
+
+    class Counts(Tried):
+        def init(self, handle):
+            self.map = handle.getMapState("map", key, "n int")
+
+        def handleInputRows(self, _, rows, timerValues):
+            for each in equal:
+                seen = self.map.getValue((each,))
+                self.map.updateValue((each,), ((seen.n if seen else 0) + 1,))
+            yield Row(k="", what="", val=repr([n for (n,) in self.map.values()]))
+
+    assert epochs_of(Counts(None)).run(ONE) == [("", "", f"[{len(equal)}]")]
+
+
 def test_keys_come_in_their_order_and_rows_in_theirs():
     class Orders(Tried):
         def handleInputRows(self, key, rows, timerValues):
