@@ -73,10 +73,17 @@ class Entries:
         return self._alive(data) if self._ttl_ms and data is not None else data
 
     def write(self, family: bytes | None, key: bytes, data: bytes) -> None:
-        """Write an entry, of a family where `walk` is to find it."""
+        """Write an entry, of a family where `walk` is to find it.
+
+        That of the family's own name lives as long as any of the family: others may have been
+        written when the time to live was longer.
+        """
         overlay = self._place.overlay
         if self._ttl_ms:
             expiry = self._place.now_ms + self._ttl_ms
+            before = overlay.get(key) if key == family else None
+            if before is not None:
+                expiry = max(expiry, expiry_of(before))
             data = _EXPIRY.pack(expiry) + data
             assert self._place.expiries is not None, "an overlay has them"
             self._place.expiries.put(self._place.group, expiry, key[len(self._place.group) :])

@@ -296,6 +296,40 @@ def test_a_list_that_expired_in_part_goes_on():
     assert found == [repr([(n, "") for n in kept]) for kept in ([0], [0, 60], [60, 120], [500])]
 
 
+def test_a_list_keeps_its_elements_when_its_time_to_live_gets_shorter():
+    """The older elements were promised to live longer than those that are appended now."""
+    output = "k string, what string, val string"
+
+    class Appends(Tried):
+        def handleInputRows(self, key, rows, timerValues):
+            for row in rows:
+                if row.v:
+                    self.list.appendValue((1, row.v))
+            found = [v for _, v in self.list.get()]
+            yield Row(k=key[0], what="", val=f"{found} {self.list.exists()}")
+
+    def step(ttl_ms):
+        return row_processor(
+            Appends(None, ttl_ms=ttl_ms), output=output, time_mode="ProcessingTime"
+        )
+
+    epochs = epochs_of(Appends(None, ttl_ms=100_000), time_mode="ProcessingTime")
+    epochs.run(rows(("a", "A"), ("a", "B")), now=1000)
+    epochs.restart(step(1000))
+    found = [
+        epochs.run(rows(("a", v)), now=now)[0][2]
+        for v, now in (("C", 2000), (None, 5000), ("D", 6000), (None, 102_000))
+    ]
+
+    assert found == [
+        "['A', 'B', 'C'] True",
+        "['A', 'B'] True",
+        "['A', 'B', 'D'] True",
+        "[] False",
+    ]
+    assert not epochs.entries
+
+
 def test_appending_to_a_long_list_costs_what_is_appended():
     epochs = epochs_of(Tried(lambda it, rows: it.list.appendList([(1, "")] * 50)))
     scans = []
