@@ -12,7 +12,7 @@ import typer
 from tallystick.errors import OptionError, TallystickError
 
 if TYPE_CHECKING:
-    from tallystick.savepoints import AskKafka
+    from tallystick.newest_epoch import AskKafka
 
 app = typer.Typer(
     help="Committed epochs that their owner keeps, portable to another parallelism.",

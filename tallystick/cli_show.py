@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.inspection import Report, StepReport
-from tallystick.savepoints import total_size
+from tallystick.savepoint_files import total_size
 
 SHOWN_MAX = 20
 """So many lines of a kind; JSON has them all."""

@@ -19,6 +19,7 @@ from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
 from tallystick.ports import Storage
+from tallystick.savepoint_files import copy_step
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
@@ -66,7 +67,7 @@ def migrate(
         if step.uid in max_parallelism:
             moved.append(_moved(step, max_parallelism[step.uid], source, target, scratch))
         else:
-            moved.append(savepoints.copy_step(source, target, step))
+            moved.append(copy_step(source, target, step))
     new = replace(
         savepoint,
         name=savepoints.name_of(target),

@@ -8,114 +8,36 @@ copied was superseded, and the newest epoch is taken anew.
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, Savepoint
-from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
+from tallystick.errors import OptionError, StateFileError
+from tallystick.newest_epoch import AskKafka, Newest, newest_committed
 from tallystick.ports import Storage
-from tallystick.sink.transaction import Token
-from tallystick.state.damage import damage_of
-from tallystick.state.handles import StateFile, StepState
+from tallystick.savepoint_files import (
+    SupersededError,
+    copy_files,
+    files_of,
+    is_uri,
+    place,
+    uri_in,
+    whole_uri,
+)
+from tallystick.state.handles import StepState
 from tallystick.state_files import FOLDER as STATE_FOLDER
 from tallystick.storage import FileStorage
-from tallystick.wholeness import named, read_manifest
-
-AskKafka = Callable[[str], Token | None]
-"""The token that Kafka holds of a pipeline, by its name."""
+from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
 TRY_PAUSE_S = 1.0
-COPIES_AT_A_TIME = 4
-"""Each holds one file in memory."""
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 EPOCHS_SPARE = 2
 """A claim counts if it is there so many epochs before the first of its files may be collected."""
-
-
-class _SupersededError(Exception):
-    """What was to be saved is not there any more, since the pipeline runs: take the next epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The newest epoch of a checkpoint that is certainly committed."""
-
-    epoch: int
-    manifest_path: str
-    manifest: Manifest
-
-
-def newest_committed(
-    checkpoint: Storage, ask_kafka: AskKafka | None = None, wanted: int | None = None
-) -> Newest:
-    """Look up which epoch the checkpoint can go on from.
-
-    Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
-    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others.
-
-    Args:
-        checkpoint: its location.
-        ask_kafka: for Kafka's word where there are several.
-        wanted: an older epoch, whose manifest is still there.
-
-    Raises:
-        OptionError: there is no committed epoch, or not the wanted one; or Kafka has to be asked,
-            and cannot be.
-        ManifestError: the epoch's manifest is missing or damaged.
-        DataLossError: Kafka does not tell which of several manifests counts.
-    """
-    epochs = s.epochs_logged(checkpoint.names("commits"))
-    if not epochs:
-        raise OptionError(
-            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
-            f"pipeline that has run. Check the path."
-        )
-    epoch = epochs[-1] if wanted is None else wanted
-    if epoch not in epochs:
-        raise OptionError(
-            f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
-            f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
-        )
-    paths = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch]
-    if not paths:
-        raise ManifestError(
-            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
-            f"no manifest of it: the epoch is not retained any more, or files were removed, or it "
-            f"is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows what there is."
-        )
-    path = paths[0]
-    if len(paths) > 1:
-        path = _by_kafkas_word(checkpoint, epoch, paths, ask_kafka)
-    return Newest(epoch, path, read_manifest(checkpoint, path))
-
-
-def _by_kafkas_word(
-    checkpoint: Storage, epoch: int, paths: list[str], ask_kafka: AskKafka | None
-) -> str:
-    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
-    if ask_kafka is None:
-        raise OptionError(
-            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Give "
-            f"--bootstrap-servers (and --token-topic), or try again behind the next epoch."
-        )
-    pipeline = read_manifest(checkpoint, paths[0]).pipeline
-    token = ask_kafka(pipeline)
-    if token is None or token.manifest_path not in paths:
-        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
-        raise DataLossError(
-            f"{found}, and Kafka, asked for what pipeline {pipeline!r} committed last, says "
-            f"{said}: which one counts cannot be told. Start the pipeline, so that it finishes an "
-            f"epoch; then try again."
-        )
-    return token.manifest_path
 
 
 def create(
@@ -147,7 +69,7 @@ def create(
         newest = newest_committed(checkpoint, ask_kafka, epoch)
         try:
             return _create(checkpoint, target, newest, reference)
-        except _SupersededError as error:
+        except SupersededError as error:
             is_same = newest_committed(checkpoint, ask_kafka, epoch).epoch == newest.epoch
             if is_same or attempt == TRIES_MAX - 1:
                 raise StateFileError(str(error)) from None
@@ -186,7 +108,7 @@ def _claim_files(checkpoint: Storage, newest: Newest, holder: str) -> str:
     reached = max(map(m.epoch_of, checkpoint.names(m.FOLDER)))
     if reached > newest.epoch + EPOCHS_RETAINED - EPOCHS_SPARE:
         checkpoint.delete(path)
-        raise _SupersededError(f"epoch {newest.epoch} was overtaken while its files were claimed")
+        raise SupersededError(f"epoch {newest.epoch} was overtaken while its files were claimed")
     return path
 
 
@@ -198,64 +120,13 @@ def _save_files(
     Files that the checkpoint itself only refers to are another's, which knows of no claim of ours.
     """
     if reference:
-        own = _files_of(state, lambda file: not _is_uri(file.path))
+        own = files_of(state, lambda file: not is_uri(file.path))
         named = {file.path: f"{whole_uri(checkpoint.location)}/{file.path}" for file in own}
     else:
         named = {}
-    copied = s.with_files(state, lambda step, file: named.get(file.path, _place(step, file)))
+    copied = s.with_files(state, lambda step, file: named.get(file.path, place(step, file)))
     copy_files(checkpoint, target, state, copied)
     return copied
-
-
-def copy_files(
-    source: Storage,
-    target: Storage,
-    before: tuple[StepState, ...],
-    after: tuple[StepState, ...],
-) -> None:
-    """Copy each file of state from where it was to where it is to be, and prove it whole.
-
-    Args:
-        source: what the paths before are relative to.
-        target: what those after are relative to.
-        before: the state where it is.
-        after: the same state; a file that is a URI there stays where it is.
-
-    Raises:
-        StateFileError: a file is damaged.
-    """
-    pairs = [
-        (old, new.path)
-        for one, other in zip(before, after, strict=True)
-        for old, new in zip(one.files, other.files, strict=True)
-        if not _is_uri(new.path)
-    ]
-
-    def copy(pair: tuple[StateFile, str]) -> None:
-        file, path = pair
-        data = source.get(file.path)
-        if data is None:
-            raise _SupersededError(f"{named(file, source.location)} is missing")
-        if damage := damage_of(file, data):
-            raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
-        target.put(path, data)
-
-    with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
-        list(threads.map(copy, pairs))
-
-
-def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
-    """Copy all files of a step; the state with its files where they are now.
-
-    Raises:
-        StateFileError: a file is missing or damaged.
-    """
-    copied = s.with_files((step,), _place)
-    try:
-        copy_files(source, target, (step,), copied)
-    except _SupersededError as error:
-        raise StateFileError(str(error)) from None
-    return copied[0]
 
 
 def name_of(folder: Storage) -> str:
@@ -271,7 +142,7 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
     for path in paths:
         data = checkpoint.get(path)
         if data is None:
-            raise _SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
+            raise SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
         found[path] = data.decode()
     return found
 
@@ -337,14 +208,14 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     before = savepoint.manifest.state
     if claim:
         home = whole_uri(savepoint_at.location)
-        state = s.with_files(before, lambda _, file: _uri_in(home, file.path))
+        state = s.with_files(before, lambda _, file: uri_in(home, file.path))
         held = Claim(whole_uri(checkpoint.location), _now(), state)
         savepoint_at.put(s.claim_path(lineage), held.encode())
     else:
-        state = s.with_files(before, _place)
+        state = s.with_files(before, place)
     try:
         copy_files(savepoint_at, checkpoint, before, state)
-    except _SupersededError as error:
+    except SupersededError as error:
         raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
     seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage, state)
     checkpoint.put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
@@ -389,46 +260,14 @@ def _reader(folder: Storage) -> Callable[[str], str]:
         if data is None:
             return ""
         claim = s.decode_claim(data, path)
-        claimed = {file.path for file in _files_of(claim.state)}
+        claimed = {file.path for file in files_of(claim.state)}
         for name in folder.names(f"{claim.holder}/{m.FOLDER}"):
-            used = {file.path for file in _files_of(read_manifest(folder, name).state)}
+            used = {file.path for file in files_of(read_manifest(folder, name).state)}
             if used & claimed:
                 return claim.holder
         return ""
 
     return user
-
-
-def _files_of(
-    state: Iterable[StepState], which: Callable[[StateFile], bool] = lambda _: True
-) -> list[StateFile]:
-    return [file for step in state for file in step.files if which(file)]
-
-
-def _place(step: StepState, file: StateFile) -> str:
-    """Where a copy of a file of state goes, in a savepoint as in a checkpoint."""
-    return f"{STATE_FOLDER}/{step.uid}/{file.path.rpartition('/')[2]}"
-
-
-def _is_uri(path: str) -> bool:
-    return "://" in path
-
-
-def _uri_in(home: str, path: str) -> str:
-    return path if _is_uri(path) else f"{home}/{path}"
-
-
-def whole_uri(location: str) -> str:
-    """A location that means the same wherever it is read: a URI, without a slash at its end."""
-    if "://" in location:
-        return location.rstrip("/")
-    path = location.removeprefix("file:")
-    return Path(path).absolute().as_uri()
-
-
-def total_size(state: Iterable[StepState]) -> int:
-    """How many bytes of files a state has."""
-    return sum(file.size for file in _files_of(state))
 
 
 def _now() -> str:

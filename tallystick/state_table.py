@@ -10,7 +10,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tallystick import savepoints
 from tallystick.checkpoint import savepoint as s
 from tallystick.errors import OptionError
+from tallystick.newest_epoch import newest_committed
 from tallystick.ports import Storage
+from tallystick.savepoint_files import whole_uri
 from tallystick.state.handles import StepState
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state_columns import schema_of, table_of
@@ -40,7 +42,7 @@ def read_state(spark: SparkSession, checkpoint: str, step: str | None = None) ->
     count = min(
         found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
     )
-    reading = _Reading(savepoints.whole_uri(checkpoint), found, count)
+    reading = _Reading(whole_uri(checkpoint), found, count)
     schema = from_arrow_schema(schema_of(found))
     return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
 
@@ -72,7 +74,7 @@ def _step(storage: Storage, uid: str | None) -> StepState:
     if storage.get(s.FILE) is not None:
         state = savepoints.read(storage).manifest.state
     else:
-        state = savepoints.newest_committed(storage).manifest.state
+        state = newest_committed(storage).manifest.state
     found = [step for step in state if uid in (None, step.uid)]
     if len(found) != 1:
         names = ", ".join(repr(step.uid) for step in state) or "none"

@@ -54,9 +54,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lmdb_view": WORDS | {"state"},
     "lmdb_store": CORE | {"lmdb_environment", "lmdb_view"},
     "wholeness": CORE | {"state_files"},
-    "savepoints": CORE | {"state_files", "storage", "wholeness"},
+    "newest_epoch": CORE | {"wholeness"},
+    "savepoint_files": CORE | {"state_files", "wholeness"},
+    "savepoints": CORE | {"newest_epoch", "savepoint_files", "state_files", "storage", "wholeness"},
     "state_contents": CORE | {"state_files"},
-    "migration": CORE | {"lmdb_store", "savepoints", "state_contents", "state_files"},
+    "migration": CORE
+    | {"lmdb_store", "savepoint_files", "savepoints", "state_contents", "state_files"},
     "registry": VALUES | {"formats"},
     "kafka": VALUES | COLUMNS | {"ports"},
     # The executor's shell, and the engine that runs it.
@@ -86,7 +89,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark",
     },
     "state_columns": VALUES | {"processors"},
-    "state_table": CORE | {"savepoints", "state_columns", "state_contents", "storage"},
+    "state_table": CORE
+    | {"newest_epoch", "savepoint_files", "savepoints"}
+    | {"state_columns", "state_contents", "storage"},
     "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
     "__init__": WORDS
     | {"endpoints", "formats", "pipeline", "source", "spark", "state", "state_table"},
@@ -94,9 +99,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
     "inspection": CORE | {"state_files", "wholeness"},
-    "cli_show": CORE | {"inspection", "savepoints"},
+    "cli_show": CORE | {"inspection", "savepoint_files"},
     "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
-    "cli_savepoint": VALUES | {"cli_show", "job", "kafka", "migration", "savepoints", "storage"},
+    "cli_savepoint": VALUES
+    | {"cli_show", "job", "kafka", "migration", "newest_epoch", "savepoints", "storage"},
     "cli": WORDS | {"cli_inspect", "cli_savepoint", "demo", "testing"},
 }
 

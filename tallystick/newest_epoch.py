@@ -1,0 +1,89 @@
+"""Which epoch of a checkpoint is certainly committed, and which of its manifests counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint as s
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.errors import DataLossError, ManifestError, OptionError
+from tallystick.ports import Storage
+from tallystick.sink.transaction import Token
+from tallystick.wholeness import read_manifest
+
+AskKafka = Callable[[str], Token | None]
+"""The token that Kafka holds of a pipeline, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest epoch of a checkpoint that is certainly committed."""
+
+    epoch: int
+    manifest_path: str
+    manifest: Manifest
+
+
+def newest_committed(
+    checkpoint: Storage, ask_kafka: AskKafka | None = None, wanted: int | None = None
+) -> Newest:
+    """Look up which epoch the checkpoint can go on from.
+
+    Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
+    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others.
+
+    Args:
+        checkpoint: its location.
+        ask_kafka: for Kafka's word where there are several.
+        wanted: an older epoch, whose manifest is still there.
+
+    Raises:
+        OptionError: there is no committed epoch, or not the wanted one; or Kafka has to be asked,
+            and cannot be.
+        ManifestError: the epoch's manifest is missing or damaged.
+        DataLossError: Kafka does not tell which of several manifests counts.
+    """
+    epochs = s.epochs_logged(checkpoint.names("commits"))
+    if not epochs:
+        raise OptionError(
+            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
+            f"pipeline that has run. Check the path."
+        )
+    epoch = epochs[-1] if wanted is None else wanted
+    if epoch not in epochs:
+        raise OptionError(
+            f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
+            f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
+        )
+    paths = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch]
+    if not paths:
+        raise ManifestError(
+            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
+            f"no manifest of it: the epoch is not retained any more, or files were removed, or it "
+            f"is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows what there is."
+        )
+    path = paths[0]
+    if len(paths) > 1:
+        path = _by_kafkas_word(checkpoint, epoch, paths, ask_kafka)
+    return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def _by_kafkas_word(
+    checkpoint: Storage, epoch: int, paths: list[str], ask_kafka: AskKafka | None
+) -> str:
+    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
+    if ask_kafka is None:
+        raise OptionError(
+            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Give "
+            f"--bootstrap-servers (and --token-topic), or try again behind the next epoch."
+        )
+    pipeline = read_manifest(checkpoint, paths[0]).pipeline
+    token = ask_kafka(pipeline)
+    if token is None or token.manifest_path not in paths:
+        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
+        raise DataLossError(
+            f"{found}, and Kafka, asked for what pipeline {pipeline!r} committed last, says "
+            f"{said}: which one counts cannot be told. Start the pipeline, so that it finishes an "
+            f"epoch; then try again."
+        )
+    return token.manifest_path

@@ -1,0 +1,106 @@
+"""Where the files of savepoints and restored checkpoints lie, and how they get there."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tallystick.checkpoint import savepoint as s
+from tallystick.errors import StateFileError
+from tallystick.ports import Storage
+from tallystick.state.damage import damage_of
+from tallystick.state.handles import StateFile, StepState
+from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.wholeness import named
+
+COPIES_AT_A_TIME = 4
+"""Each holds one file in memory."""
+
+
+class SupersededError(Exception):
+    """What was to be saved is not there any more, since the pipeline runs: take the next epoch."""
+
+
+def copy_files(
+    source: Storage,
+    target: Storage,
+    before: tuple[StepState, ...],
+    after: tuple[StepState, ...],
+) -> None:
+    """Copy each file of state from where it was to where it is to be, and prove it whole.
+
+    Args:
+        source: what the paths before are relative to.
+        target: what those after are relative to.
+        before: the state where it is.
+        after: the same state; a file that is a URI there stays where it is.
+
+    Raises:
+        StateFileError: a file is damaged.
+    """
+    pairs = [
+        (old, new.path)
+        for one, other in zip(before, after, strict=True)
+        for old, new in zip(one.files, other.files, strict=True)
+        if not is_uri(new.path)
+    ]
+
+    def copy(pair: tuple[StateFile, str]) -> None:
+        file, path = pair
+        data = source.get(file.path)
+        if data is None:
+            raise SupersededError(f"{named(file, source.location)} is missing")
+        if damage := damage_of(file, data):
+            raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
+        target.put(path, data)
+
+    with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+        list(threads.map(copy, pairs))
+
+
+def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
+    """Copy all files of a step; the state with its files where they are now.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+    """
+    copied = s.with_files((step,), place)
+    try:
+        copy_files(source, target, (step,), copied)
+    except SupersededError as error:
+        raise StateFileError(str(error)) from None
+    return copied[0]
+
+
+def files_of(
+    state: Iterable[StepState], which: Callable[[StateFile], bool] = lambda _: True
+) -> list[StateFile]:
+    """All files that a state has, or some of them."""
+    return [file for step in state for file in step.files if which(file)]
+
+
+def place(step: StepState, file: StateFile) -> str:
+    """Where a copy of a file of state goes, in a savepoint as in a checkpoint."""
+    return f"{STATE_FOLDER}/{step.uid}/{file.path.rpartition('/')[2]}"
+
+
+def is_uri(path: str) -> bool:
+    """Whether a file lies elsewhere: it is another folder's."""
+    return "://" in path
+
+
+def uri_in(home: str, path: str) -> str:
+    """Where a file of a folder lies, for those outside of it."""
+    return path if is_uri(path) else f"{home}/{path}"
+
+
+def whole_uri(location: str) -> str:
+    """A location that means the same wherever it is read: a URI, without a slash at its end."""
+    if "://" in location:
+        return location.rstrip("/")
+    path = location.removeprefix("file:")
+    return Path(path).absolute().as_uri()
+
+
+def total_size(state: Iterable[StepState]) -> int:
+    """How many bytes of files a state has."""
+    return sum(file.size for file in files_of(state))
