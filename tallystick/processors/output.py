@@ -1,13 +1,18 @@
 """What a processor returns, as Arrow columns of the declared output."""
 
+import decimal
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
 
 from tallystick.errors import StateError
+
+_FRACTIONAL = (float, np.floating, decimal.Decimal)
 
 
 def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
@@ -56,7 +61,32 @@ def _columns(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
     else:
         dicts = [row.asDict(True) for row in rows]
         columns = [[row.get(name) for row in dicts] for name in schema.names]
-    return [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    arrays = []
+    for values, field in zip(columns, schema, strict=True):
+        _check_whole(field.name, values, field.type)
+        arrays.append(pa.array(values, field.type))
+    return arrays
+
+
+def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
+    """Refuse fractions where Arrow would cut them off without a word."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            parts = [value.get(field.name) for value in values if isinstance(value, dict)]
+            _check_whole(f"{name}.{field.name}", parts, field.type)
+    elif pa.types.is_map(kind):
+        maps = [value.items() if isinstance(value, dict) else value or () for value in values]
+        items = list(chain.from_iterable(maps))
+        _check_whole(f"{name}, a key", [key for key, _ in items], kind.key_type)
+        _check_whole(f"{name}, a value", [part for _, part in items], kind.item_type)
+    elif pa.types.is_list(kind):
+        lists = [value for value in values if isinstance(value, Iterable)]
+        _check_whole(f"{name}, an element", list(chain.from_iterable(lists)), kind.value_type)
+    elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and any(
+        issubclass(each, _FRACTIONAL) for each in set(map(type, values))
+    ):
+        value = next(each for each in values if isinstance(each, _FRACTIONAL))
+        raise TypeError(f"{name}: {value!r} is a {type(value).__name__}, expected {kind}")
 
 
 def _column(values: "pd.Series[Any]", kind: pa.DataType, timezone: str) -> pa.Array:

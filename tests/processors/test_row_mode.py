@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -205,6 +206,28 @@ def test_rows_that_are_not_those_of_the_output_are_refused(returned, message):
 
     with pytest.raises((StateError, AttributeError), match=message):
         epochs_of(Returns(None)).run(ONE)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "place"),
+    [
+        (1.5, pa.int64(), "a: 1.5 is a float"),
+        (np.float64(1.5), pa.int32(), "a: .*1.5.* is a float64"),
+        (decimal.Decimal("1.5"), pa.int64(), "a: .* is a Decimal"),
+        (1.5, pa.timestamp("us", "UTC"), "a: 1.5 is a float"),
+        (Row(x=1.5), pa.struct([("x", pa.int64())]), "a.x: 1.5 is a float"),
+        ([None, [1.5]], pa.list_(pa.list_(pa.int64())), "a, an element, an element: 1.5"),
+        ({1.5: 1}, pa.map_(pa.int64(), pa.int64()), "a, a key: 1.5"),
+        ({1: 1.5}, pa.map_(pa.int64(), pa.int64()), "a, a value: 1.5"),
+    ],
+)
+def test_fractions_are_not_cut_off(value, kind, place):
+    class Returns(Tried):
+        def handleInputRows(self, key, rows, timerValues):
+            return [Row(a=None), Row(a=value)]
+
+    with pytest.raises(StateError, match=place):
+        epochs_of(Returns(None), output=pa.schema([("a", kind)])).run(ONE)
 
 
 def test_rows_are_matched_by_name_and_missing_columns_are_null():
