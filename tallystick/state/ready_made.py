@@ -184,12 +184,15 @@ def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
     def first_only(batch: KeyedBatch) -> Update:
         if batch.is_due:
             return Update(None, {"seen": pa.nulls(len(batch), pa.bool_())})
-        new = batch.rows.take(pa.array(np.sort(batch.first_rows()[~batch.known])))
-        state = {"seen": np.ones(len(batch), np.bool_)}
-        if forget_after_ms is None:
-            return Update(new, state)
-        at = pa.scalar(batch.time.timestamp_ms + forget_after_ms, pa.int64())
-        return Update(new, state, pc.if_else(pa.array(batch.known), batch.timers, at))
+        is_new, timers = ~batch.known, None
+        if forget_after_ms is not None:
+            now_ms = batch.time.timestamp_ms
+            # Rows come before the call for due timers: a key may be due to be forgotten already.
+            is_new |= pc.less_equal(batch.timers, now_ms).fill_null(False).to_numpy(False)
+            at = pa.scalar(now_ms + forget_after_ms, pa.int64())
+            timers = pc.if_else(pa.array(is_new), at, batch.timers)
+        new = batch.rows.take(pa.array(np.sort(batch.first_rows()[is_new])))
+        return Update(new, {"seen": np.ones(len(batch), np.bool_)}, timers)
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
     return vectorised(first_only, state="seen boolean", time_mode=mode)

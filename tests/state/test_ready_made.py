@@ -101,6 +101,17 @@ def test_a_key_that_was_forgotten_is_new_again() -> None:
     assert len(task.epoch(row, timestamp_ms=1101)) == 1
 
 
+def test_a_key_that_is_due_to_be_forgotten_is_new_to_the_rows_of_that_epoch() -> None:
+    task = OneTask(ready.deduplicate(forget_after_ms=100), KEY)
+    row = rows_of([("a", 1, "x"), ("a", 2, "y")])
+
+    found = [task.epoch(row, timestamp_ms=at) for at in (1000, 1100, 1199, 9000)]
+
+    assert [[each["x"] for each in rows] for rows in found] == [[1], [1], [], [1]]
+    assert task.epoch(rows_of([]), timestamp_ms=9099) == []
+    assert task.entries, "it is remembered from the newest time on"
+
+
 @settings(deadline=None, max_examples=50)
 @given(EPOCHS, st.integers(1, 4))
 def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
