@@ -37,7 +37,9 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     layout, names = read.layout, first.routed.names
     prefix = layout.prefix if layout.value is not None else ""
     metadata = tuple(name for name in layout.metadata if prefix + name in names)
-    layout = replace(layout, metadata=metadata, headers=f"{prefix}headers" in names)
+    # A field of the value may have the name where there are no headers.
+    headers = layout.headers and f"{prefix}headers" in names
+    layout = replace(layout, metadata=metadata, headers=headers)
     made = layout.schema.names
     columns = pa.schema([each for each in first.columns if each.name in made])
     return replace(read, layout=layout), replace(first, columns=columns)
