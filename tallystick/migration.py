@@ -19,7 +19,7 @@ from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
 from tallystick.ports import Storage
-from tallystick.savepoint_files import copy_step
+from tallystick.savepoint_files import copy_step, refuse_used
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
@@ -60,8 +60,7 @@ def migrate(
             raise OptionError(
                 f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
             )
-    if target.get(s.FILE) is not None:
-        raise OptionError(f"{target.location} holds a savepoint already: name another folder.")
+    refuse_used(target)
     moved = []
     for step in state:
         if step.uid in max_parallelism:

@@ -5,19 +5,43 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
-from tallystick.errors import StateFileError
+from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
+from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile, StepState
 from tallystick.state_files import FOLDER as STATE_FOLDER
 from tallystick.wholeness import named
 
+SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 COPIES_AT_A_TIME = 4
 """Each holds one file in memory."""
 
 
 class SupersededError(Exception):
     """What was to be saved is not there any more, since the pipeline runs: take the next epoch."""
+
+
+def refuse_used(folder: Storage) -> None:
+    """A savepoint and a restored checkpoint get a folder that nobody uses.
+
+    What is deleted or collected in it later must be theirs.
+
+    Raises:
+        OptionError: there are files of a checkpoint or of a savepoint.
+    """
+    if folder.get(s.FILE) is not None:
+        raise OptionError(f"{folder.location} holds a savepoint already: name another folder.")
+    taken = [path for path in (*SPARKS_FOLDERS, MANIFESTS, s.CLAIMS) if folder.names(path)]
+    if folder.get("metadata") is not None:
+        taken.append("metadata")
+    if any(map(folder.names, folder.names(STATE_FOLDER))):  # a step's folder may be left, empty
+        taken.append(STATE_FOLDER)
+    if taken:
+        raise OptionError(
+            f"{folder.location} is not empty, it has {', '.join(taken)}: a checkpoint, or what a "
+            f"killed command left. Nothing was changed. Name a new folder."
+        )
 
 
 def copy_files(
@@ -27,6 +51,8 @@ def copy_files(
     after: tuple[StepState, ...],
 ) -> None:
     """Copy each file of state from where it was to where it is to be, and prove it whole.
+
+    All of them or none: what was copied before an error is removed again.
 
     Args:
         source: what the paths before are relative to.
@@ -44,6 +70,8 @@ def copy_files(
         if not is_uri(new.path)
     ]
 
+    written: list[str] = []
+
     def copy(pair: tuple[StateFile, str]) -> None:
         file, path = pair
         data = source.get(file.path)
@@ -52,9 +80,15 @@ def copy_files(
         if damage := damage_of(file, data):
             raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
         target.put(path, data)
+        written.append(path)
 
-    with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
-        list(threads.map(copy, pairs))
+    try:
+        with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+            list(threads.map(copy, pairs))
+    except BaseException:
+        for path in written:
+            target.delete(path)
+        raise
 
 
 def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:

@@ -25,17 +25,16 @@ from tallystick.savepoint_files import (
     files_of,
     is_uri,
     place,
+    refuse_used,
     uri_in,
     whole_uri,
 )
 from tallystick.state.handles import StepState
-from tallystick.state_files import FOLDER as STATE_FOLDER
 from tallystick.storage import FileStorage
 from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
 TRY_PAUSE_S = 1.0
-SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 EPOCHS_SPARE = 2
 """A claim counts if it is there so many epochs before the first of its files may be collected."""
 
@@ -53,7 +52,7 @@ def create(
 
     Args:
         checkpoint: what is saved.
-        target: a folder of the savepoint's own.
+        target: a folder of the savepoint's own, empty.
         reference: name the checkpoint's files of state instead of copying them, and claim them.
         epoch: an older one that is still retained, as when the newest has damaged files.
         ask_kafka: see `newest_committed`.
@@ -63,8 +62,7 @@ def create(
         OptionError: the folder is in use, or see `newest_committed`.
         StateFileError: a file of state is missing or damaged; there is no savepoint.
     """
-    if target.get(s.FILE) is not None:
-        raise OptionError(f"{target.location} holds a savepoint already: name another folder.")
+    refuse_used(target)
     for attempt in range(TRIES_MAX):
         newest = newest_committed(checkpoint, ask_kafka, epoch)
         try:
@@ -198,12 +196,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
         StateFileError: a file of state is missing or damaged.
     """
     savepoint = read(savepoint_at)
-    taken = (*SPARKS_FOLDERS, m.FOLDER, STATE_FOLDER)
-    if checkpoint.get("metadata") is not None or any(map(checkpoint.names, taken)):
-        raise OptionError(
-            f"{checkpoint.location} is not empty: a savepoint is restored into a new checkpoint "
-            f"folder. Name another one."
-        )
+    refuse_used(checkpoint)
     lineage = str(uuid.uuid4())
     before = savepoint.manifest.state
     if claim:
@@ -228,12 +221,18 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
 def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
     """Remove a savepoint, and its claim on the checkpoint's files.
 
-    Its description goes last: what was interrupted can be done again.
+    Only what the savepoint names: other files in its folder are somebody else's. Its description
+    goes last: what was interrupted can be done again.
 
     Raises:
         OptionError: there is none; or a checkpoint uses its files (not with `force`).
     """
     savepoint = read(savepoint_at)
+    if savepoint_at.get("metadata") is not None:
+        raise OptionError(
+            f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
+            f"state. Nothing was removed. If only the savepoint is to go, remove {s.FILE} by hand."
+        )
     claims = savepoint_at.names(s.CLAIMS)
     users = [] if force else [each for each in map(_reader(savepoint_at), claims) if each]
     if users:
@@ -242,9 +241,8 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
             f"{', '.join(users)} (restored with --claim). Delete it when these have written state "
             f"of their own, or are gone; or with --force, which destroys them."
         )
-    for step in savepoint.manifest.state:
-        for path in savepoint_at.names(f"{STATE_FOLDER}/{step.uid}"):
-            savepoint_at.delete(path)
+    for file in files_of(savepoint.manifest.state, lambda file: not is_uri(file.path)):
+        savepoint_at.delete(file.path)
     if savepoint.claim:
         savepoint_at.delete(f"{savepoint.checkpoint}/{savepoint.claim}")
     for path in (*claims, s.FILE):

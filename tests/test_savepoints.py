@@ -12,6 +12,7 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
+from tallystick.migration import migrate
 from tallystick.sink.transaction import Token
 from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
@@ -233,6 +234,37 @@ def test_folders_that_are_in_use_are_refused_and_left_as_they_are(job, tmp_path)
         with pytest.raises(OptionError, match="no committed epoch"):
             savepoints.create(folder(strange), folder(tmp_path / "other"))
     assert content(tmp_path) == before
+
+
+def test_a_live_checkpoint_is_no_place_for_a_savepoint(job, tmp_path):
+    """What is deleted with a savepoint would be its state."""
+    other = Job(tmp_path / "other")
+    other.run(2)
+    savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
+    before = content(tmp_path)
+
+    for used in (job.storage, other.storage):
+        with pytest.raises(OptionError, match="is not empty, it has offsets, commits"):
+            savepoints.create(job.storage, used)
+        with pytest.raises(OptionError, match="is not empty"):
+            migrate(folder(tmp_path / "saved"), used, {"counts": 7}, tmp_path)
+    with pytest.raises(OptionError, match="holds a savepoint already"):
+        savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "saved"))
+    assert content(tmp_path) == before
+
+
+def test_only_what_a_savepoint_names_is_deleted_with_it(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    theirs = tmp_path / "saved" / "keyed-state" / "counts" / "of-somebody-else"
+    theirs.write_bytes(b"x")
+    (tmp_path / "saved" / "metadata").write_bytes(b"{}")
+    with pytest.raises(OptionError, match="is a checkpoint too"):
+        savepoints.delete(folder(tmp_path / "saved"))
+    (tmp_path / "saved" / "metadata").unlink()
+
+    savepoints.delete(folder(tmp_path / "saved"))
+
+    assert content(tmp_path / "saved") == {"keyed-state/counts/of-somebody-else": b"x"}
 
 
 def test_a_damaged_description_is_refused(job, tmp_path):
