@@ -124,7 +124,13 @@ NO_STEPS = KeyedSteps()
 
 
 def _wanted(step: KeyedStep) -> Wanted:
-    return Wanted(step.uid, step.key.schema_text, step.max_parallelism, step.parallelism)
+    return Wanted(
+        step.uid,
+        step.key.schema_text,
+        step.max_parallelism,
+        step.parallelism,
+        step.processor.time_mode,
+    )
 
 
 @dataclass(frozen=True)

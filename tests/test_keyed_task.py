@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tallystick import keyed_epoch, keyed_task
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
 from tallystick.exchanged_rows import from_ipc, to_ipc
+from tallystick.keyed_epoch import KeyedSteps
 from tallystick.state import retention
-from tallystick.state.handles import SNAPSHOT
+from tallystick.state.handles import SNAPSHOT, StepState
 from tallystick.state.keyed_batch import KeyedBatch, Update
 from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.vectorised import vectorised
@@ -240,6 +241,10 @@ def test_timers_are_looked_for_without_rows():
     assert job.run([], at_ms=109) == []
     assert by_user(job.run([], at_ms=110)) == {"a": [-1]}
     assert job.run([], at_ms=500) == []
+    # They are due by the clock: by event time they would be at the wrong moment.
+    kept = tuple(StepState.from_json(each.to_json()) for each in job.state)
+    with pytest.raises(OptionError, match=r"now 'EventTime', but .* by 'ProcessingTime'"):
+        KeyedSteps((step(vectorised(remind, state="", time_mode=EVENT_TIME)),)).check(kept)
 
 
 def wrong(output: pa.RecordBatch) -> Job:

@@ -11,6 +11,7 @@ from tallystick.errors import OptionError
 from tallystick.state.handles import StepState
 from tallystick.state.key_groups import default_max_parallelism
 from tallystick.state.key_hash import HASH_VERSION
+from tallystick.state.processing import NO_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class Wanted:
         key_schema: `KeyCodec.schema_text` of its key.
         max_parallelism: how many key groups; None: whatever the state has.
         parallelism: how many tasks; None: as many as there is room for, at most key groups.
+        time_mode: one of `TIME_MODES`.
     """
 
     uid: str
     key_schema: str
     max_parallelism: int | None = None
     parallelism: int | None = None
+    time_mode: str = NO_TIME
 
 
 def check(
@@ -77,13 +80,14 @@ def starting_point(wanted: Wanted, held: StepState | None, task_count: int) -> S
             f"{most}, or have the state rewritten with `tallystick savepoint migrate`"
         )
     if held is not None:
-        return replace(held, parallelism=parallelism)
+        return replace(held, parallelism=parallelism, time_mode=wanted.time_mode)
     return StepState(
         uid=wanted.uid,
         max_parallelism=most,
         parallelism=parallelism,
         key_schema=wanted.key_schema,
         hash_version=HASH_VERSION,
+        time_mode=wanted.time_mode,
     )
 
 
@@ -107,6 +111,14 @@ def _check_same(wanted: Wanted, held: StepState) -> None:
             f"{held.hash_version}, and this release has version {HASH_VERSION}. Run the release "
             f"that wrote the checkpoint; or take a savepoint with it, and have that rewritten with "
             f"`tallystick savepoint migrate`"
+        )
+
+    # Spark refuses any other mode; without a time there was nothing yet that another could change.
+    if wanted.time_mode != held.time_mode != NO_TIME:
+        raise OptionError(
+            f"step {held.uid}: its time mode is now {wanted.time_mode!r}, but its state has timers "
+            f"and expiries by {held.time_mode!r}, which would be due by the wrong clock, or never. "
+            f"Set it back; or give the step a new uid, so that it begins without state"
         )
 
 

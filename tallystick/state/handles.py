@@ -103,6 +103,7 @@ class StepState:
         trail: the newest versions, oldest first: a local copy at one of them can be brought
             forward, any other has to be made anew.
         watermark_ms: no row with an older event time is expected any more; None: none was seen.
+        time_mode: what its timers and times to live go by: one of `TIME_MODES` (processing.py).
     """
 
     uid: str
@@ -115,6 +116,7 @@ class StepState:
     files: tuple[StateFile, ...] = ()
     trail: tuple[Version, ...] = ()
     watermark_ms: int | None = None
+    time_mode: str = "None"
 
     @property
     def version(self) -> Version | None:

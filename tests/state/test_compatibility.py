@@ -8,6 +8,7 @@ from tallystick.errors import OptionError
 from tallystick.state.compatibility import Wanted, check, starting_point
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_hash import HASH_VERSION
+from tallystick.state.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 
 KEY = '[["user","string"]]'
 FILE = StateFile("keyed-state/count/0.changelog", "changelog", 0, 0, 127, 100, 10, 1, 3)
@@ -36,6 +37,16 @@ def test_any_parallelism_up_to_the_key_groups_goes_on(parallelism):
 def test_what_would_move_entries_is_refused(wanted, told):
     with pytest.raises(OptionError, match=told):
         check([wanted], [HELD])
+
+
+def test_the_time_that_timers_go_by_stays():
+    timed = starting_point(replace(COUNT, time_mode=EVENT_TIME), HELD, 2)
+    assert timed.time_mode == EVENT_TIME, "there were no timers before"
+    assert check([replace(COUNT, time_mode=EVENT_TIME)], [timed])
+
+    for mode in (PROCESSING_TIME, NO_TIME):
+        with pytest.raises(OptionError, match=rf"now '{mode}', but .* by 'EventTime'.*Set it back"):
+            check([replace(COUNT, time_mode=mode)], [timed])
 
 
 def test_another_hash_is_refused():
