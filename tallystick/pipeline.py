@@ -13,7 +13,7 @@ decoded, in the same task, and what they return is encoded for Kafka right there
 
 With state, exactly once with the output:
 
-    .key_by("dest").process(aggregate({"n": count()}), output="dest string, n bigint")
+    .key_by("dest").process(aggregate({"n": count()}))
 
 Behind `process` the functions run in the task that owns the key.
 """
@@ -167,7 +167,7 @@ class KeyedPipeline:
         self,
         function: StatefulProcessor | Processor,
         *,
-        output: Columns,
+        output: Columns | None = None,
         parallelism: int | None = None,
         uid: str | None = None,
         time_mode: str | None = None,
@@ -181,7 +181,8 @@ class KeyedPipeline:
         Args:
             function: a PySpark `StatefulProcessor`, as for `transformWithState`; or one of ours,
                 `vectorised(...)` and the ready-made ones.
-            output: the columns that it puts out, as DDL or as an Arrow schema.
+            output: the columns that it puts out, as DDL or as an Arrow schema. The ready-made ones
+                tell themselves.
             parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
                 It may be another one at each start.
             uid: names the state, for as long as it lives; None: `process-1` for the first step, and
@@ -200,6 +201,11 @@ class KeyedPipeline:
             OptionError: an argument is not what it should be.
         """
         if isinstance(function, StatefulProcessor):
+            if output is None:
+                raise OptionError(
+                    f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
+                    f"columns of the rows that it returns, e.g. output='user string, n bigint'"
+                )
             processor: Processor = row_processor(
                 function,
                 output=output,
@@ -235,6 +241,7 @@ class KeyedPipeline:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start")
 """What a `Pipeline` has and a `KeyedPipeline` has not."""
 
@@ -247,7 +254,7 @@ def _check_own(
             "process(): count(), sum() and the like are columns of an aggregate, not a function by "
             'themselves. Wrap it: ts.aggregate({"n": ts.count()})'
         )
-    if not all(hasattr(processor, name) for name in ("time_mode", "has_timers", "declared", "run")):
+    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
         raise OptionError(
             f"process({processor!r}): expected a StatefulProcessor, a function made with "
             f"vectorised(...), or a ready-made one such as deduplicate()"

@@ -50,7 +50,7 @@ class Process:
         uid: names the step's state across changes of the pipeline; None: by its position.
         key: the columns of the key.
         processor: the function.
-        output: what it puts out.
+        output: what it puts out; None: as the processor says.
         max_parallelism: how many key groups; None: as the state has it, or by Flink's formula.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
@@ -60,7 +60,7 @@ class Process:
     uid: str | None
     key: tuple[str, ...]
     processor: Processor
-    output: Columns
+    output: Columns | None
     max_parallelism: int | None = None
     parallelism: int | None = None
     event_time: str | None = None
@@ -102,7 +102,8 @@ class KeyedStage:
     Args:
         step: what the user wrote.
         uid: unique in the pipeline.
-        columns: of the rows that come to it; None: those of the DataFrame.
+        columns: of the rows that come to it; None: those of the DataFrame, or of the keyed step
+            before.
         functions: what its output passes through.
     """
 
@@ -172,12 +173,12 @@ def _stateless(steps: tuple[Step, ...], source_ddl: str) -> Stages:
 def _keyed(
     steps: tuple[Step, ...], keyed_at: list[int], known: Columns | None
 ) -> tuple[KeyedStage, ...]:
-    """The keyed steps; `known` are the columns of the rows at first, None those of a DataFrame."""
+    """The keyed steps; `known` are the columns of the rows at first, None: see `KeyedStage`."""
     stages: list[KeyedStage] = []
     for number, at in enumerate(keyed_at, start=1):
         step, before = steps[at], steps[at - 1] if at else None
         assert isinstance(step, Process)
-        columns = stages[-1].step.output if stages else known
+        columns = None if stages else known
         if isinstance(before, MapBatches):
             if before.schema is None:
                 raise OptionError(

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import tallystick as ts
 
@@ -15,6 +16,16 @@ def test_a_column_of_an_aggregate_is_no_function():
 
     assert 'Wrap it: ts.aggregate({"n": ts.count()})' in str(refused.value)
     assert "lambda" not in str(refused.value)
+
+
+def test_a_stateful_processor_needs_its_output_told():
+    class Mine(StatefulProcessor):
+        def init(self, handle): ...
+        def handleInputRows(self, key, rows, timerValues): ...
+        def close(self): ...
+
+    with pytest.raises(ts.OptionError, match=r"process\(Mine\(\)\): .* needs output="):
+        KEYED.process(Mine())
 
 
 def test_process_asks_for_a_key():

@@ -74,7 +74,7 @@ def test_keyed_steps_know_the_columns_that_come_to_them_and_their_own_functions(
     assert [(stage.uid, stage.columns, stage.functions) for stage in stages.keyed] == [
         ("process-1", "a int", (second, first)),
         ("process-2", "a int, c int", ()),
-        ("named", "b int", (second,)),
+        ("named", None, (second,)),
     ]
 
 

@@ -90,6 +90,10 @@ class RowProcessor:
         processor.close()
         return tuple(declaring.declared)
 
+    def output(self, key: pa.Schema, rows: pa.Schema) -> None:
+        """Nobody knows what a `StatefulProcessor` returns before it does: `process` is told."""
+        return
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Process the rows, then the timers that are due; state goes into the overlay."""
         # A copy: what a processor keeps in itself ends with the epoch, as in Spark's tasks, and

@@ -42,6 +42,10 @@ class Counter:
         """See `Processor.declared`."""
         return Declared("count", "value", "", "{}"), Declared("odd", "value", "", "{}")
 
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """See `Processor.output`."""
+        return OUTPUT_COLUMNS
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
         ids = [work.fields[name].state_id for name in ("count", "odd")]

@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallystick.errors import OptionError
 from tallystick.keyed_task import KeyedStep, check_event_time
+from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.processing import EVENT_TIME, TIME_MODES
 from tallystick.steps import Columns, KeyedStage, Stages
@@ -24,7 +25,14 @@ def keyed_steps(spark: SparkSession, stages: Stages) -> tuple[KeyedStep, ...]:
     Raises:
         OptionError: a key, a state, an output or a time cannot be as the step says.
     """
-    return tuple(_step(spark, stages, stage) for stage in stages.keyed)
+    steps: list[KeyedStep] = []
+    for stage in stages.keyed:
+        if stage.columns is not None:
+            columns = _schema(spark, stage.columns)
+        else:
+            columns = steps[-1].output if steps else _schema(spark, _of(spark, stages))
+        steps.append(_step(spark, stage, columns))
+    return tuple(steps)
 
 
 def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
@@ -45,9 +53,8 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     return replace(read, layout=layout), replace(first, columns=columns)
 
 
-def _step(spark: SparkSession, stages: Stages, stage: KeyedStage) -> KeyedStep:
+def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
     step, uid = stage.step, stage.uid
-    columns = _schema(spark, stage.columns if stage.columns is not None else _of(spark, stages))
     missing = [name for name in step.key if name not in columns.names]
     if missing:
         raise OptionError(
@@ -79,13 +86,55 @@ def _step(spark: SparkSession, stages: Stages, stage: KeyedStage) -> KeyedStep:
         columns=columns,
         processor=processor,
         declared=processor.declared(key),
-        output=_schema(spark, step.output),
+        output=output_of(uid, _given(spark, step.output), processor.output(key.schema, columns)),
         functions=stage.functions,
         max_parallelism=step.max_parallelism,
         parallelism=step.parallelism,
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
     )
+
+
+def output_of(uid: str, given: pa.Schema | None, known: pa.Schema | None) -> pa.Schema:
+    """The columns that a step puts out.
+
+    Args:
+        uid: of the step, for messages.
+        given: as `process` was told; types may be wider than the function's.
+        known: as the function says.
+
+    Raises:
+        OptionError: nobody says, or they say different things.
+    """
+    if given is None:
+        if known is None:
+            raise OptionError(
+                f"step {uid}: process() needs output=, e.g. output='user string, n bigint': what "
+                f"a function of your own puts out is not known before it does"
+            )
+        return known
+    if known is not None and not _holds(given, known):
+        raise OptionError(
+            f"step {uid}: output= says {ddl_of(given)!r}, and its function puts out "
+            f"{ddl_of(known)!r}. Declare it so, or leave output= out; to put out other columns, "
+            f"add a map_batches"
+        )
+    return given
+
+
+def _holds(given: pa.Schema, known: pa.Schema) -> bool:
+    """Whether columns with all values of the known ones are given, in any order."""
+    if sorted(given.names) != sorted(known.names):
+        return False
+    try:
+        both = pa.unify_schemas([given, known], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return bool(both.equals(given))
+
+
+def _given(spark: SparkSession, columns: Columns | None) -> pa.Schema | None:
+    return None if columns is None else _schema(spark, columns)
 
 
 def _of(spark: SparkSession, stages: Stages) -> pa.Schema:

@@ -44,6 +44,8 @@ _COLUMN = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _PRECISION_MAX = 38
+_NAMES = {kind: name for name, kind in reversed(_PLAIN.items())}
+"""The first of the names of each type."""
 
 
 def schema_of(schema: str | pa.Schema, name: str) -> pa.Schema:
@@ -94,6 +96,23 @@ def type_of(text: str, name: str) -> pa.DataType:
         f"{', '.join(sorted(_PLAIN))}, decimal(p, s) or array<...>. Give a pyarrow.Schema for "
         f"anything else."
     )
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """A schema as DDL, for people; types that it does not know by Arrow's names."""
+    return ", ".join(f"{_quoted(field.name)} {_text_of(field.type)}" for field in schema)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def _text_of(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{_text_of(kind.value_type)}>"
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _NAMES.get(kind, str(kind))
 
 
 def _field(part: str, name: str) -> pa.Field:

@@ -84,6 +84,15 @@ class Processor(Protocol):
         """
         ...
 
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """The columns that it puts out; None: it cannot tell, so its user has to.
+
+        Args:
+            key: the key's columns.
+            rows: all columns of the rows that come to the step.
+        """
+        ...
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Process the rows, then the timers that are due; state goes into the overlay.
 

@@ -3,7 +3,7 @@
 aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,9 +163,12 @@ def aggregate(
         keys = batch.rows.select(batch.keys.schema.names)
         return Update(_output(keys, kept, values), state)
 
+    def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        return _columns(key, [rows.field(name) for name in keep], schema)
+
     reads = {*keep, *(one.column for one in columns.values() if one.column)}
     function = per_epoch if each == EACH_EPOCH else per_record
-    return vectorised(function, state=schema, reads=reads)
+    return vectorised(function, state=schema, reads=reads, output=output)
 
 
 def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
@@ -195,7 +198,9 @@ def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
         return Update(new, {"seen": np.ones(len(batch), np.bool_)}, timers)
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
-    return vectorised(first_only, state="seen boolean", time_mode=mode)
+    return vectorised(
+        first_only, state="seen boolean", time_mode=mode, output=lambda key, rows: rows
+    )
 
 
 def top_n(n: int, column: str, type: str = "double") -> Vectorised:
@@ -218,7 +223,12 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
         lists = batch.greatest(n, _typed(batch, column, kind), batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
 
-    return vectorised(greatest, state=pa.schema([("best", pa.list_(kind))]), reads=[column])
+    state = pa.schema([("best", pa.list_(kind))])
+
+    def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        return _columns(key, [], [pa.field(column, pa.list_(kind))])
+
+    return vectorised(greatest, state=state, reads=[column], output=output)
 
 
 def _comparable(type: str, name: str) -> pa.DataType:
@@ -250,3 +260,8 @@ def _output(
     """The columns side by side; where a name comes twice, the later one."""
     columns = dict(zip(keys.schema.names, keys.columns, strict=True))
     return pa.record_batch({**columns, **kept, **values})
+
+
+def _columns(*parts: Iterable[pa.Field]) -> pa.Schema:
+    """The schema of what `_output` makes of such columns."""
+    return pa.schema({field.name: field.type for part in parts for field in part})

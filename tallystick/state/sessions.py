@@ -14,6 +14,7 @@ _STATE = pa.schema([(name, pa.list_(pa.int64())) for name in ("starts", "ends", 
 """The open sessions of a key; moments in microseconds."""
 
 _MOMENT = pa.timestamp("us", tz="UTC")
+_EMITTED = pa.schema([("start", _MOMENT), ("end", _MOMENT), ("count", pa.int64())])
 _MICROS = 1000
 
 
@@ -54,7 +55,11 @@ def sessions(gap_ms: int, time_column: str) -> Vectorised:
         left = tuple(column[~ended] for column in intervals)
         return _kept(batch, left, closes_ms[~ended], output)
 
-    return vectorised(step, state=_STATE, time_mode=EVENT_TIME, reads=[time_column])
+    def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        columns = {field.name: field.type for field in (*key, *_EMITTED)}
+        return pa.schema(columns)
+
+    return vectorised(step, state=_STATE, time_mode=EVENT_TIME, reads=[time_column], output=output)
 
 
 def _merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int64Array, ...]:

@@ -39,6 +39,8 @@ TIMER = "$timer"
 """The column that holds a key's timer, behind those of the function."""
 
 Function = Callable[[KeyedBatch], Update]
+Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
+"""From the columns of the key and those of the rows to the ones that are put out."""
 
 
 def vectorised(
@@ -47,6 +49,7 @@ def vectorised(
     state: str | pa.Schema,
     time_mode: str = NO_TIME,
     reads: Collection[str] | None = None,
+    output: Output | None = None,
 ) -> "Vectorised":
     """Process all keys of an epoch with one call.
 
@@ -57,11 +60,13 @@ def vectorised(
         time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
         reads: the columns of the rows that it reads besides the key's; the others stay where they
             are. None: it gets all.
+        output: from the schemas of the key and of the rows to that of what it puts out. None:
+            `process` has to be told.
 
     Raises:
         OptionError: the state cannot be stored, or there is no such time mode.
     """
-    return Vectorised(function, schema_of(state, "state"), time_mode, reads)
+    return Vectorised(function, schema_of(state, "state"), time_mode, reads, output)
 
 
 class Vectorised:
@@ -73,12 +78,14 @@ class Vectorised:
         schema: pa.Schema,
         time_mode: str,
         reads: Collection[str] | None = None,
+        output: Output | None = None,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
         if TIMER in schema.names:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function
+        self._output = output
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
         self._schema = pa.schema([pa.field(field.name, field.type) for field in schema])
@@ -105,6 +112,10 @@ class Vectorised:
         if self._codec is None:
             return ()
         return (Declared(STATE, "columns", "", text_of(self._codec.schema)),)
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """As given."""
+        return None if self._output is None else self._output(key, rows)
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Call the function for the rows, then for the keys that are due; write what changed."""

@@ -64,6 +64,10 @@ class Mortal:
         """As it is."""
         return self.inner.declared(key)
 
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """As it is."""
+        return self.inner.output(key, rows)
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Process the rows, and die if it is time."""
         yield from self.inner.run(work)

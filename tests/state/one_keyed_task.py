@@ -45,6 +45,7 @@ class OneTask:
     def __init__(self, processor: Processor, key: pa.Schema) -> None:
         self.entries: dict[bytes, bytes] = {}
         self.written = 0
+        self.output: list[pa.RecordBatch] = []
         self._processor = processor
         self._key = KeyCodec(key)
         fields, _ = settle("step", processor.declared(self._key), None)
@@ -65,7 +66,8 @@ class OneTask:
             overlay=overlay,
             time=EpochTime(timestamp_ms, watermark_ms),
         )
-        output = [row for batch in self._processor.run(work) for row in batch.to_pylist()]
+        self.output = list(self._processor.run(work))
+        output = [row for batch in self.output for row in batch.to_pylist()]
         changes = overlay.changes()
         keys = changes["key"].to_pylist()
         assert keys == sorted(set(keys)), "each key is written once"

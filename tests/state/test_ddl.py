@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.state.ddl import schema_of
+from tallystick.state.ddl import ddl_of, schema_of
 
 
 def test_plain_types_and_arrays() -> None:
@@ -25,6 +25,13 @@ def test_plain_types_and_arrays() -> None:
             pa.field("x", pa.int32()),
         ]
     )
+
+
+def test_a_schema_as_ddl_is_read_back_as_it_was() -> None:
+    ddl = "n bigint, `odd ``name` string, p decimal(12, 2), tags array<array<int>>, at timestamp"
+
+    assert ddl_of(schema_of(ddl, "state")) == ddl
+    assert ddl_of(pa.schema([("a", pa.uint8())])) == "a uint8"
 
 
 def test_a_ready_schema_stays_and_nothing_is_no_columns() -> None:

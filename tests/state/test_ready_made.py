@@ -14,6 +14,7 @@ from one_keyed_task import OneTask
 from tallystick.errors import OptionError, RecordError
 from tallystick.state import ready_made as ready
 from tallystick.state.sessions import sessions
+from tallystick.state.vectorised import Vectorised
 
 SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64()), ("name", pa.string())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -245,3 +246,24 @@ def test_a_column_of_another_type_is_named() -> None:
     task = OneTask(ready.aggregate({"n": ready.sum("name", "bigint")}), KEY)
     with pytest.raises(OptionError, match="column 'name' is string, but the function was made for"):
         task.epoch(rows_of([("a", 1, "z")]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ready.aggregate(AGGREGATES, keep=["name"]),
+        ready.aggregate({"name": ready.count(), "x": ready.sum("x")}, each="record", keep=["x"]),
+        ready.deduplicate(),
+        ready.top_n(2, "x", "bigint"),
+        sessions(5, "x"),
+    ],
+)
+def test_what_is_put_out_has_the_columns_that_were_told(function: Vectorised) -> None:
+    task = OneTask(function, KEY)
+    rows = rows_of([("a", 1, "x"), ("a", 2, "y")])
+
+    task.epoch(rows, watermark_ms=0)
+    if not task.output:
+        task.epoch(rows[:0], watermark_ms=100)
+
+    assert [batch.schema for batch in task.output] == [function.output(KEY, SCHEMA)]
