@@ -250,6 +250,7 @@ class Driver:
             manifest_exists=not all(m.is_seed(path) for path in paths),
             is_seeded=any(m.is_seed(path) for path in paths),
             bases=tuple(bases),
+            has_state=not paths and bool(Wholeness(self._storage).names()),
         )
 
 

@@ -181,7 +181,8 @@ def find(folder: str) -> list[tuple[str, Savepoint]]:
 def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) -> Savepoint:
     """Make a new checkpoint that goes on from a savepoint.
 
-    The folder's `metadata` is written last: without it, the checkpoint is refused.
+    The seed is written first, and the folder's `metadata` last: what was interrupted in between is
+    refused, by its verdict.
 
     Args:
         savepoint_at: where the savepoint is.
@@ -202,16 +203,23 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     if claim:
         home = whole_uri(savepoint_at.location)
         state = s.with_files(before, lambda _, file: uri_in(home, file.path))
-        held = Claim(whole_uri(checkpoint.location), _now(), state)
-        savepoint_at.put(s.claim_path(lineage), held.encode())
     else:
         state = s.with_files(before, place)
-    try:
-        copy_files(savepoint_at, checkpoint, before, state)
-    except SupersededError as error:
-        raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
     seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage, state)
-    checkpoint.put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
+    seed_path = m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}")
+    checkpoint.put(seed_path, seed.encode())
+    claimed = s.claim_path(lineage)
+    try:
+        if claim:
+            held = Claim(whole_uri(checkpoint.location), _now(), state)
+            savepoint_at.put(claimed, held.encode())
+        copy_files(savepoint_at, checkpoint, before, state)
+    except BaseException as error:
+        savepoint_at.delete(claimed)
+        checkpoint.delete(seed_path)
+        if isinstance(error, SupersededError):
+            raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
+        raise
     for path, text in savepoint.spark.items():
         checkpoint.put(path, text.encode())
     checkpoint.put("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())

@@ -108,6 +108,18 @@ def world() -> Iterator[World]:
     world.close()
 
 
+def plant(world: World, files: dict[str, bytes]) -> None:
+    """Put files into the checkpoint behind its first epoch: before, it would be no new one."""
+    plan = world.plan_positions
+
+    def plan_and_plant(starts: Any) -> Any:
+        if starts[OWN.partitions[0]] == 1:
+            world.checkpoint.files.update(files)
+        return plan(starts)
+
+    world.plan_positions = plan_and_plant
+
+
 def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(world):
     files = world.checkpoint.files
     orphan, claimed, under_way = (
@@ -116,8 +128,9 @@ def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(
     held = StepState(
         "step", 128, 1, "[]", 1, files=(StateFile(claimed, CHANGELOG, 4, 0, 127, 1, 1, 1, 1),)
     )
-    files |= dict.fromkeys((orphan, claimed, under_way), b"state")
-    files[claim_path("one")] = Claim("file:///saved", "2026", (held,)).encode()
+    claim = Claim("file:///saved", "2026", (held,)).encode()
+    left = dict.fromkeys((orphan, claimed, under_way), b"state")
+    plant(world, {claim_path("one"): claim, **left})
 
     world.run_quietly()
 
@@ -141,11 +154,21 @@ def test_no_epoch_fails_because_clearing_up_does(world, monkeypatch, caplog):
     assert "no right to delete tallystick/" in caplog.text
 
 
-def test_a_claim_that_cannot_be_read_keeps_everything(world):
-    world.checkpoint.files |= {claim_path("torn"): b"{", file_of(3, "claimed"): b"state"}
+def test_files_of_state_without_a_manifest_are_not_taken_for_a_new_checkpoint(world):
+    world.checkpoint.files[file_of(3, "left")] = b"state"
 
     world.run_quietly()
 
+    assert world.checker.committed_epoch == -1
+    assert "no manifest that names them" in str(world.checker.violations)
+
+
+def test_a_claim_that_cannot_be_read_keeps_everything(world):
+    plant(world, {claim_path("torn"): b"{", file_of(3, "claimed"): b"state"})
+
+    world.run_quietly()
+
+    assert world.checker.committed_epoch == EPOCHS - 1
     assert file_of(3, "claimed") in world.checkpoint.files
 
 

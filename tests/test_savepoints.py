@@ -267,6 +267,29 @@ def test_only_what_a_savepoint_names_is_deleted_with_it(job, tmp_path):
     assert content(tmp_path / "saved") == {"keyed-state/counts/of-somebody-else": b"x"}
 
 
+def test_a_restore_that_was_killed_leaves_no_folder_that_counts_as_new(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+
+    class Dying(FileStorage):
+        puts = 0
+
+        def put(self, path: str, data: bytes) -> None:
+            Dying.puts += 1
+            if Dying.puts > 2:
+                raise KeyboardInterrupt
+            super().put(path, data)
+
+        def delete(self, path: str) -> None:
+            """It is dead."""
+
+    with pytest.raises(KeyboardInterrupt):
+        savepoints.restore(folder(tmp_path / "saved"), Dying(str(tmp_path / "new")))
+
+    assert seed_in(tmp_path / "new").origin is not None
+    with pytest.raises(OptionError, match="is not empty, it has tallystick, keyed-state"):
+        savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"))
+
+
 def test_a_damaged_description_is_refused(job, tmp_path):
     savepoints.create(job.storage, folder(tmp_path / "saved"))
     path = tmp_path / "saved" / s.FILE

@@ -4,6 +4,7 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
 
     Kafka holds             this checkpoint has      verdict
     no token                nothing                  Open the lineage, then run N
+    no token                only files of state      StateOfNothing: a restore was interrupted
     no token                manifests                TokenLost: Kafka forgot (7 days by default)
     no token                only a seed              Open at the seed, if it is of another name;
                                                      else TokenLost, or the decision was stated
@@ -71,6 +72,8 @@ class Committed:
         is_seeded: a seed lies in the checkpoint, of whichever epoch.
         bases: all manifests of the epoch before the requested one, the seed's too; looked up only
             where Kafka's token is not of this lineage.
+        has_state: files of keyed state lie in the checkpoint; looked up only where no manifest
+            does.
     """
 
     token: Token | None
@@ -78,6 +81,7 @@ class Committed:
     manifest_exists: bool
     is_seeded: bool = False
     bases: tuple[Base, ...] = ()
+    has_state: bool = False
 
     @property
     def seed(self) -> Base | None:
@@ -170,6 +174,8 @@ def _open(request: Request, committed: Committed, identity: Identity) -> Verdict
         return Refused(_half_restored(bases, identity))
     if not bases:
         is_bare = not committed.manifest_exists and not committed.is_seeded
+        if is_bare and committed.has_state:
+            return Refused(_state_of_nothing(identity))
         return Open() if is_bare else Refused(_base_gone(request, identity))
     if len(bases) == 1:
         return Open(bases[0].path)
@@ -264,6 +270,16 @@ def _base_gone(request: Request, identity: Identity) -> ManifestError:
         f"{request.checkpoint_id}, but has no manifest of the epoch before, only of others: what "
         f"state to go on from cannot be told. Nothing was changed. Put a whole copy of the "
         f"checkpoint back; or restore a savepoint into an empty folder."
+    )
+
+
+def _state_of_nothing(identity: Identity) -> ManifestError:
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has files of keyed "
+        f"state, but no manifest that names them: a restore was interrupted, the manifests were "
+        f"removed, or no epoch of an earlier pipeline was ever finished. Beginning here would "
+        f"begin with empty state. Nothing was changed. Restore the savepoint again, into an empty "
+        f"folder; or use a new checkpoint folder."
     )
 
 

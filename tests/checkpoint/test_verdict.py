@@ -71,6 +71,16 @@ def test_no_token_and_no_manifest_is_a_first_run():
     assert judged(None, None, exists=False) is Open
 
 
+@pytest.mark.parametrize("token", [None, Token(2, "theirs", "s3://older", "p")])
+def test_files_of_state_that_no_manifest_names_are_not_forgotten(token):
+    """What a restore left that was killed: a first run there would begin with empty state."""
+    committed = Committed(token, None, manifest_exists=False, has_state=True)
+    verdict = judge(REQUEST, committed, ACCEPTING)
+
+    assert isinstance(verdict, Refused)
+    assert "no manifest that names them" in str(verdict.error)
+
+
 def test_no_token_but_manifests_is_a_loss():
     """Kafka forgets offsets after seven days: taking that for a first run would repeat all."""
     assert judged(None, None, exists=True) is DataLossError
