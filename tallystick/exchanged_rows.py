@@ -1,6 +1,9 @@
 """Rows on their way between tasks: with the columns that were declared, and as bytes."""
 
+from collections.abc import Callable
+
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tallystick.errors import OptionError, RecordError
 
@@ -43,13 +46,108 @@ def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBat
 def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
     if column.type == declared.type:
         return column
-    try:
-        return column.cast(declared.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+    found = f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}"
+    if not _is_same_kind(column.type, declared.type):
         raise RecordError(
-            f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}: "
-            f"{error}"
-        ) from None
+            f"{found}: only values of the same kind become each other by themselves (numbers, "
+            f"timestamps, text). Declare it as it is, or cast it in the function"
+        )
+    try:
+        cast = column.cast(declared.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise RecordError(f"{found}: {error}") from None
+    if not _is_same(column, cast):
+        raise RecordError(
+            f"{found}, which does not hold all its values exactly. Declare it double, or round it "
+            f"in the function"
+        )
+    return cast
+
+
+_is = pa.types
+
+
+def _is_integer_or_float(kind: pa.DataType) -> bool:
+    return bool(_is.is_integer(kind) or _is.is_floating(kind))
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(_is.is_integer(kind) or _is.is_decimal(kind))
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(_is.is_date(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Text or binary, whose bytes stay the same."""
+    texts = (_is.is_string, _is.is_large_string, _is.is_string_view)
+    blobs = (_is.is_binary, _is.is_large_binary, _is.is_binary_view, _is.is_fixed_size_binary)
+    return any(test(kind) for test in (*texts, *blobs))
+
+
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    _is_integer_or_float,
+    _is_exact,
+    _is_date,
+    _is_bytes,
+    _is.is_timestamp,
+    _is.is_time,
+    _is.is_duration,
+)
+"""Arrow's safe casts within each keep values, or fail; but for floats, see `_is_same`.
+
+A timestamp without a zone counts as UTC, as numpy has it.
+"""
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(_is.is_list(kind) or _is.is_large_list(kind) or _is.is_fixed_size_list(kind))
+
+
+def _is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast keeps what values mean."""
+    if found == declared or _is.is_null(found):
+        return True
+    if _is.is_dictionary(found):
+        return _is_same_kind(found.value_type, declared)
+    if _is_list(found):
+        return _is_list(declared) and _is_same_kind(found.value_type, declared.value_type)
+    if _is.is_map(found):
+        return (
+            _is.is_map(declared)
+            and _is_same_kind(found.key_type, declared.key_type)
+            and _is_same_kind(found.item_type, declared.item_type)
+        )
+    if _is.is_struct(found):
+        return (
+            _is.is_struct(declared)
+            and [each.name for each in found] == [each.name for each in declared]
+            and all(
+                map(_is_same_kind, *([each.type for each in kind] for kind in (found, declared)))
+            )
+        )
+    return any(test(found) and test(declared) for test in _KINDS)
+
+
+def _is_same(column: pa.Array, cast: pa.Array) -> bool:
+    """Whether a cast that Arrow calls safe kept the values: it lets floats lose digits."""
+    if _is.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_list(column.type) or _is.is_struct(column.type):
+        if not len(column):
+            return True
+        parts = [each.flatten() for each in (column, cast)]
+        pairs = zip(*parts, strict=True) if _is.is_struct(column.type) else [tuple(parts)]
+        return all(_is_same(one, two) for one, two in pairs)
+    if _is.is_map(column.type):
+        return _is_same(column.keys, cast.keys) and _is_same(column.items, cast.items)
+    if not (_is.is_floating(column.type) and _is.is_floating(cast.type)):
+        return True
+    if column.type.bit_width <= cast.type.bit_width:
+        return True
+    same = pc.or_(pc.equal(cast.cast(column.type), column), pc.is_nan(column))
+    return pc.all(same).as_py() is not False
 
 
 def to_ipc(rows: pa.RecordBatch) -> bytes:
