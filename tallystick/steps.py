@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
 from tallystick.state.key_groups import MAX_PARALLELISM_MAX
@@ -23,8 +24,8 @@ from tallystick.task import BatchFunction
 
 FrameFunction = Callable[[DataFrame], DataFrame]
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-Columns: TypeAlias = str | pa.Schema
-"""Columns, as Spark's DDL text or as an Arrow schema."""
+Columns: TypeAlias = str | pa.Schema | StructType
+"""Columns, as Spark's DDL text, its type, or an Arrow schema."""
 
 
 @dataclass(frozen=True)

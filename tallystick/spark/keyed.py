@@ -7,6 +7,7 @@ from functools import reduce
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
 from tallystick.keyed_task import KeyedStep, check_event_time
@@ -146,8 +147,17 @@ def _of(spark: SparkSession, stages: Stages) -> pa.Schema:
 
 
 def _schema(spark: SparkSession, columns: Columns) -> pa.Schema:
-    """Columns as Arrow has them, all of which may be null."""
+    """Columns as Arrow has them, all of which may be null.
+
+    Raises:
+        OptionError: something else was given.
+    """
     if isinstance(columns, str):
-        parsed = spark.createDataFrame([], columns).schema
-        columns = to_arrow_schema(parsed, timezone="UTC")
+        columns = spark.createDataFrame([], columns).schema
+    if isinstance(columns, StructType):
+        columns = to_arrow_schema(columns, timezone="UTC")
+    if not isinstance(columns, pa.Schema):
+        raise OptionError(
+            f"{columns!r} is no schema: give a pyarrow.Schema, a StructType, or DDL like 'n bigint'"
+        )
     return pa.schema([pa.field(each.name, each.type) for each in columns])
