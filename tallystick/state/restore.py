@@ -6,11 +6,8 @@ was in a changelog which a snapshot made superfluous is known from the snapshot 
 snapshot newer than the store replaces the store's key groups, it is not laid over them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from tallystick.state.handles import SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
@@ -67,39 +64,55 @@ def needed(files: Sequence[StateFile], groups: KeyGroupRange) -> list[Load]:
 
 
 class Coverage:
-    """What later files say of each key group, going through the files from the newest on."""
+    """What later files say of each key group, going through the files from the newest on.
+
+    Sets of key groups are the bits of whole numbers: drivers do this for every epoch.
+    """
 
     def __init__(self, groups: KeyGroupRange) -> None:
         self._groups = groups
-        self._snapshot = np.zeros(groups.count, np.bool_)
-        self._merged_from = np.full(groups.count, np.iinfo(np.int64).max)
+        self._snapshot = 0
+        self._merged = 0
+        self._merged_from: dict[int, int] = {}
 
     def add(self, file: StateFile) -> None:
         """Take note of a file, which stands before all that were added."""
-        window = self._window(file)
         if file.kind == SNAPSHOT:
-            self._snapshot[window] = True
+            self._snapshot |= self._window(file)
         elif file.first_epoch is not None:
-            merged_from = self._merged_from[window]
-            np.minimum(merged_from, file.first_epoch, out=merged_from)
+            window = self._window(file)
+            self._merged |= window
+            self._merged_from[file.first_epoch] = (
+                self._merged_from.get(file.first_epoch, 0) | window
+            )
 
     def left_of(self, file: StateFile) -> tuple[KeyGroupRange, ...]:
         """The key groups for which the file, standing before all that were added, is needed."""
         window = self._window(file)
-        left = ~self._snapshot[window]
-        if file.kind != SNAPSHOT:
-            left &= file.epochs.start < self._merged_from[window]
-        if left.all():
-            return (file.groups.intersection(self._groups),) if left.size else ()
-        return tuple(_runs(left, self._groups.first + window.start)) if left.any() else ()
+        left = window & ~self._snapshot
+        if file.kind != SNAPSHOT and left & self._merged:
+            start = file.epochs.start
+            for first_epoch, merged in self._merged_from.items():
+                if start >= first_epoch:
+                    left &= ~merged
+        if left == window:
+            return (file.groups.intersection(self._groups),) if window else ()
+        return tuple(_runs(left, self._groups.first))
 
-    def _window(self, file: StateFile) -> slice:
-        both = file.groups.intersection(self._groups)
-        start = both.first - self._groups.first if both.count else 0
-        return slice(start, start + both.count)
+    def _window(self, file: StateFile) -> int:
+        first, last = max(file.first, self._groups.first), min(file.last, self._groups.last)
+        return (
+            ((1 << (last - first + 1)) - 1) << (first - self._groups.first) if first <= last else 0
+        )
 
 
-def _runs(mask: npt.NDArray[np.bool_], first: int) -> Iterable[KeyGroupRange]:
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    for start, stop in zip(edges[::2], edges[1::2], strict=True):
-        yield KeyGroupRange(first + start, first + stop - 1)
+def _runs(bits: int, first: int) -> Iterator[KeyGroupRange]:
+    """The runs of set bits, as ranges from `first` on."""
+    while bits:
+        skipped = (bits & -bits).bit_length() - 1
+        bits >>= skipped
+        count = (~bits & (bits + 1)).bit_length() - 1
+        first += skipped
+        yield KeyGroupRange(first, first + count - 1)
+        first += count
+        bits >>= count

@@ -7,15 +7,15 @@ one epoch has to do of it (a part at a time).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
-from tallystick.state.key_groups import KeyGroupRange, key_group_range
-from tallystick.state.restore import Load, needed, touching
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, operator_index
+from tallystick.state.restore import Load, needed
 
 TRAIL_LENGTH = 64
 """How many epochs a worker's copy may be behind and still be brought forward."""
@@ -35,8 +35,15 @@ MERGED_FILES_MIN = 16
 SMALL_BYTES = 64 << 10
 """Below this, all sizes are alike."""
 
+LIKE = 2
+"""A changelog is of like size to all newer ones together if it is at most this much larger.
+
+More than 1: else changelogs that grow a little smaller from epoch to epoch would never be merged.
+"""
+
 MERGED_BYTES_MAX = 16 << 20
-"""Larger changelogs are left as they are: a request for each is no matter."""
+"""Larger changelogs are left as they are until snapshots replace them; as `SNAPSHOT_BYTES`, more
+where there is more state."""
 
 
 def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> StepState:
@@ -75,9 +82,10 @@ def due_snapshots(
         changed_bytes_min: smaller changelogs are not worth a snapshot.
     """
     due = {}
-    for index in range(parallelism):
-        groups = key_group_range(step.max_parallelism, parallelism, index)
-        loads = needed(touching(step.files, groups), groups)
+    for index, groups, loads in _by_task(step, parallelism):
+        logs = [load for load in loads if load.file.kind == CHANGELOG]
+        if sum(map(_share, logs)) <= changed_bytes_min:
+            continue
         changed, held = _bytes(loads, groups, CHANGELOG), _bytes(loads, groups, SNAPSHOT)
         edges = _edges(groups.count, max(held.sum(), changed.sum()))
         weights = np.add.reduceat(changed, edges[:-1]) / np.maximum(
@@ -95,8 +103,10 @@ def due_merges(
 ) -> dict[int, tuple[Load, ...]]:
     """The changelogs that a task should merge into one, before the next epoch; by task.
 
-    The newest ones, and each older one that is not larger than all newer ones together: so a byte
-    is written once per doubling, and the number of files grows with the logarithm.
+    The newest one, and each older one that is not much larger than all newer ones together: so a
+    byte is written a few times, and the number of files grows with the logarithm. Proof: a file
+    that stops the merging is more than `LIKE` times what was behind it when that was looked at,
+    and fewer than `files_min` lie between it and the next one that does.
 
     Args:
         step: the committed state.
@@ -104,14 +114,16 @@ def due_merges(
         files_min: fewer are left as they are.
     """
     due = {}
-    for index in range(parallelism):
-        groups = key_group_range(step.max_parallelism, parallelism, index)
-        loads = needed(touching(step.files, groups), groups)
+    for index, _, loads in _by_task(step, parallelism, files_min):
         logs = [load for load in loads if load.file.kind == CHANGELOG]
-        first_epoch = _first_to_merge(logs)
+        if len(logs) < files_min:
+            continue
+        held = sum(_share(load) for load in loads if load.file.kind == SNAPSHOT)
+        bytes_max = max(MERGED_BYTES_MAX, held / SNAPSHOTS_PER_RANGE_MAX)
+        total, first_epoch = _to_merge(logs, bytes_max)
         # The merged file will stand for everything from there on, so it must have everything.
         chosen = [load for load in logs if load.file.epochs.start >= first_epoch]
-        if len(chosen) >= files_min:
+        if len(chosen) >= files_min or (len(chosen) > 1 and total >= bytes_max):
             due[index] = tuple(chosen)
     return due
 
@@ -146,15 +158,33 @@ def _is_rewrite(file: StateFile) -> bool:
     return file.kind == SNAPSHOT or file.first_epoch is not None
 
 
-def _first_to_merge(logs: Sequence[Load]) -> float:
+def _by_task(
+    step: StepState, parallelism: int, files_min: int = 1
+) -> Iterator[tuple[int, KeyGroupRange, list[Load]]]:
+    """What makes up each task's key groups, of the tasks with so many files."""
+    of_task: list[list[StateFile]] = [[] for _ in range(parallelism)]
+    for file in step.files:
+        first = operator_index(step.max_parallelism, parallelism, file.first)
+        last = operator_index(step.max_parallelism, parallelism, file.last)
+        for index in range(first, last + 1):
+            of_task[index].append(file)
+    for index, files in enumerate(of_task):
+        if len(files) >= files_min:
+            groups = key_group_range(step.max_parallelism, parallelism, index)
+            yield index, groups, needed(files, groups)
+
+
+def _to_merge(logs: Sequence[Load], bytes_max: float) -> tuple[float, float]:
+    """How many bytes are to be merged, and from which epoch on."""
     total, first_epoch = 0.0, math.inf
     for load in reversed(logs):
         size = _share(load)
-        if size > min(max(total, SMALL_BYTES), MERGED_BYTES_MAX):
+        like = max(LIKE * total, SMALL_BYTES) if total else math.inf
+        if size > min(like, bytes_max) or total >= bytes_max:
             break
         total += size
         first_epoch = min(first_epoch, load.file.epochs.start)
-    return first_epoch
+    return total, first_epoch
 
 
 def _share(load: Load) -> float:

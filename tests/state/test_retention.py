@@ -31,6 +31,11 @@ def empty():
     return StepState("counts", GROUPS, 1, "[]", 1)
 
 
+def share(load):
+    inside = sum(part.count for part in load.groups)
+    return load.file.size * inside // load.file.groups.count
+
+
 def grown(step, sizes, parallelism=1):
     """The step after an epoch in which each task changed so many bytes, and did what was due."""
     written = []
@@ -41,7 +46,7 @@ def grown(step, sizes, parallelism=1):
         )
     for index, loads in due_merges(step, parallelism).items():
         groups = key_group_range(GROUPS, parallelism, index)
-        size = sum(load.file.size for load in loads)
+        size = sum(share(load) for load in loads)
         first_epoch = min(load.file.epochs.start for load in loads)
         written.append(file(CHANGELOG, step.version.epoch, groups, size, first_epoch))
     epoch = step.version.epoch + 1 if step.version else 0
@@ -136,11 +141,53 @@ def test_the_number_of_files_is_bounded_however_large_the_state(parallelism):
     assert written_bytes < 8 * epochs * 4096 * parallelism
 
 
+def written_with(sizes, parallelism, held):
+    """What it took to write changelogs of such sizes over a state, and how many files it had."""
+    snapshots = [file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), held)] if held else []
+    step = extend(extend(empty(), Version(0, "t"), []), Version(1, "t"), snapshots)
+    merged_bytes, most, largest = 0, 0, 0
+    for size in sizes:
+        step, written = grown(step, Sizes(held, size), parallelism)
+        merged = [each.size for each in written if each.kind == CHANGELOG]
+        merged_bytes += sum(merged)
+        largest = max([largest, *merged])
+        most = max(most, len(step.files))
+    return merged_bytes / (sum(sizes) * parallelism), most / parallelism, largest
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+@pytest.mark.parametrize("changed", [20_000, 66 << 10, 100_000, MIB, 5 * MIB])
+def test_files_and_work_are_bounded_whatever_an_epoch_changes(changed, parallelism):
+    amplification, most, largest = written_with([changed] * 300, parallelism, 200 * MIB)
+    assert amplification < 5
+    assert most < 50
+    assert largest <= 2 * MERGED_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [MIB - 2000 * epoch for epoch in range(500)],
+        [MIB if epoch % 15 == 0 else 20_000 for epoch in range(500)],
+        [int(20_000 * 1.3 ** (epoch % 20)) for epoch in range(500)],
+        [int(3_000_000 / 1.3 ** (epoch % 20)) for epoch in range(500)],
+    ],
+    ids=["evening", "spikes", "swelling", "subsiding"],
+)
+def test_changelogs_of_unlike_sizes_are_merged_too(sizes):
+    amplification, most, _ = written_with(sizes, 1, 1 << 30)
+    assert amplification < 6
+    assert most < 130
+
+
+def test_more_state_makes_the_changelogs_larger_not_more():
+    _, most, _ = written_with([32 * MIB] * 600, 1, 1 << 40)
+    assert most < 64
+
+
 def test_large_changelogs_are_not_merged():
-    step = empty()
-    for _ in range(50):
-        step, _ = grown(step, Sizes(held=1 << 40, changed=MERGED_BYTES_MAX + 1))
-        assert not due_merges(step, 1)
+    sizes = [MERGED_BYTES_MAX + 1] * 50
+    assert written_with(sizes, 1, 64 * MIB)[0] == 0
 
 
 def test_after_a_rescale_ranges_are_looked_at_as_they_are_now():
