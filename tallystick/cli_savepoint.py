@@ -13,6 +13,7 @@ from tallystick.errors import OptionError, TallystickError
 
 if TYPE_CHECKING:
     from tallystick.newest_epoch import AskKafka
+    from tallystick.storage import FileStorage
 
 app = typer.Typer(
     help="Committed epochs that their owner keeps, portable to another parallelism.",
@@ -148,7 +149,11 @@ def migrate(
     savepoint: SavepointArgument,
     target: Annotated[str, typer.Argument(help="The new savepoint's folder.")],
     max_parallelism: Annotated[
-        list[str], typer.Option(help="STEP=NUMBER of key groups; may be given several times.")
+        list[str],
+        typer.Option(
+            help="STEP=NUMBER of key groups; may be given several times. The NUMBER alone where "
+            "there is one step."
+        ),
     ],
     scratch: Annotated[
         Path | None, typer.Option(help="A folder on a local disk with room for a step's state.")
@@ -159,16 +164,28 @@ def migrate(
     from tallystick.storage import FileStorage
 
     with _errors_told():
-        wanted = dict(map(_step_and_number, max_parallelism))
+        source = FileStorage(savepoint)
+        wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
-        run(FileStorage(savepoint), FileStorage(target), wanted, folder)
+        run(source, FileStorage(target), wanted, folder)
     typer.echo(f"Wrote {target}; {savepoint} is as it was.")
 
 
-def _step_and_number(text: str) -> tuple[str, int]:
-    uid, _, number = text.rpartition("=")
-    if not uid or not number.isdecimal():
+def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
+    """What `--max-parallelism` says; the number alone is for the only step of the savepoint."""
+    from tallystick import savepoints
+
+    uid, equals, number = text.rpartition("=")
+    if not number.isdecimal() or bool(uid) != bool(equals):
         raise OptionError(f"--max-parallelism {text}: expected STEP=NUMBER, e.g. count=512")
+    if not uid:
+        uids = [step.uid for step in savepoints.read(savepoint).manifest.state]
+        if len(uids) != 1:
+            raise OptionError(
+                f"--max-parallelism {text}: expected STEP=NUMBER, since savepoint "
+                f"{savepoint.location} has {len(uids)} keyed steps: {', '.join(uids) or 'none'}"
+            )
+        uid = uids[0]
     return uid, int(number)
 
 

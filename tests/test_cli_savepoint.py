@@ -1,14 +1,17 @@
 """The commands around savepoints, as a user calls them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from tallystick import cli_savepoint
+from tallystick import cli_savepoint, savepoints
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint as s
 from tallystick.cli import app
+from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import Job
 
 
@@ -66,6 +69,28 @@ def test_migrate_takes_a_number_for_each_step(job, tmp_path):
     assert right.exit_code == 0, right.output
     described = json.loads(call("savepoint", "describe", tmp_path / "new").output)
     assert described["steps"][0]["max_parallelism"] == 64
+
+
+def test_migrate_takes_the_number_alone_where_there_is_one_step(job, tmp_path):
+    saved = tmp_path / "saved"
+
+    def migrate(number: str) -> Result:
+        arguments = ("--max-parallelism", number, "--scratch", tmp_path)
+        return call("savepoint", "migrate", saved, tmp_path / f"new{number}", *arguments)
+
+    call("savepoint", "create", job.folder, saved)
+    assert migrate("64").exit_code == 0
+    described = json.loads(call("savepoint", "describe", tmp_path / "new64").output)
+    assert described["steps"][0]["max_parallelism"] == 64
+    assert "expected STEP=NUMBER, e.g." in migrate("=32").output
+
+    savepoint = savepoints.read(FileStorage(str(saved)))
+    steps = (job.state, replace(job.state, uid="sums"))
+    two = replace(savepoint, manifest=replace(savepoint.manifest, state=steps))
+    (saved / s.FILE).write_bytes(two.encode())
+    refused = migrate("32")
+    assert refused.exit_code == 1
+    assert "2 keyed steps: counts, sums" in refused.output
 
 
 def test_errors_are_messages(job, tmp_path):
