@@ -59,6 +59,8 @@ def _columns(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
     if not is_nested and all(getattr(row, "__fields__", None) == schema.names for row in rows):
         columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(schema)
     else:
+        for wrong in (row for row in rows if not isinstance(row, Row)):
+            raise TypeError(f"{wrong!r} is a {type(wrong).__name__}, expected a Row")
         dicts = [row.asDict(True) for row in rows]
         columns = [[row.get(name) for row in dicts] for name in schema.names]
     arrays = []

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
+from tallystick.errors import StateError
 from tallystick.processors.handle import Found, Handle
 from tallystick.processors.keyed_rows import (
     KeyedRows,
@@ -101,10 +102,13 @@ class RowTask:
         returned, is_pandas = self._returned, self._is_pandas
         for data, group, key, rows in self._visits(keyed):
             go_to(group, data)
+            made = handle_rows(key, rows, times)
+            if made is None:
+                raise _returned_nothing()
             if is_pandas:
-                yield from self._frames(handle_rows(key, rows, times))
+                yield from self._frames(made)
             else:
-                returned.extend(handle_rows(key, rows, times))
+                returned.extend(made)
                 if len(returned) >= OUTPUT_ROWS:
                     yield from self._batches_left()
 
@@ -173,7 +177,9 @@ class RowTask:
                     overlay.put(entry, None)
                 self._place.expiries.remove(group, expiry, what)
 
-    def _take(self, returned: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    def _take(self, returned: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
+        if returned is None:
+            raise _returned_nothing()
         if self._is_pandas:
             yield from self._frames(returned)
         else:
@@ -214,3 +220,10 @@ class RowTask:
         self._work.overlay.prefetch(
             pa.concat_arrays(wanted) if wanted else pa.array([], pa.binary())
         )
+
+
+def _returned_nothing() -> StateError:
+    return StateError(
+        "a processor returned None: expected an iterator of rows or frames. Use yield, or return "
+        "iter([]) where there is nothing to put out"
+    )

@@ -196,7 +196,10 @@ def test_what_a_processor_keeps_in_itself_ends_with_the_epoch():
     ("returned", "message"),
     [
         ([Row(k="a", what="b", val=5)], "do not fit its output"),
-        ([("a", "b", "c")], "asDict"),
+        ([("a", "b", "c")], r"\('a', 'b', 'c'\) is a tuple, expected a Row"),
+        ([Row(k="a", what="b", val="c"), {"k": "a"}], "is a dict, expected a Row"),
+        ([None], "None is a NoneType, expected a Row"),
+        (None, r"returned None.*iter\(\[\]\)"),
     ],
 )
 def test_rows_that_are_not_those_of_the_output_are_refused(returned, message):
@@ -204,8 +207,22 @@ def test_rows_that_are_not_those_of_the_output_are_refused(returned, message):
         def handleInputRows(self, key, rows, timerValues):
             return returned
 
-    with pytest.raises((StateError, AttributeError), match=message):
+    with pytest.raises(StateError, match=message):
         epochs_of(Returns(None)).run(ONE)
+
+
+@pytest.mark.parametrize("rows_are", ["row", "pandas"])
+def test_a_timer_that_returns_nothing_is_refused(rows_are):
+    class Returns(Tried):
+        def handleInputRows(self, key, rows, timerValues):
+            self.handle.registerTimer(1)
+            return iter([])
+
+        def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+            return None
+
+    with pytest.raises(StateError, match="a processor returned None"):
+        epochs_of(Returns(None), time_mode="ProcessingTime", rows=rows_are).run(ONE, now=5)
 
 
 @pytest.mark.parametrize(
