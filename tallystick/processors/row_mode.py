@@ -7,6 +7,7 @@ then what has expired is removed. Source: PySpark's stateful_processor_util.py, 
 import copy
 from collections.abc import Iterator
 from functools import cached_property
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,7 +75,8 @@ class RowProcessor:
         Also settles what only the driver knows: the output's columns, the session's time zone.
 
         Raises:
-            OptionError: a state cannot be as declared, or the initial state lacks the key.
+            OptionError: a state cannot be as declared, the processor cannot be copied, or the
+                initial state lacks the key.
         """
         if self._timezone is None:
             session = SparkSession.getActiveSession()
@@ -85,7 +87,7 @@ class RowProcessor:
             for batch in self._initial_state.slice(0, 1).to_batches():
                 key.columns(batch)
         declaring = Declaring()
-        processor = copy.deepcopy(self._processor)
+        processor = _copy_of(self._processor)
         processor.init(Handle(declaring, Place(None, 0), None, self._time_mode))
         processor.close()
         return tuple(declaring.declared)
@@ -99,7 +101,7 @@ class RowProcessor:
         # A copy: what a processor keeps in itself ends with the epoch, as in Spark's tasks, and
         # an epoch that runs again starts from the same.
         task = RowTask(
-            copy.deepcopy(self._processor),
+            _copy_of(self._processor),
             work,
             self.output_schema,
             self._is_pandas,
@@ -157,6 +159,18 @@ def row_processor(
         None if initial_state is None else _collected(initial_state),
         timezone,
     )
+
+
+def _copy_of(processor: StatefulProcessor) -> StatefulProcessor:
+    modules = [one for one in vars(processor).values() if isinstance(one, ModuleType)]
+    try:
+        return copy.deepcopy(processor, {id(module): module for module in modules})
+    except TypeError as error:  # what cannot be pickled cannot be copied either
+        raise OptionError(
+            f"a {type(processor).__name__} cannot be copied: {error}. Each epoch works on a copy "
+            f"of the processor, which travels to its tasks: make locks, clients and the like in "
+            f"init()"
+        ) from error
 
 
 def _collected(initial_state: Any) -> pa.Table:

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import math
+import threading
 from collections import Counter
 from typing import Any
 
@@ -190,6 +191,16 @@ def test_what_a_processor_keeps_in_itself_ends_with_the_epoch():
     epochs = epochs_of(Hoards(None))
 
     assert [epochs.run(ONE)[0][2] for _ in range(3)] == ["1", "1", "1"]
+
+
+def test_a_processor_may_hold_a_module_and_says_what_it_must_not_hold():
+    class Holds(Tried):
+        def handleInputRows(self, key, rows, timerValues):
+            yield Row(k=key[0], what="pi", val=str(self.action.floor(self.action.pi)))
+
+    assert epochs_of(Holds(math)).run(ONE) == [("k", "pi", "3")]
+    with pytest.raises(OptionError, match=r"a Holds cannot be copied: .*lock.*in init\(\)"):
+        epochs_of(Holds(threading.Lock())).restart()
 
 
 @pytest.mark.parametrize(
