@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tallystick.checkpoint.savepoint import Savepoint
-from tallystick.inspection import Report, StepReport
+from tallystick.inspection import Report, StepReport, state_text
 from tallystick.savepoint_files import total_size
 
 SHOWN_MAX = 20
@@ -136,7 +136,7 @@ def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
                 "max_parallelism": step.max_parallelism,
                 "parallelism": step.parallelism,
                 "key": step.key_schema,
-                "states": [field.name for field in step.fields],
+                "states": [state_text(field) for field in step.fields],
                 "files": len(step.files),
                 "bytes": total_size([step]),
             }

@@ -17,10 +17,13 @@ from tallystick.errors import ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.changelog import DamagedError, parse_index
-from tallystick.state.handles import SNAPSHOT, StateFile, StepState
+from tallystick.state.ddl import ddl_of
+from tallystick.state.handles import SNAPSHOT, StateField, StateFile, StepState
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.processing import COLUMNS
 from tallystick.state.restore import needed
 from tallystick.state.retention import collectable, due_merges, due_snapshots
+from tallystick.state.schema_text import schema_from_text
 from tallystick.wholeness import Epoch, Wholeness, read_manifest
 
 LOOKS_MAX = 3
@@ -44,6 +47,7 @@ class StepReport:
     """A keyed step.
 
     Args:
+        states: what it keeps per key; see `state_text`.
         skew: the size of the largest part over that of the average; 1.0: all are alike.
         snapshots_due: ranges of key groups that are written anew with the next epoch.
         merges_due: how many changelogs are merged with the next epoch.
@@ -212,7 +216,7 @@ class _Look:
         return StepReport(
             uid=step.uid,
             key=step.key_schema,
-            states=tuple(f"{state.name} ({state.kind})" for state in step.fields),
+            states=tuple(map(state_text, step.fields)),
             max_parallelism=step.max_parallelism,
             parallelism=step.parallelism,
             watermark_ms=step.watermark_ms,
@@ -248,6 +252,13 @@ class _Look:
         except DamagedError:
             return [(file.first, file.last, file.size)]
         return [(each.first, each.last, each.length) for each in found]
+
+
+def state_text(state: StateField) -> str:
+    """What a step keeps per key: of a vectorised function, its columns and their types."""
+    if state.kind == COLUMNS:
+        return ddl_of(schema_from_text(state.value_schema))
+    return f"{state.name} ({state.kind})"
 
 
 def _committed_epoch(storage: Storage) -> int:

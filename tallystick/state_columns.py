@@ -25,10 +25,10 @@ from tallystick.processors.values import ValueCodec
 from tallystick.state.entry_ids import REST_AT, TIMERS_BY_KEY, ids_of
 from tallystick.state.handles import StateField, StepState
 from tallystick.state.key_bytes import KeyCodec, behind
+from tallystick.state.processing import COLUMNS
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema_text import schema_from_text
 
-COLUMNS = "columns"
 KEY_GROUP, TIMERS = "key_group", "timers"
 EXPIRY_SIZE = 8
 TIME_SIZE = 8

@@ -1,13 +1,17 @@
 """What `inspect` says of a checkpoint: all that is there, and nothing that is not."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tallystick import savepoints
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.errors import OptionError
 from tallystick.inspection import inspect
+from tallystick.state.handles import StateField
+from tallystick.state.schema_text import text_of
 from tallystick.state_files import FOLDER
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import Job
@@ -108,3 +112,17 @@ def test_an_epoch_under_way_and_a_failed_attempt_are_told(job):
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no committed epoch"):
         inspect(FileStorage(str(tmp_path)))
+
+
+def test_states_are_shown_with_the_columns_of_vectorised_functions(job):
+    columns = text_of(pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))]))
+    fields = (
+        StateField("state", 1, "columns", "", columns),
+        StateField("seen", 2, "list", "", "{}"),
+    )
+    job.state = replace(job.state, fields=fields, next_id=3)
+    job.run()
+
+    (step,) = inspect(job.storage).steps
+
+    assert step.states == ("n bigint, tags array<string>", "seen (list)")

@@ -18,6 +18,8 @@ TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
 """Spark's names (`transformWithState`, timeMode)."""
 
 
+COLUMNS = "columns"
+"""The kind of the one state of a vectorised function: what it keeps per key, as columns."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 

@@ -24,6 +24,7 @@ from tallystick.state.entry_ids import TIMERS_BY_TIME
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.keyed_batch import KeyedBatch, PerKey, Update
 from tallystick.state.processing import (
+    COLUMNS,
     EVENT_TIME,
     NO_TIME,
     PROCESSING_TIME,
@@ -111,7 +112,7 @@ class Vectorised:
         """One state of kind `columns`; none for a function without."""
         if self._codec is None:
             return ()
-        return (Declared(STATE, "columns", "", text_of(self._codec.schema)),)
+        return (Declared(STATE, COLUMNS, "", text_of(self._codec.schema)),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
         """As given."""
