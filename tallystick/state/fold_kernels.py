@@ -23,37 +23,50 @@ def _both(operation, one, two):  # type: ignore[no-untyped-def]
     return two if two > one or two != two else one
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def _is_beyond(one, two, bounds):  # type: ignore[no-untyped-def]
+    """Whether a sum would be; asked before, for one that wraps around may be anything."""
+    return (two > 0 and one > bounds[1] - two) or (two < 0 and one < bounds[0] - two)
+
+
 @numba.njit(cache=True, nogil=True)
-def fold(operation, codes, values, valid, totals, known):  # type: ignore[no-untyped-def]
+def fold(operation, codes, values, valid, totals, known, bounds):  # type: ignore[no-untyped-def]
     """Bring each valid value into its key's total, in the order of the rows.
 
     `codes`, `values` and `valid` have a line per row; `valid` may be empty: all are. `totals` and
-    `known` have one per key and are changed in place.
+    `known` have one per key and are changed in place. `bounds` are the least and the most that
+    a sum may be. Returns the first row at which one is beyond; -1: none.
     """
     for row in range(len(codes)):
         if len(valid) and not valid[row]:
             continue
         code = codes[row]
         if known[code]:
+            if operation == SUM and _is_beyond(totals[code], values[row], bounds):
+                return row
             totals[code] = _both(operation, totals[code], values[row])
         else:
             totals[code] = values[row]
             known[code] = True
+    return -1
 
 
 @numba.njit(cache=True, nogil=True)
-def running(operation, codes, values, valid, totals, known, out, present):  # type: ignore[no-untyped-def]
+def running(operation, codes, values, valid, totals, known, bounds, out, present):  # type: ignore[no-untyped-def]
     """`fold` that also keeps each key's total after each row: `out`, where `present`."""
     for row in range(len(codes)):
         code = codes[row]
         if len(valid) == 0 or valid[row]:
             if known[code]:
+                if operation == SUM and _is_beyond(totals[code], values[row], bounds):
+                    return row
                 totals[code] = _both(operation, totals[code], values[row])
             else:
                 totals[code] = values[row]
                 known[code] = True
         out[row] = totals[code]
         present[row] = known[code]
+    return -1
 
 
 @numba.njit(cache=True, nogil=True)

@@ -4,6 +4,7 @@ Invariant: rows are in the order in which they arrived. `codes` says which key e
 number in `keys`; `keys`, `state`, `known` and `timers` have a line per key.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RecordError
 from tallystick.state import fold_kernels
 from tallystick.state.fixed_width import column_of, is_fixed_width, valid_of, values_of
 from tallystick.state.per_key_lists import explode, lists_of
@@ -24,6 +25,7 @@ Column: TypeAlias = str | pa.Array
 """A column of the rows by name, or an array with a value for each row."""
 PerKey: TypeAlias = pa.Array | NDArray[Any]
 
+_BIGINT = (-(2**63), 2**63 - 1)
 _ALL_VALID = np.zeros(0, np.bool_)
 
 
@@ -103,6 +105,9 @@ class KeyedBatch:
         Args:
             column: numbers; nulls do not count.
             start: a sum per key to go on from; null: none.
+
+        Raises:
+            RecordError: a sum of whole numbers is beyond bigint.
         """
         return self._fold(fold_kernels.SUM, column, start)
 
@@ -192,7 +197,10 @@ class KeyedBatch:
         wide = wide_type(source.type)
         totals, known = self._start(start, wide)
         values = values_of(_widened(source, wide))
-        fold_kernels.fold(operation, self.codes, values, self._valid(source), totals, known)
+        valid = self._valid(source)
+        bounds = _bounds(wide)
+        beyond = fold_kernels.fold(operation, self.codes, values, valid, totals, known, bounds)
+        self._check_sum(beyond, column)
         return _narrowed(totals, known, source.type if operation else wide)
 
     def _running(
@@ -203,11 +211,23 @@ class KeyedBatch:
         totals, known = self._start(start, wide)
         values = values_of(_widened(source, wide))
         out, present = np.empty(len(values), values.dtype), np.empty(len(values), np.bool_)
-        fold_kernels.running(
-            operation, self.codes, values, self._valid(source), totals, known, out, present
+        valid, bounds = self._valid(source), _bounds(wide)
+        beyond = fold_kernels.running(
+            operation, self.codes, values, valid, totals, known, bounds, out, present
         )
+        self._check_sum(beyond, column)
         kind = source.type if operation else wide
         return _narrowed(out, present, kind), _narrowed(totals, known, kind)
+
+    def _check_sum(self, beyond: int, column: Column) -> None:
+        if beyond < 0:
+            return
+        name = f"column {column!r}" if isinstance(column, str) else "a column"
+        (key,) = self.keys.slice(self.codes[beyond], 1).to_pylist()
+        raise RecordError(
+            f"the sum of {name} for key {key} is beyond what bigint holds "
+            f"({_BIGINT[0]} to {_BIGINT[1]}): add it as double, or as decimal"
+        )
 
 
 @dataclass(frozen=True)
@@ -249,6 +269,11 @@ def wide_type(kind: pa.DataType) -> pa.DataType:
         f"a column of type {kind} cannot be summed or compared here: expected integers, floats, "
         f"bool, date or timestamp. Cast it in the function before."
     )
+
+
+def _bounds(wide: pa.DataType) -> tuple[int, int] | tuple[float, float]:
+    """The least and the most that a sum of this type may be."""
+    return _BIGINT if pa.types.is_int64(wide) else (-math.inf, math.inf)
 
 
 def warm_up() -> None:

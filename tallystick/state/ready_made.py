@@ -4,7 +4,7 @@ aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -66,8 +66,8 @@ def sum(column: str, type: str = "double") -> Aggregate:
     return Aggregate(
         column,
         kind,
-        lambda batch, name, start: batch.sum(_typed(batch, name, kind), start),
-        lambda batch, name, start: batch.running_sum(_typed(batch, name, kind), start),
+        lambda batch, name, start: _typed(batch, name, kind).sum(name, start),
+        lambda batch, name, start: _typed(batch, name, kind).running_sum(name, start),
     )
 
 
@@ -85,8 +85,8 @@ def minimum(column: str, type: str = "double") -> Aggregate:
     return Aggregate(
         column,
         kind,
-        lambda batch, name, start: batch.min(_typed(batch, name, kind), start),
-        lambda batch, name, start: batch.running_min(_typed(batch, name, kind), start),
+        lambda batch, name, start: _typed(batch, name, kind).min(name, start),
+        lambda batch, name, start: _typed(batch, name, kind).running_min(name, start),
     )
 
 
@@ -96,8 +96,8 @@ def maximum(column: str, type: str = "double") -> Aggregate:
     return Aggregate(
         column,
         kind,
-        lambda batch, name, start: batch.max(_typed(batch, name, kind), start),
-        lambda batch, name, start: batch.running_max(_typed(batch, name, kind), start),
+        lambda batch, name, start: _typed(batch, name, kind).max(name, start),
+        lambda batch, name, start: _typed(batch, name, kind).running_max(name, start),
     )
 
 
@@ -114,13 +114,16 @@ def last_value(column: str, type: str) -> Aggregate:
     kind = type_of(type, f"last_value({column!r})")
 
     def at_end(batch: KeyedBatch, name: str, start: pa.Array) -> pa.Array:
-        return _typed(batch, name, kind).take(pa.array(batch.last_rows()))
+        return _typed(batch, name, kind).column(name).take(pa.array(batch.last_rows()))
 
     return Aggregate(
         column,
         kind,
         at_end,
-        lambda batch, name, start: (_typed(batch, name, kind), at_end(batch, name, start)),
+        lambda batch, name, start: (
+            _typed(batch, name, kind).column(name),
+            at_end(batch, name, start),
+        ),
     )
 
 
@@ -220,7 +223,7 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
         raise OptionError(f"top_n: n={n}, expected at least 1")
 
     def greatest(batch: KeyedBatch) -> Update:
-        lists = batch.greatest(n, _typed(batch, column, kind), batch.state.column("best"))
+        lists = _typed(batch, column, kind).greatest(n, column, batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
 
     state = pa.schema([("best", pa.list_(kind))])
@@ -237,17 +240,17 @@ def _comparable(type: str, name: str) -> pa.DataType:
     return kind
 
 
-def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """A column of the rows in the type that was said.
+def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
+    """The batch with this column of the rows in the type that was said.
 
     Raises:
         OptionError: it has values that the type does not hold.
     """
     column = batch.column(name)
     if column.type == kind:
-        return column
+        return batch
     try:
-        return column.cast(kind)
+        return replace(batch, rows=pa.record_batch({name: column.cast(kind)}))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OptionError(
             f"column {name!r} is {column.type}, but the function was made for {kind}: {error}"

@@ -74,6 +74,19 @@ def test_aggregates_over_epochs(each: str, epochs: list[list[tuple[Any, ...]]]) 
             assert by_key(found) == by_key(list({row["key"]: row for row in after}.values()))
 
 
+@pytest.mark.parametrize("each", ["epoch", "record"])
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_sum_beyond_bigint_is_refused(each: str, step: int) -> None:
+    task = OneTask(ready.aggregate({"total": ready.sum("x", "bigint")}, each=each), KEY)
+    most = 2**63 - 1 if step > 0 else -(2**63)
+
+    found = task.epoch(rows_of([("a", most - step, ""), ("a", step, ""), ("b", step, "")]))
+
+    assert found[-2 if each == "epoch" else 1]["total"] == most
+    with pytest.raises(RecordError, match=r"column 'x' for key \{'key': 'a'\} is beyond .* bigint"):
+        task.epoch(rows_of([("b", step, ""), ("a", step, "")]))
+
+
 @settings(deadline=None, max_examples=50)
 @given(EPOCHS)
 def test_only_the_first_row_of_a_key_passes(epochs: list[list[tuple[Any, ...]]]) -> None:
