@@ -8,6 +8,7 @@ from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
 from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
+from tallystick.state.changelog import DamagedError, parse_index
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile, StepState
 from tallystick.state_files import FOLDER as STATE_FOLDER
@@ -16,6 +17,7 @@ from tallystick.wholeness import named
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 COPIES_AT_A_TIME = 4
 """Each holds one file in memory."""
+CHECKS_AT_A_TIME = 16
 
 
 class SupersededError(Exception):
@@ -91,6 +93,30 @@ def copy_files(
         raise
 
 
+def check_files(source: Storage, files: Iterable[StateFile]) -> None:
+    """Look whether files that are only named are there, in their whole length.
+
+    Raises:
+        StateFileError: one is damaged.
+        SupersededError: one is missing.
+    """
+
+    def check(file: StateFile) -> None:
+        start = file.size - file.index_size
+        tail = source.get_range(file.path, start, file.index_size + 1)  # no byte may follow
+        if tail is None:
+            raise SupersededError(f"{named(file, source.location)} is missing")
+        try:
+            if len(tail) != file.index_size:
+                raise DamagedError(f"it has not the {file.size} bytes that were written")
+            parse_index(tail, file.checksum)
+        except DamagedError as error:
+            raise StateFileError(f"{named(file, source.location)} is damaged: {error}") from None
+
+    with ThreadPoolExecutor(CHECKS_AT_A_TIME) as threads:
+        list(threads.map(check, files))
+
+
 def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
     """Copy all files of a step; the state with its files where they are now.
 
@@ -115,6 +141,11 @@ def files_of(
 def place(step: StepState, file: StateFile) -> str:
     """Where a copy of a file of state goes, in a savepoint as in a checkpoint."""
     return f"{STATE_FOLDER}/{step.uid}/{file.path.rpartition('/')[2]}"
+
+
+def is_own(file: StateFile) -> bool:
+    """Whether a file lies in the folder that names it."""
+    return not is_uri(file.path)
 
 
 def is_uri(path: str) -> bool:

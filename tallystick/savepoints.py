@@ -5,6 +5,7 @@ manifests of its newest epoch counts. A running pipeline need not stop: what van
 copied was superseded, and the newest epoch is taken anew.
 """
 
+import contextlib
 import json
 import time
 import uuid
@@ -16,14 +17,15 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, Savepoint
-from tallystick.errors import OptionError, StateFileError
+from tallystick.errors import ManifestError, OptionError, StateFileError, StorageError
 from tallystick.newest_epoch import AskKafka, Newest, newest_committed
 from tallystick.ports import Storage
 from tallystick.savepoint_files import (
     SupersededError,
+    check_files,
     copy_files,
     files_of,
-    is_uri,
+    is_own,
     place,
     refuse_used,
     uri_in,
@@ -35,8 +37,6 @@ from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
 TRY_PAUSE_S = 1.0
-EPOCHS_SPARE = 2
-"""A claim counts if it is there so many epochs before the first of its files may be collected."""
 
 
 def create(
@@ -63,6 +63,8 @@ def create(
         StateFileError: a file of state is missing or damaged; there is no savepoint.
     """
     refuse_used(target)
+    _refuse_sparks_state(checkpoint)
+    _release(checkpoint, whole_uri(target.location))  # of an earlier try that was killed
     for attempt in range(TRIES_MAX):
         newest = newest_committed(checkpoint, ask_kafka, epoch)
         try:
@@ -75,39 +77,80 @@ def create(
     raise AssertionError("the last try raises")
 
 
+def _refuse_sparks_state(checkpoint: Storage) -> None:
+    if checkpoint.names("state"):
+        raise OptionError(
+            f"checkpoint {checkpoint.location} has a folder state: its query has state of Spark's "
+            f"own, which a savepoint does not hold. Nothing was saved. Stop the query and copy the "
+            f"whole checkpoint folder."
+        )
+
+
 def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: bool) -> Savepoint:
-    claim = ""
-    state = newest.manifest.state
-    if reference:
-        claim = _claim_files(checkpoint, newest, holder=whole_uri(target.location))
+    """A claim keeps the collector off the files meanwhile; a reference keeps the claim."""
+    holder = whole_uri(target.location)
+    claim = (
+        _claim(checkpoint, newest, holder)
+        if reference
+        else _try_to_claim(checkpoint, newest, holder)
+    )
+    saved: tuple[StepState, ...] = ()
     try:
-        state = _save_files(checkpoint, target, state, reference)
+        saved = _save_files(checkpoint, target, newest.manifest.state, reference)
         savepoint = Savepoint(
             name=name_of(target),
             created=_now(),
             checkpoint=whole_uri(checkpoint.location),
             manifest_path=newest.manifest_path,
-            manifest=replace(newest.manifest, state=state),
+            manifest=replace(newest.manifest, state=saved),
             spark=_sparks_logs(checkpoint, newest.epoch),
-            claim=claim,
+            claim=claim if reference else "",
         )
         target.put(s.FILE, savepoint.encode())
-    except Exception:
+    except BaseException:
+        for path in (s.FILE, *(file.path for file in files_of(saved, is_own))):
+            target.delete(path)
         if claim:
             checkpoint.delete(claim)
         raise
+    if claim and not reference:
+        checkpoint.delete(claim)
     return savepoint
 
 
-def _claim_files(checkpoint: Storage, newest: Newest, holder: str) -> str:
+def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     """Keep the collector off the epoch's files; made before any epoch could let go of them."""
+    path = _put_claim(checkpoint, newest, holder)
+    reached = max(map(m.epoch_of, checkpoint.names(m.FOLDER)))
+    if reached >= newest.epoch + EPOCHS_RETAINED:
+        checkpoint.delete(path)
+        raise SupersededError(
+            f"checkpoint {checkpoint.location} has reached epoch {reached}: files of epoch "
+            f"{newest.epoch} may be collected already, so they cannot be claimed. Copy them, "
+            f"without --reference; or name an epoch that is less than {EPOCHS_RETAINED} older."
+        )
+    return path
+
+
+def _try_to_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
+    """A copy proves each file whole, so it needs no claim: but without, it may never end."""
+    try:
+        return _put_claim(checkpoint, newest, holder)
+    except StorageError:  # no right to write there
+        return ""
+
+
+def _put_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     path = s.claim_path(uuid.uuid4().hex)
     checkpoint.put(path, Claim(holder, _now(), newest.manifest.state).encode())
-    reached = max(map(m.epoch_of, checkpoint.names(m.FOLDER)))
-    if reached > newest.epoch + EPOCHS_RETAINED - EPOCHS_SPARE:
-        checkpoint.delete(path)
-        raise SupersededError(f"epoch {newest.epoch} was overtaken while its files were claimed")
     return path
+
+
+def _release(checkpoint: Storage, holder: str) -> None:
+    for path in checkpoint.names(s.CLAIMS):
+        with contextlib.suppress(ManifestError):
+            if s.decode_claim(checkpoint.get(path) or b"", path).holder == holder:
+                checkpoint.delete(path)
 
 
 def _save_files(
@@ -118,7 +161,8 @@ def _save_files(
     Files that the checkpoint itself only refers to are another's, which knows of no claim of ours.
     """
     if reference:
-        own = files_of(state, lambda file: not is_uri(file.path))
+        own = files_of(state, is_own)
+        check_files(checkpoint, own)
         named = {file.path: f"{whole_uri(checkpoint.location)}/{file.path}" for file in own}
     else:
         named = {}
@@ -213,6 +257,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
         if claim:
             held = Claim(whole_uri(checkpoint.location), _now(), state)
             savepoint_at.put(claimed, held.encode())
+            check_files(savepoint_at, files_of(before))
         copy_files(savepoint_at, checkpoint, before, state)
     except BaseException as error:
         savepoint_at.delete(claimed)
@@ -247,9 +292,9 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
         raise OptionError(
             f"savepoint {savepoint_at.location} is in use: its files are the state of "
             f"{', '.join(users)} (restored with --claim). Delete it when these have written state "
-            f"of their own, or are gone; or with --force, which destroys them."
+            f"of their own; or, if they are gone for good, with --force: it destroys what is not."
         )
-    for file in files_of(savepoint.manifest.state, lambda file: not is_uri(file.path)):
+    for file in files_of(savepoint.manifest.state, is_own):
         savepoint_at.delete(file.path)
     if savepoint.claim:
         savepoint_at.delete(f"{savepoint.checkpoint}/{savepoint.claim}")
@@ -267,6 +312,8 @@ def _reader(folder: Storage) -> Callable[[str], str]:
             return ""
         claim = s.decode_claim(data, path)
         claimed = {file.path for file in files_of(claim.state)}
+        if folder.get(f"{claim.holder}/metadata") is None:
+            return f"{claim.holder}, which cannot be read from here"
         for name in folder.names(f"{claim.holder}/{m.FOLDER}"):
             used = {file.path for file in files_of(read_manifest(folder, name).state)}
             if used & claimed:

@@ -11,9 +11,16 @@ from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import Manifest
-from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
+from tallystick.errors import (
+    DataLossError,
+    ManifestError,
+    OptionError,
+    StateFileError,
+    StorageError,
+)
 from tallystick.migration import migrate
 from tallystick.sink.transaction import Token
+from tallystick.state.handles import StepState
 from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job
@@ -209,15 +216,19 @@ def test_a_reference_is_not_made_of_an_epoch_that_is_about_to_be_collected(job, 
     class Overtaken(FileStorage):
         def put(self, path: str, data: bytes) -> None:
             if path.startswith(s.CLAIMS) and job.epoch == 2:
-                job.run(9)
+                job.run(10)
             super().put(path, data)
 
     saved = savepoints.create(
         Overtaken(str(job.folder)), folder(tmp_path / "saved"), reference=True, pause_s=0
     )
 
-    assert saved.manifest.checkpoint_id == 11
+    assert saved.manifest.checkpoint_id == 12
     assert job.storage.names(s.CLAIMS) == [saved.claim]
+    with pytest.raises(StateFileError, match=r"has reached epoch 12.*Copy them, without"):
+        savepoints.create(job.storage, folder(tmp_path / "old"), reference=True, epoch=2, pause_s=0)
+    oldest = savepoints.create(job.storage, folder(tmp_path / "old"), reference=True, epoch=3)
+    assert oldest.manifest.checkpoint_id == 3
 
 
 def test_folders_that_are_in_use_are_refused_and_left_as_they_are(job, tmp_path):
@@ -288,6 +299,103 @@ def test_a_restore_that_was_killed_leaves_no_folder_that_counts_as_new(job, tmp_
     assert seed_in(tmp_path / "new").origin is not None
     with pytest.raises(OptionError, match="is not empty, it has tallystick, keyed-state"):
         savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"))
+
+
+def test_what_a_copy_reads_is_claimed_meanwhile_and_no_longer(job, tmp_path):
+    """Else the collector of a running pipeline would win over every slow copy."""
+
+    class Watched(FileStorage):
+        held: tuple[StepState, ...] = ()
+
+        def get(self, path: str) -> bytes | None:
+            if path.startswith("keyed-state/"):
+                (claim,) = job.storage.names(s.CLAIMS)
+                Watched.held = s.decode_claim(job.storage.get(claim) or b"", claim).state
+            return super().get(path)
+
+    savepoints.create(Watched(str(job.folder)), folder(tmp_path / "saved"))
+
+    assert Watched.held == (job.state,)
+    assert job.storage.names(s.CLAIMS) == []
+
+
+def test_a_checkpoint_that_nobody_may_write_to_is_copied_without_a_claim(job, tmp_path):
+    class ReadOnly(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            raise StorageError("no right")
+
+    saved = savepoints.create(ReadOnly(str(job.folder)), folder(tmp_path / "saved"))
+
+    assert saved.manifest.checkpoint_id == 2
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_what_ends_a_command_leaves_no_claim_and_no_files(job, tmp_path, reference):
+    class Stopped(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            if path == s.FILE:
+                raise KeyboardInterrupt
+            super().put(path, data)
+
+    with pytest.raises(KeyboardInterrupt):
+        savepoints.create(job.storage, Stopped(str(tmp_path / "saved")), reference=reference)
+
+    assert job.storage.names(s.CLAIMS) == []
+    assert content(tmp_path / "saved") == {}
+
+
+def test_a_claim_that_a_killed_command_left_ends_with_the_next_try(job, tmp_path):
+    left = s.Claim((tmp_path / "saved").as_uri(), "2026", (job.state,))
+    job.storage.put(s.claim_path("left"), left.encode())
+    job.storage.put(s.claim_path("other"), replace(left, holder="file:///other").encode())
+
+    saved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
+
+    assert set(job.storage.names(s.CLAIMS)) == {saved.claim, s.claim_path("other")}
+
+
+def test_a_query_with_state_of_sparks_own_is_not_saved(job, tmp_path):
+    job.storage.put("state/0/0/3.delta", b"x")
+
+    with pytest.raises(OptionError, match="state of Spark's own"):
+        savepoints.create(job.storage, folder(tmp_path / "saved"))
+    assert content(tmp_path / "saved") == {}
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "longer"])
+def test_files_that_are_only_named_must_be_there_as_they_were_written(job, tmp_path, damage):
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    savepoints.create(job.storage, folder(tmp_path / "named"), reference=True)
+    before = content(tmp_path / "saved")
+    file = job.state.files[1]
+    for path in (job.folder / file.path, tmp_path / "saved" / file.path):
+        data = path.read_bytes()
+        path.unlink()
+        if damage != "missing":
+            path.write_bytes(data[:-7] if damage == "torn" else data + b"x")
+    claims = job.storage.names(s.CLAIMS)
+
+    with pytest.raises(StateFileError, match=rf"{file.path}.*(missing|damaged)"):
+        savepoints.create(job.storage, folder(tmp_path / "new"), reference=True, pause_s=0)
+    assert job.storage.names(s.CLAIMS) == claims
+    for saved in ("saved", "named"):
+        with pytest.raises(StateFileError, match=rf"{file.path}.*(missing|damaged)"):
+            savepoints.restore(folder(tmp_path / saved), folder(tmp_path / "new"), claim=True)
+        assert folder(tmp_path / saved).names(s.CLAIMS) == []
+    assert content(tmp_path / "new") == {}
+    assert before.keys() >= content(tmp_path / "saved").keys()
+
+
+def test_a_savepoint_whose_user_cannot_be_asked_is_deleted_by_force_only(job, tmp_path):
+    """Its folder may be on a disk that is not mounted here."""
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+    savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "disk" / "new"), claim=True)
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+
+    with pytest.raises(OptionError, match=r"disk/new, which cannot be read from here"):
+        savepoints.delete(folder(tmp_path / "saved"))
+    savepoints.delete(folder(tmp_path / "saved"), force=True)
+    assert content(tmp_path / "saved") == {}
 
 
 def test_a_damaged_description_is_refused(job, tmp_path):
