@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tallystick.errors import OptionError
+from tallystick.state.ddl import ddl_of
 from tallystick.state.handles import StateField, StepState
-from tallystick.state.processing import DELETED, Declared
+from tallystick.state.processing import COLUMNS, DELETED, Declared
+from tallystick.state.schema_text import schema_from_text
 
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
@@ -59,6 +61,12 @@ def _same(uid: str, state: Declared, held: StateField) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
     now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
     before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
+    if now != before and state.kind == COLUMNS:
+        raise OptionError(
+            f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
+            f"Declare it as it was; or give the step a new uid, so that it begins without state, "
+            f"and start once with allow_dropped_state=[{uid!r}] to give up what is held"
+        )
     if now != before:
         raise OptionError(
             f"step {uid}: the checkpoint holds state {state.name!r} as {before}, and the function "
@@ -69,5 +77,7 @@ def _same(uid: str, state: Declared, held: StateField) -> StateField:
 
 
 def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
+    if kind == COLUMNS:
+        return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
     schemas = f"{key_schema} -> {value_schema}" if key_schema else value_schema
     return f"{kind} of {schemas}, {'with' if ttl_ms else 'without'} a TTL"

@@ -1,11 +1,17 @@
 """Ids of states: kept, never used again, and what changed is refused."""
 
+import pyarrow as pa
 import pytest
 
 from tallystick.errors import OptionError
 from tallystick.state.fields import STATE_ID_MAX, settle
 from tallystick.state.handles import StateField, StepState
+from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.keyed_batch import Update
 from tallystick.state.processing import DELETED, Declared
+from tallystick.state.vectorised import vectorised
+
+KEY = KeyCodec(pa.schema([("user", pa.string())]))
 
 
 def held(*fields: StateField, next_id: int) -> StepState:
@@ -47,6 +53,29 @@ def test_a_deleted_state_is_gone_and_its_id_with_it():
 def test_a_state_that_changed_is_refused(changed):
     with pytest.raises(OptionError, match="step s: the checkpoint holds state 'a' as value of n"):
         settle("s", [changed], held(A, next_id=2))
+
+
+def columns(ddl: str) -> Declared:
+    """As a vectorised function declares its state."""
+    (declared,) = vectorised(lambda batch: Update(), state=ddl).declared(KEY)
+    return declared
+
+
+def test_columns_that_changed_are_refused_with_what_can_be_done_about_them():
+    fields, next_id = settle("s", [columns("n bigint, at timestamp")], None)
+    base = held(*fields, next_id=next_id)
+
+    assert settle("s", [columns("n bigint, at timestamp")], base) == (fields, next_id)
+    with pytest.raises(OptionError) as refused:
+        settle("s", [columns("n double")], base)
+    for words in (
+        "holds the columns 'n bigint, at timestamp'",
+        "state is the columns 'n double'",
+        "a new uid",
+        "allow_dropped_state=['s']",
+    ):
+        assert words in str(refused.value)
+    assert "deleteIfExists" not in str(refused.value)
 
 
 def test_another_time_to_live_is_taken():
