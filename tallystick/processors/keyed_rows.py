@@ -80,17 +80,34 @@ def as_rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> Iterator[pd.DataFrame]:
-    """A frame per span of rows, with the dtypes that Spark's frames have."""
-    frame = (
-        pa.Table.from_batches([batch])
-        .cast(_widest(batch.schema))
-        .to_pandas(coerce_temporal_nanoseconds=True)
-    )
+    """A frame per span of rows, with the dtypes that Spark's frames have.
+
+    Where a null makes floats of a column's integers, it does so in its own frame alone; in Spark in
+    all frames of an Arrow batch, whose integers lose digits by what another key's rows hold.
+    """
+    table = pa.Table.from_batches([batch]).cast(_widest(batch.schema))
+    frame = table.to_pandas(coerce_temporal_nanoseconds=True)
+    beside_nulls = [
+        (at, column.fill_null(pa.scalar(0).cast(column.type)).to_numpy(), _nulls_before(column))
+        for at, column in enumerate(table.columns)
+        if column.null_count and (pa.types.is_integer(column.type) or column.type == pa.bool_())
+    ]
     for name in frame.columns:
         if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
             frame[name] = frame[name].dt.tz_localize(None)
     for start, stop in spans:
-        yield frame.iloc[start:stop].reset_index(drop=True)
+        piece = frame.iloc[start:stop].reset_index(drop=True)
+        for at, values, nulls_before in beside_nulls:
+            if nulls_before[start] == nulls_before[stop]:
+                piece.isetitem(at, values[start:stop].copy())
+        yield piece
+
+
+def _nulls_before(column: pa.ChunkedArray) -> Int64Array:
+    """Of each row, how many nulls stand before it; and at the end how many there are."""
+    counts = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(column.is_null().to_numpy(), out=counts[1:])
+    return counts
 
 
 def in_timezone(batch: pa.RecordBatch, timezone: str) -> pa.RecordBatch:

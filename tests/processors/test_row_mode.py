@@ -258,6 +258,27 @@ def test_fractions_are_not_cut_off(value, kind, place):
         epochs_of(Returns(None), output=pa.schema([("a", kind)])).run(ONE)
 
 
+def test_another_keys_null_takes_no_digits_from_a_frame():
+    big = 2**53 + 1
+    kinds = {"k": pa.string(), "n": pa.int64(), "i": pa.int32(), "f": pa.bool_()}
+    schema = pa.schema(list(kinds.items()))
+
+    class Frames(Tried):
+        def handleInputRows(self, key, rows, timerValues):
+            for frame in rows:
+                found = " ".join(map(str, frame.dtypes[1:]))
+                yield pd.DataFrame({"k": key, "kinds": found, "n": [int(frame.n[0])]})
+
+    epochs = epochs_of(Frames(None), output="k string, kinds string, n bigint", rows="pandas")
+    batch = rows(("a", big, 1, True), ("b", 5), ("b", None), ("c", big, 1, False), schema=schema)
+
+    assert epochs.run(batch) == [
+        ("a", "int64 int64 bool", big),
+        ("b", "float64 float64 object", 5),
+        ("c", "int64 int64 bool", big),
+    ]
+
+
 def test_rows_are_matched_by_name_and_missing_columns_are_null():
     class Returns(Tried):
         def handleInputRows(self, key, rows, timerValues):
