@@ -6,8 +6,9 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
     no token                nothing                  Open the lineage, then run N
     no token                only files of state      StateOfNothing: a restore was interrupted
     no token                manifests                TokenLost: Kafka forgot (7 days by default)
-    no token                only a seed              Open at the seed, if it is of another name;
-                                                     else TokenLost, or the decision was stated
+    no token                only a seed              Open at the seed, if it is of another name
+                                                     and not of a seed; else TokenLost, or the
+                                                     decision was stated
     a token of ours, N-1    its manifest             Run N
     a token of ours, N      its manifest             Done: only Spark's own log lacks it
     a token of ours, other  -                        OffBeat: one of the two was set back
@@ -22,7 +23,7 @@ the manifest of epoch N-1; a checkpoint that has manifests and not exactly that 
 
 from dataclasses import dataclass
 
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.manifest import Manifest, is_seed
 from tallystick.errors import DataLossError, ManifestError, TallystickError
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import parse_source
@@ -155,9 +156,15 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
 
 
 def _is_of(identity: Identity, seed: Base) -> bool:
-    """Whether the savepoint was taken of this very pipeline: then Kafka had a token of it."""
+    """Whether the savepoint may be of this very pipeline: then Kafka may have had a token of it.
+
+    Taken of a fork before its first epoch, it holds a seed, which has the name of the original: of
+    which pipeline it is cannot be told then.
+    """
     origin = seed.manifest.origin
-    return origin is not None and origin.pipeline == identity.pipeline
+    return origin is not None and (
+        origin.pipeline == identity.pipeline or is_seed(origin.manifest_path)
+    )
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:
@@ -209,8 +216,9 @@ def _token_lost_after_savepoint(seed: Base, identity: Identity) -> DataLossError
     epoch = seed.manifest.checkpoint_id
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
-        f"savepoint of this pipeline at epoch {epoch}, and Kafka does not know which epoch the "
-        f"pipeline committed last: it forgot (offsets.retention.minutes, 7 days by default), or "
+        f"savepoint of this pipeline at epoch {epoch} (or of one that had not run yet, whose name "
+        f"it does not hold), and Kafka does not know which epoch the pipeline committed last: it "
+        f"never ran, or Kafka forgot (offsets.retention.minutes, 7 days by default), or "
         f"this is another cluster. {_consequence(seed)} if epochs behind {epoch} were ever "
         f"committed; if none was, it goes on exactly. To go on either way, start once with "
         f"accept={_without_token(seed)!r}; or give the pipeline another name and another output."

@@ -155,6 +155,16 @@ def test_a_savepoint_older_than_the_output_needs_a_decision_that_names_the_conse
     assert isinstance(begun(token, SEED, word="new-lineage-after-some"), Refused)
 
 
+def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
+    """It has the name of the original, not of the fork that it was taken of."""
+    seed = replace(FORK.manifest, origin=replace(FORK.manifest.origin, manifest_path=SEED.path))
+    refused = begun(None, Base(FORK.path, seed))
+
+    assert isinstance(refused, Refused)
+    assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
+    assert begun(None, Base(FORK.path, seed), word=NO_TOKEN_WORD) == Open(FORK.path)
+
+
 def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():
     """Its manifest was committed under this name: so Kafka knew, and forgot."""
     refused = begun(None, SEED)
