@@ -96,6 +96,8 @@ class Pipeline:
         """
         if not columns or not all(isinstance(name, str) for name in columns):
             raise OptionError(f"key_by{columns}: expected names of columns, e.g. key_by('user')")
+        if repeated := [name for name in columns if columns.count(name) > 1]:
+            raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
         return KeyedPipeline(self, columns, max_parallelism)
 
     def write(self, sink: KafkaSink) -> Self:

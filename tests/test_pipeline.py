@@ -28,6 +28,13 @@ def test_a_stateful_processor_needs_its_output_told():
         KEYED.process(Mine())
 
 
+def test_a_column_is_in_a_key_once():
+    with pytest.raises(
+        ts.OptionError, match=r"key_by\('a', 'b', 'a'\): 'a' is there more than once"
+    ):
+        ts.Pipeline("p").key_by("a", "b", "a")
+
+
 def test_process_asks_for_a_key():
     with pytest.raises(ts.OptionError, match=r"'p': process\(\) needs key_by\(\) before it"):
         ts.Pipeline("p").process(ts.deduplicate())
