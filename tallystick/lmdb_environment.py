@@ -9,13 +9,15 @@ import contextlib
 import errno
 import fcntl
 import math
+import mmap
 import os
 import resource
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import lmdb
 
@@ -37,8 +39,8 @@ OPEN_MAX = 64
 MAP_BYTES = 64 << 30
 """What a file may grow to before its map must grow too; it takes address space, nothing else."""
 
-MAP_BYTES_LIMITED = 1 << 30
-"""The same where the process's address space is limited."""
+MAP_SHARE = 32
+"""Where the process's address space is limited, a file may at first take this part of it."""
 
 BLOAT = 3
 BLOAT_BYTES_MIN = 64 << 20
@@ -52,6 +54,8 @@ UNREADABLE = (
     lmdb.VersionMismatchError,
 )
 """The file is of no use any more."""
+
+Taken = TypeVar("Taken")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _GONE = ".gone"
@@ -72,9 +76,12 @@ class Environment:
         self.path = path
         self.views = 0
         self._pid = os.getpid()
+        self._open_file(map_bytes or _map_bytes())
+
+    def _open_file(self, map_bytes: int) -> None:
         self.lmdb = lmdb.open(
-            str(path),
-            map_size=map_bytes or _map_bytes(),
+            str(self.path),
+            map_size=map_bytes,
             sync=False,
             metasync=False,
             readahead=False,
@@ -82,7 +89,7 @@ class Environment:
         )
         self.lmdb.reader_check()
         self.entries = self.lmdb.open_db()
-        self._inode = _inode(path)
+        self._inode = _inode(self.path)
 
     @property
     def is_current(self) -> bool:
@@ -134,7 +141,12 @@ class Environment:
                 f"local state {self.path}: it has to grow while this process reads it. Run the "
                 f"task again; ulimit -v (or spark.executor.pyspark.memory) unlimited avoids it."
             )
-        self.lmdb.set_mapsize(map_bytes)
+        try:
+            self.lmdb.set_mapsize(map_bytes)
+        except lmdb.MemoryError:  # it has let go of the old map, and would crash without one
+            self.close()
+            _with_room(lambda: self._open_file(map_bytes or _map_bytes()))
+            _open[self.path] = self
 
 
 def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
@@ -153,8 +165,7 @@ def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
             _open[path] = found  # at the end: the one used last
             return found
         _leave(found)
-    for idle in [each for each in _open.values() if each.views == 0][: len(_open) - OPEN_MAX + 1]:
-        idle.close()
+    _close_idle(len(_open) - OPEN_MAX + 1)
     with contextlib.nullcontext() if is_locked else locked(path):
         try:
             opened = _opened(path)
@@ -222,10 +233,28 @@ def _used_s(folder: Path) -> float:
 
 def _opened(path: Path) -> Environment:
     try:
-        return Environment(path)
+        return _with_room(lambda: Environment(path))
     except UNREADABLE:
         discard(path)
-        return Environment(path)
+        return _with_room(lambda: Environment(path))
+
+
+def _with_room(take: Callable[[], Taken]) -> Taken:
+    """Take address space; where there is none left, that of files that nobody reads."""
+    try:
+        return take()
+    except lmdb.MemoryError:
+        if not _close_idle(len(_open)):
+            raise
+    return take()
+
+
+def _close_idle(count: int) -> int:
+    """Close up to so many environments that nobody reads, those not used for longest first."""
+    idle = [each for each in _open.values() if each.views == 0][: max(0, count)]
+    for each in idle:
+        each.close()
+    return len(idle)
 
 
 def _leave(found: Environment) -> None:
@@ -255,4 +284,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 def _map_bytes() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return MAP_BYTES if limit == resource.RLIM_INFINITY else MAP_BYTES_LIMITED
+    if limit == resource.RLIM_INFINITY:
+        return MAP_BYTES
+    return min(MAP_BYTES, limit // MAP_SHARE // mmap.PAGESIZE * mmap.PAGESIZE)

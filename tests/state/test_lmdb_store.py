@@ -316,6 +316,55 @@ def test_a_process_keeps_few_files_open(tmp_path, monkeypatch):
     assert all(content(store, V1) == {key(0): b"x"} for store in stores)
 
 
+def test_up_to_its_limit_a_process_keeps_files_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmdb_environment, "_open", {})
+    monkeypatch.setattr(lmdb_environment, "OPEN_MAX", 8)
+    for each in range(8):
+        open_store(tmp_path, "lineage", f"step {each}", GROUPS)
+    assert len(lmdb_environment._open) == 8
+
+    open_store(tmp_path, "lineage", "step 8", GROUPS)
+    assert len(lmdb_environment._open) == 8
+    lmdb_environment._close_idle(8)
+
+
+LITTLE_ADDRESS_SPACE = """
+import resource, sys
+from pathlib import Path
+import lmdb
+from tallystick import lmdb_environment
+from tallystick.lmdb_store import open_store
+from tallystick.state.handles import Version
+from tallystick.state.key_groups import KeyGroupRange
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+maps = [lmdb_environment._map_bytes()]
+lmdb_environment.MAP_SHARE = 4  # a gigabyte for each of six
+stores = [open_store(Path(sys.argv[1]), "l", "u", KeyGroupRange(i, i)) for i in range(6)]
+for store in stores:
+    assert store.apply(None, Version(1, "a"), []), store
+environment = lmdb_environment.environment_at(stores[0]._path)
+lmdb_environment.environment_at(stores[1]._path)
+environment._resize(11 << 28)  # there is no room for the other one's gigabyte
+assert environment.lmdb.info()["map_size"] == 11 << 28
+assert lmdb_environment._open == {environment.path: environment}
+try:
+    environment.grow()
+except lmdb.MemoryError:
+    maps.append(0)
+assert all(store.version() == Version(1, "a") for store in stores)
+print(*maps)
+"""
+
+
+def test_where_address_space_is_short_files_that_nobody_reads_give_theirs(tmp_path):
+    """As with spark.executor.pyspark.memory."""
+    command = [sys.executable, "-c", LITTLE_ADDRESS_SPACE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(128 << 20), "0"]
+
+
 def test_a_zombie_that_sets_the_store_back_is_noticed(store, another):
     """It may be of an older run of the pipeline; each opens a view of the version it needs."""
     store.apply(None, V2, [batch({key(0): b"two"})])
