@@ -1,14 +1,27 @@
 """Keyed steps before anything starts: what is read for them, and what is refused."""
 
 import pyarrow as pa
+import pytest
 
 import tallystick as ts
+from tallystick.errors import OptionError
 from tallystick.keyed_task import KeyedStep
 from tallystick.source.columns import Layout
 from tallystick.source.json_reader import JsonReader
-from tallystick.spark.keyed import lean
+from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
+from tallystick.steps import Process, arrange
 from tallystick.task import ReadPlan
+
+EVENTS = pa.schema([("user", pa.string()), ("at", pa.int64()), ("seen_at", pa.int64())])
+
+
+def planned(processor, **settings) -> KeyedStep:
+    """Only DDL needs Spark, and DataFrame code."""
+    process = Process(None, ("user",), processor, output=None, **settings)
+    (step,) = keyed_steps(None, arrange((process,), EVENTS))
+    return step
 
 
 def test_a_field_of_the_value_may_be_called_headers():
@@ -21,3 +34,29 @@ def test_a_field_of_the_value_may_be_called_headers():
 
     assert read.layout.schema.names[:2] == ["user", "headers"]
     assert not read.layout.headers
+
+
+def idle(time_mode):
+    return ts.vectorised(
+        lambda batch: ts.Update(), state="n bigint", time_mode=time_mode, output=lambda key, _: key
+    )
+
+
+@pytest.mark.parametrize(
+    ("time_mode", "settings", "told"),
+    [
+        (EVENT_TIME, {}, "needs event_time="),
+        (NO_TIME, {"watermark_delay_ms": 5}, "watermark_delay= does nothing without event_time="),
+        (NO_TIME, {"event_time": "at"}, "event_time='at' does nothing with time mode 'None'"),
+        (EVENT_TIME, {"event_time": "user"}, "event_time='user' is of type string"),
+    ],
+)
+def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, told):
+    with pytest.raises(OptionError, match=f"step process-1: .*{told}"):
+        planned(idle(time_mode), **settings)
+
+
+@pytest.mark.parametrize("time_mode", [EVENT_TIME, PROCESSING_TIME])
+def test_event_time_goes_with_timers(time_mode):
+    step = planned(idle(time_mode), event_time="at", watermark_delay_ms=5)
+    assert (step.event_time, step.watermark_delay_ms) == ("at", 5)

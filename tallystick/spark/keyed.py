@@ -13,8 +13,8 @@ from tallystick.errors import OptionError
 from tallystick.keyed_task import KeyedStep, check_event_time
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
-from tallystick.state.processing import EVENT_TIME, TIME_MODES
-from tallystick.steps import Columns, KeyedStage, Stages
+from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES
+from tallystick.steps import Columns, KeyedStage, Process, Stages
 from tallystick.task import ReadPlan
 
 logger = logging.getLogger(__name__)
@@ -70,17 +70,7 @@ def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedSt
         )
     key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
     processor = step.processor
-    if processor.time_mode not in TIME_MODES:
-        raise OptionError(
-            f"step {uid}: time_mode={processor.time_mode!r}: expected one of {TIME_MODES}"
-        )
-    if step.event_time is not None:
-        check_event_time(uid, columns, step.event_time)
-    elif processor.time_mode == EVENT_TIME:
-        raise OptionError(
-            f"step {uid}: time_mode 'EventTime' needs event_time=, the column that holds it; it "
-            f"may need watermark_delay= too"
-        )
+    _check_time(uid, step, columns)
     return KeyedStep(
         uid=uid,
         key=key,
@@ -94,6 +84,36 @@ def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedSt
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
     )
+
+
+def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
+    """Refuse times that a step would not go by.
+
+    Raises:
+        OptionError: of them.
+    """
+    mode = step.processor.time_mode
+    if mode not in TIME_MODES:
+        raise OptionError(f"step {uid}: time_mode={mode!r}: expected one of {TIME_MODES}")
+    if step.event_time is None:
+        if mode == EVENT_TIME:
+            raise OptionError(
+                f"step {uid}: time_mode 'EventTime' needs event_time=, the column that holds it; "
+                f"it may need watermark_delay= too"
+            )
+        if step.watermark_delay_ms:
+            raise OptionError(
+                f"step {uid}: watermark_delay= does nothing without event_time=, the column that "
+                f"it is about: name it, or leave the delay out"
+            )
+        return
+    check_event_time(uid, columns, step.event_time)
+    if mode == NO_TIME:
+        raise OptionError(
+            f"step {uid}: event_time={step.event_time!r} does nothing with time mode 'None', which "
+            f"drops no late rows and has no timers: set time_mode='EventTime' (that of a function "
+            f"of columns in vectorised()), or leave event_time out"
+        )
 
 
 def output_of(uid: str, given: pa.Schema | None, known: pa.Schema | None) -> pa.Schema:
