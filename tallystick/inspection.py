@@ -24,7 +24,7 @@ from tallystick.state.processing import COLUMNS
 from tallystick.state.restore import needed
 from tallystick.state.retention import collectable, due_merges, due_snapshots
 from tallystick.state.schema_text import schema_from_text
-from tallystick.wholeness import Epoch, Wholeness, read_manifest
+from tallystick.wholeness import Epoch, Wholeness, newest_whole, read_manifest
 
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
@@ -148,7 +148,6 @@ class _Look:
         manifest = read_manifest(self.storage, path)
         epochs = self.files.epochs(self.committed)
         rubbish, claims = self._rubbish()
-        whole = [epoch.number for epoch in epochs if not epoch.problems]
         logged = s.epochs_logged(self.storage.names("offsets"))
         return Report(
             location=self.storage.location,
@@ -160,7 +159,7 @@ class _Look:
             positions=_positions(manifest),
             steps=tuple(self._step(step) for step in manifest.state),
             epochs=tuple(epochs),
-            newest_whole=max(whole, default=None),
+            newest_whole=newest_whole(epochs),
             claims=claims,
             rubbish=rubbish,
             verified=self.verify,

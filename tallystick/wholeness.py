@@ -22,6 +22,16 @@ class Epoch:
     problems: tuple[str, ...]
 
 
+def newest_whole(epochs: Iterable[Epoch]) -> int | None:
+    """The newest epoch each manifest of which has all its files; None: there is none.
+
+    Of several manifests of an epoch only one counts, and which one is not known here.
+    """
+    epochs = list(epochs)
+    broken = {each.number for each in epochs if each.problems}
+    return max({each.number for each in epochs} - broken, default=None)
+
+
 @dataclass
 class Wholeness:
     """Looks at the files that manifests name; at each of them once.
@@ -50,8 +60,7 @@ class Wholeness:
 
     def newest_whole(self, committed_epoch: int) -> int | None:
         """The newest of them that has all its files; None: there is none."""
-        whole = [each.number for each in self.epochs(committed_epoch) if not each.problems]
-        return max(whole, default=None)
+        return newest_whole(self.epochs(committed_epoch))
 
     def names(self) -> set[str]:
         """All files of state in the checkpoint."""

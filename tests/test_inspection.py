@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.errors import OptionError
 from tallystick.inspection import inspect
@@ -14,6 +15,7 @@ from tallystick.state.handles import StateField
 from tallystick.state.schema_text import text_of
 from tallystick.state_files import FOLDER
 from tallystick.storage import FileStorage
+from tallystick.wholeness import Wholeness
 from tests.checkpoint_on_disk import Job
 
 
@@ -107,6 +109,20 @@ def test_an_epoch_under_way_and_a_failed_attempt_are_told(job):
 
     assert (report.epoch, report.logged) == (3, 4)
     assert "2 manifests" in report.notes[0]
+
+
+def test_an_epoch_is_whole_only_if_each_of_its_manifests_is(job):
+    """A failed attempt's may be, where the committed one is not: which counts, Kafka knows."""
+    (path,) = (each for each in job.storage.names(m.FOLDER) if m.epoch_of(each) == 2)
+    failed = replace(m.decode(job.storage.get(path) or b"", path), checkpoint_id=3)
+    job.storage.put(m.manifest_path(failed, "failed"), failed.encode())
+    assert inspect(job.storage).is_whole
+    (job.folder / job.state.files[3].path).unlink()
+
+    report = inspect(job.storage)
+
+    assert not report.is_whole
+    assert report.newest_whole == Wholeness(job.storage).newest_whole(3) == 2
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
