@@ -60,3 +60,9 @@ def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, told
 def test_event_time_goes_with_timers(time_mode):
     step = planned(idle(time_mode), event_time="at", watermark_delay_ms=5)
     assert (step.event_time, step.watermark_delay_ms) == ("at", 5)
+
+
+def test_sessions_go_by_the_event_time_of_their_step():
+    assert planned(ts.sessions(5, "at"), event_time="at").event_time == "at"
+    with pytest.raises(OptionError, match="event_time='seen_at', but its function goes by 'at'"):
+        planned(ts.sessions(5, "at"), event_time="seen_at")

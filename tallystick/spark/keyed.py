@@ -14,6 +14,7 @@ from tallystick.keyed_task import KeyedStep, check_event_time
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES
+from tallystick.state.vectorised import Vectorised
 from tallystick.steps import Columns, KeyedStage, Process, Stages
 from tallystick.task import ReadPlan
 
@@ -108,6 +109,12 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
             )
         return
     check_event_time(uid, columns, step.event_time)
+    goes_by = step.processor.event_time if isinstance(step.processor, Vectorised) else None
+    if goes_by not in (None, step.event_time):
+        raise OptionError(
+            f"step {uid}: event_time={step.event_time!r}, but its function goes by {goes_by!r}: "
+            f"what is late and when a session ends is told by one clock. Name the same column"
+        )
     if mode == NO_TIME:
         raise OptionError(
             f"step {uid}: event_time={step.event_time!r} does nothing with time mode 'None', which "

@@ -8,7 +8,7 @@ from tallystick.state import fold_kernels
 from tallystick.state.keyed_batch import Int64Array, KeyedBatch, Update, order_by_key
 from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.processing import EVENT_TIME
-from tallystick.state.vectorised import Vectorised, vectorised
+from tallystick.state.vectorised import Vectorised
 
 _STATE = pa.schema([(name, pa.list_(pa.int64())) for name in ("starts", "ends", "counts")])
 """The open sessions of a key; moments in microseconds."""
@@ -28,7 +28,8 @@ def sessions(gap_ms: int, time_column: str) -> Vectorised:
 
     Args:
         gap_ms: how long a silence ends a session.
-        time_column: of the rows: timestamps, or milliseconds since 1970 as bigint.
+        time_column: of the rows: timestamps, or milliseconds since 1970 as bigint; the step's
+            `event_time` too.
 
     Raises:
         OptionError: the gap is not positive.
@@ -59,7 +60,7 @@ def sessions(gap_ms: int, time_column: str) -> Vectorised:
         columns = {field.name: field.type for field in (*key, *_EMITTED)}
         return pa.schema(columns)
 
-    return vectorised(step, state=_STATE, time_mode=EVENT_TIME, reads=[time_column], output=output)
+    return Vectorised(step, _STATE, EVENT_TIME, [time_column], output, event_time=time_column)
 
 
 def _merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int64Array, ...]:

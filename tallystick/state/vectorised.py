@@ -71,7 +71,12 @@ def vectorised(
 
 
 class Vectorised:
-    """See `vectorised`."""
+    """See `vectorised`.
+
+    Args:
+        event_time: the column by whose time the function goes: the step's event time, no other.
+            None: it does not look.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class Vectorised:
         time_mode: str,
         reads: Collection[str] | None = None,
         output: Output | None = None,
+        event_time: str | None = None,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
@@ -87,6 +93,7 @@ class Vectorised:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function
         self._output = output
+        self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
         self._schema = pa.schema([pa.field(field.name, field.type) for field in schema])
