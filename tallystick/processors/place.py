@@ -72,18 +72,24 @@ class Entries:
         data = self._place.overlay.get(key)
         return self._alive(data) if self._ttl_ms and data is not None else data
 
-    def write(self, family: bytes | None, key: bytes, data: bytes) -> None:
+    def write(self, family: bytes | None, key: bytes, data: bytes, *, is_new: bool = False) -> None:
         """Write an entry, of a family where `walk` is to find it.
 
         That of the family's own name lives as long as any of the family: others may have been
         written when the time to live was longer.
+
+        Args:
+            family: what the keys of the family's entries begin with; None: it belongs to none.
+            key: of the entry.
+            data: its value.
+            is_new: there is no living entry of this key, so none is looked for.
         """
         overlay = self._place.overlay
         if self._ttl_ms:
             expiry = self._place.now_ms + self._ttl_ms
-            before = overlay.get(key) if key == family else None
-            if before is not None:
-                expiry = max(expiry, expiry_of(before))
+            before = None if is_new else self._forget_expiry(key)
+            if before is not None and key == family:
+                expiry = max(expiry, before)
             data = _EXPIRY.pack(expiry) + data
             assert self._place.expiries is not None, "an overlay has them"
             self._place.expiries.put(self._place.group, expiry, key[len(self._place.group) :])
@@ -94,10 +100,22 @@ class Entries:
 
     def remove(self, family: bytes | None, key: bytes) -> None:
         """Delete an entry."""
+        if self._ttl_ms:
+            self._forget_expiry(key)
         if family is None:
             self._place.overlay.put(key, None)
         else:
             self._place.overlay.put_in(family, key, None)
+
+    def _forget_expiry(self, key: bytes) -> int | None:
+        """Take an entry out of the index: else each write would leave one there till its expiry."""
+        data = self._place.overlay.get(key)
+        if data is None:
+            return None
+        expiry = expiry_of(data)
+        assert self._place.expiries is not None, "an overlay has them"
+        self._place.expiries.remove(self._place.group, expiry, key[len(self._place.group) :])
+        return expiry
 
     def has_any(self, family: bytes) -> bool:
         """Whether a family has a living entry besides that of the family's own name."""

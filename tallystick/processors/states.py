@@ -114,7 +114,7 @@ class OurListState(ListState):
         family = self._entries.key()
         start = self._next(family)
         for position, data in enumerate(stored, start):
-            self._entries.write(family, family + _POSITION.pack(position), data)
+            self._entries.write(family, family + _POSITION.pack(position), data, is_new=True)
         self._entries.write(family, family, _POSITION.pack(start + len(stored)))
 
     def _next(self, family: bytes) -> int:

@@ -402,6 +402,44 @@ def test_a_list_keeps_its_elements_when_its_time_to_live_gets_shorter():
     assert not epochs.entries
 
 
+WRITES = {
+    "value": lambda it, _: it.value.update((1, "")),
+    "map": lambda it, _: it.map.updateValue(("m",), (1, "")),
+    "list": lambda it, _: it.list.put([(1, "")]),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_an_entry_written_again_and_again_has_one_expiry(kind):
+    epochs = epochs_of(Tried(WRITES[kind], ttl_ms=1000), time_mode="ProcessingTime")
+    sizes = []
+    for now in range(5):
+        epochs.run(ONE, now=now)
+        sizes.append(len(epochs.entries))
+    assert sizes == [sizes[0]] * 5
+
+    epochs.run(rows(), now=1003)
+    assert len(epochs.entries) == sizes[0], "it was written at 4"
+    epochs.run(rows(), now=1004)
+    assert not epochs.entries
+
+
+def test_an_entry_that_is_removed_leaves_no_expiry():
+    def write_or_clear(it, taken):
+        for state, write in (
+            (it.value, lambda: it.value.update((1, ""))),
+            (it.map, lambda: it.map.updateValue(("m",), (1, ""))),
+            (it.list, lambda: it.list.appendList([(1, ""), (2, "")])),
+        ):
+            state.clear() if taken[0].v == "clear" else write()
+
+    epochs = epochs_of(Tried(write_or_clear, ttl_ms=1000), time_mode="ProcessingTime")
+    epochs.run(rows(("k", "write")), now=0)
+    assert epochs.entries
+    epochs.run(rows(("k", "clear")), now=10)
+    assert not epochs.entries
+
+
 def test_appending_to_a_long_list_costs_what_is_appended():
     epochs = epochs_of(Tried(lambda it, rows: it.list.appendList([(1, "")] * 50)))
     scans = []
