@@ -53,7 +53,7 @@ def create(
 ) -> None:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
     from tallystick import savepoints
-    from tallystick.storage import FileStorage
+    from tallystick.storage import FileStorage, shown
 
     with _errors_told():
         ask = _asking(bootstrap_servers, token_topic, kafka_options)
@@ -66,7 +66,7 @@ def create(
         )
     typer.echo(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
-        f"{savepoint}."
+        f"{shown(savepoint)}."
     )
 
 
@@ -92,11 +92,11 @@ def list_savepoints(
 def describe(savepoint: SavepointArgument) -> None:
     """Say what a savepoint holds: pipeline, epoch, positions, steps, files; as JSON."""
     from tallystick import cli_show, savepoints
-    from tallystick.storage import FileStorage
+    from tallystick.storage import FileStorage, shown
 
     with _errors_told():
         saved = savepoints.read(FileStorage(savepoint))
-    typer.echo(cli_show.as_json(cli_show.savepoint_json(savepoint, saved)))
+    typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
 
 
 @app.command("delete")
@@ -109,11 +109,11 @@ def delete(
 ) -> None:
     """Remove a savepoint, and its claim on the files of a checkpoint."""
     from tallystick import savepoints
-    from tallystick.storage import FileStorage
+    from tallystick.storage import FileStorage, shown
 
     with _errors_told():
         savepoints.delete(FileStorage(savepoint), force=force)
-    typer.echo(f"Deleted {savepoint}.")
+    typer.echo(f"Deleted {shown(savepoint)}.")
 
 
 @app.command("restore")
@@ -131,16 +131,16 @@ def restore(
 ) -> None:
     """Make a new checkpoint that goes on from a savepoint; then start the pipeline on it."""
     from tallystick import savepoints
-    from tallystick.storage import FileStorage
+    from tallystick.storage import FileStorage, shown
 
     with _errors_told():
         saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint), claim=claim)
     epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
     typer.echo(
-        f"{checkpoint} goes on behind epoch {epoch}. Under the name {name!r} it does so exactly if "
-        f"Kafka committed nothing behind that epoch; else the start is refused, and says what "
-        f"would be repeated and how to state that this is meant. Under another name it is a fork, "
-        f"with an output that starts behind epoch {epoch}."
+        f"{shown(checkpoint)} goes on behind epoch {epoch}. Under the name {name!r} it does so "
+        f"exactly if Kafka committed nothing behind that epoch; else the start is refused, and "
+        f"says what would be repeated and how to state that this is meant. Under another name it "
+        f"is a fork, with an output that starts behind epoch {epoch}."
     )
 
 
@@ -161,14 +161,14 @@ def migrate(
 ) -> None:
     """Rewrite a savepoint's state for other numbers of key groups, larger or smaller."""
     from tallystick.migration import migrate as run
-    from tallystick.storage import FileStorage
+    from tallystick.storage import FileStorage, shown
 
     with _errors_told():
         source = FileStorage(savepoint)
         wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
         run(source, FileStorage(target), wanted, folder)
-    typer.echo(f"Wrote {target}; {savepoint} is as it was.")
+    typer.echo(f"Wrote {shown(target)}; {shown(savepoint)} is as it was.")
 
 
 def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:

@@ -171,7 +171,30 @@ def shown(uri: str) -> str:
     """A location without what may be secret: the access key before the host, and options."""
     if _local_path(uri) is not None:
         return uri
-    return re.sub(r"//[^/@]*@", "//", uri.partition("?")[0]).rstrip("/")
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    return f"{scheme}://{rest[_secret_length(rest, scheme) :]}".rstrip("/")
+
+
+def _secret_length(rest: str, scheme: str) -> int:
+    """How much before the host may be a key and its secret; AWS's often hold a slash."""
+    authority = rest.partition("/")[0]
+    if "@" in authority:
+        return authority.rindex("@") + 1
+    _, colon, port = authority.rpartition(":")
+    is_port = port.isdecimal() and _SCHEMES.get(scheme, scheme) != "s3"  # a bucket has none
+    return rest.rfind("@") + 1 if colon and not is_port else 0
+
+
+def _without_secrets(text: str, uri: str) -> str:
+    """An error's text about a URI, without what `shown` leaves out of that."""
+    base, _, query = uri.partition("?")
+    scheme, _, rest = base.partition("://")
+    options = [value for _, _, value in (each.partition("=") for each in query.split("&"))]
+    secrets = [*re.split("[:/@]", rest[: _secret_length(rest, scheme)]), *options]
+    for secret in sorted({each for each in secrets if each}, key=len, reverse=True):
+        for form in (secret, unquote(secret)):
+            text = text.replace(form, "…")
+    return text
 
 
 def _is_whole(path: str) -> bool:
@@ -199,13 +222,18 @@ def _root(uri: str) -> _Place:
     if local is not None:
         return local
     scheme, _, rest = uri.partition("://")
+    if _secret_length(rest.partition("?")[0], scheme) > len(rest.partition("/")[0]):
+        raise OptionError(
+            f"checkpoint location {shown(uri)}: the secret before the host has a slash, which ends "
+            f"the host. Write it as %2F; or give it by environment variables."
+        )
     scheme = _SCHEMES.get(scheme, scheme)
     if scheme == "s3" and "allow_delayed_open" not in rest:
         rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"  # one request, not three
     try:
         files, root = fs.FileSystem.from_uri(f"{scheme}://{rest}")
     except Exception as error:
-        reason = re.sub(r"//[^/@\s]*@", "//", str(error))
+        reason = _without_secrets(str(error), uri)
         raise OptionError(
             f"checkpoint location {shown(uri)}: expected a path or a URI of a file system that "
             f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"

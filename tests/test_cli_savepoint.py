@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 from typer.testing import CliRunner, Result
 
-from tallystick import cli_savepoint, savepoints
+from tallystick import cli_savepoint, savepoints, storage
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.cli import app
@@ -91,6 +92,39 @@ def test_migrate_takes_the_number_alone_where_there_is_one_step(job, tmp_path):
     refused = migrate("32")
     assert refused.exit_code == 1
     assert "2 keyed steps: counts, sums" in refused.output
+
+
+def test_what_is_secret_in_a_location_is_not_printed(job, tmp_path, monkeypatch):
+    """Any bucket is a local folder here."""
+    real = storage._root
+    monkeypatch.setattr(
+        storage,
+        "_root",
+        lambda uri: (
+            (fs.LocalFileSystem(), str(tmp_path / storage.shown(uri).removeprefix("s3://")))
+            if uri.startswith("s3:")
+            else real(uri)
+        ),
+    )
+    query = "?endpoint_override=h&secret_key=HIDDEN"
+    saved, new, more = (f"s3://KEY:HIDDEN@bucket/{name}{query}" for name in ("a", "b", "c"))
+    for folder in ("a/keyed-state/counts", "b/offsets", "b/commits", "b/tallystick"):
+        (tmp_path / "bucket" / folder).mkdir(parents=True)
+    for folder in ("b/keyed-state/counts", "c/keyed-state/counts"):
+        (tmp_path / "bucket" / folder).mkdir(parents=True)
+
+    for arguments in (
+        ("create", job.folder, saved),
+        ("describe", saved),
+        ("list", saved),
+        ("restore", saved, new),
+        ("migrate", saved, more, "--max-parallelism", "counts=64", "--scratch", tmp_path),
+        ("delete", saved),
+    ):
+        told = call("savepoint", *arguments)
+        assert told.exit_code == 0, told.output
+        assert arguments[0] == "list" or "bucket/" in told.output
+        assert "HIDDEN" not in told.output
 
 
 def test_errors_are_messages(job, tmp_path):

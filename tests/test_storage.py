@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, shown
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
@@ -48,10 +48,30 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones():
         FileStorage("ftp://host/folder")
 
 
-def test_credentials_are_not_shown():
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "ftp://AKIAKEY:hunter2@host/folder",
+        "s3://AKIAKEY:hunter2/hunter2@bucket/folder",
+        "s3://AKIAKEY:7/hunter2/hunter2@bucket/folder?region=eu",
+        "s3://AKIAKEY:hunter2@bucket/folder?secret_key=hunter2&strange=hunter2",
+    ],
+)
+def test_credentials_are_not_shown(uri):
     with pytest.raises(OptionError) as raised:
-        FileStorage("ftp://key:hunter2@host/folder")
-    assert "hunter2" not in str(raised.value)
+        FileStorage(uri)
+    for text in (str(raised.value), shown(uri)):
+        assert "hunter2" not in text
+        assert "AKIAKEY" not in text
+        assert "folder" in text
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://bucket/a@b", "hdfs://host:8020/a@b", "file:///a:b/c@d", "/a:b/c@d", "s3://b/x:y/z@w"],
+)
+def test_a_location_without_credentials_is_shown_as_it_is(uri):
+    assert shown(uri) == uri
 
 
 @pytest.mark.parametrize("at", ["{}", "file://{}"])
