@@ -4,6 +4,7 @@ The committed state goes in, the next one comes out; in between nothing is kept.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -170,7 +171,14 @@ class KeyedEpoch:
             self._after(plan, [note for note in notes if note.uid == plan.base.uid])
             for plan in self.plans
         )
-        return Prepared(tuple(each for report in reports for each in report.produced), state)
+        late = Counter[str]()
+        for note in notes:
+            late[note.uid] += note.late
+        return Prepared(
+            produced=tuple(each for report in reports for each in report.produced),
+            state=state,
+            late=tuple((uid, count) for uid, count in late.items() if count),
+        )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
         """Every keyed task left exactly one note: what it changed would be lost without."""

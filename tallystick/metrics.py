@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tallystick.spark import listening
 from tallystick.spark.group_offsets import COUNTS
+from tallystick.spark.late_rows import LATE_ROWS
 from tallystick.spark.progress import SourceProgress, source_progress
 from tallystick.topic_partition import TopicPartition
 
@@ -88,7 +89,14 @@ class SourceMetrics(Collector):
         )
         for query, counts in list(COUNTS.items()):
             failures.add_metric((query,), counts.failures)
-        yield from (lost, done, failures)
+        late = CounterMetricFamily(
+            "tallystick_late_rows",
+            "Rows that a keyed step dropped, since they came later than its watermark.",
+            labels=("query", "step"),
+        )
+        for labels, count in list(LATE_ROWS.items()):
+            late.add_metric(labels, count)
+        yield from (lost, done, failures, late)
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> SourceMetrics:

@@ -154,10 +154,18 @@ class StateStore(Protocol):
 
 
 class Prepared(NamedTuple):
-    """What an epoch left: rows in the open transaction, and files of state; neither counts yet."""
+    """What an epoch left: rows in the open transaction, and files of state; neither counts yet.
+
+    Args:
+        produced: the rows.
+        state: that of the keyed steps.
+        late: how many rows came later than the watermark and were dropped, by the step's uid; only
+            steps that had some.
+    """
 
     produced: tuple[ProducedRange, ...]
     state: tuple[StepState, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
 
 
 class Engine(Protocol):

@@ -130,6 +130,7 @@ class Job:
     steps: tuple[KeyedStep, ...]
     doors: MemoryDoors = field(default_factory=MemoryDoors)
     state: tuple[StepState, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
     epoch: int = -1
     letters: RowLayout = field(default_factory=lambda: RowLayout({"dead": 1}, "dead"))
 
@@ -137,7 +138,7 @@ class Job:
         """Run an epoch and commit it; the rows of the output, in order per partition."""
         planned = self.plan(at_ms=at_ms, **settings)
         prepared, rows = finish(planned, self.written(planned, sources))
-        self.state = prepared.state
+        self.state, self.late = prepared.state, prepared.late
         return rows
 
     def plan(self, *, parallelism: int | None = None, at_ms: int = 0) -> KeyedEpoch:

@@ -217,8 +217,10 @@ def test_late_rows_are_dropped_and_told_and_the_watermark_is_that_of_earlier_epo
     assert by_user(rows) == {"a": [4], "b": [6]}
     assert job.state[0].watermark_ms == 190
     assert "epoch 1: 2 rows came later than the watermark (90 ms)" in caplog.text
+    assert job.late == (("count", 2),)
     job.run([events(("a", 7, 195))])
     assert job.state[0].watermark_ms == 190, "it never goes back"
+    assert job.late == ()
 
 
 def test_without_event_time_mode_nothing_is_late():

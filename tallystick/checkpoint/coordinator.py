@@ -107,10 +107,14 @@ class CommittedRead:
 
 @dataclass(frozen=True, slots=True)
 class EpochRan:
-    """All tasks flushed their output and will not write again; `state` is what they left."""
+    """All tasks flushed their output and will not write again; `state` is what they left.
+
+    `late` is for whoever listens: how many rows steps dropped, by uid.
+    """
 
     produced: tuple[ProducedRange, ...]
     state: tuple[StepState, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
 from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine_of, preflight
 from tallystick.spark.keyed import keyed_steps, lean
+from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.source import FORMAT, read_plan, register
@@ -127,7 +128,7 @@ class PipelineRun:
             self._cluster,
             identity,
             storage,
-            listener=self._listener,
+            listener=LateRows(self.name, self._listener),
         )
 
     def make_engine(self, batch: Batch) -> Engine:
