@@ -3,7 +3,7 @@
 aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from tallystick.errors import OptionError
 from tallystick.state.ddl import type_of
 from tallystick.state.keyed_batch import KeyedBatch, Update, wide_type
 from tallystick.state.processing import NO_TIME, PROCESSING_TIME
-from tallystick.state.vectorised import Vectorised, vectorised
+from tallystick.state.vectorised import Vectorised, beside_key, vectorised
 
 EACH_EPOCH = "epoch"
 EACH_RECORD = "record"
@@ -167,7 +167,7 @@ def aggregate(
         return Update(_output(keys, kept, values), state)
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
-        return _columns(key, [rows.field(name) for name in keep], schema)
+        return beside_key(key, [rows.field(name) for name in keep], schema)
 
     reads = {*keep, *(one.column for one in columns.values() if one.column)}
     function = per_epoch if each == EACH_EPOCH else per_record
@@ -229,7 +229,7 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
     state = pa.schema([("best", pa.list_(kind))])
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
-        return _columns(key, [], [pa.field(column, pa.list_(kind))])
+        return beside_key(key, [], [pa.field(column, pa.list_(kind))])
 
     return vectorised(greatest, state=state, reads=[column], output=output)
 
@@ -260,11 +260,6 @@ def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
 def _output(
     keys: pa.RecordBatch, kept: Mapping[str, pa.Array], values: Mapping[str, pa.Array]
 ) -> pa.RecordBatch:
-    """The columns side by side; where a name comes twice, the later one."""
+    """The columns side by side: `beside_key` has seen to their names."""
     columns = dict(zip(keys.schema.names, keys.columns, strict=True))
     return pa.record_batch({**columns, **kept, **values})
-
-
-def _columns(*parts: Iterable[pa.Field]) -> pa.Schema:
-    """The schema of what `_output` makes of such columns."""
-    return pa.schema({field.name: field.type for part in parts for field in part})

@@ -8,7 +8,7 @@ from tallystick.state import fold_kernels
 from tallystick.state.keyed_batch import Int64Array, KeyedBatch, Update, order_by_key
 from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.processing import EVENT_TIME
-from tallystick.state.vectorised import Vectorised
+from tallystick.state.vectorised import Vectorised, beside_key
 
 _STATE = pa.schema([(name, pa.list_(pa.int64())) for name in ("starts", "ends", "counts")])
 """The open sessions of a key; moments in microseconds."""
@@ -57,8 +57,7 @@ def sessions(gap_ms: int, time_column: str) -> Vectorised:
         return _kept(batch, left, closes_ms[~ended], output)
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
-        columns = {field.name: field.type for field in (*key, *_EMITTED)}
-        return pa.schema(columns)
+        return beside_key(key, [], _EMITTED)
 
     return Vectorised(step, _STATE, EVENT_TIME, [time_column], output, event_time=time_column)
 

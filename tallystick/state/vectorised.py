@@ -7,7 +7,7 @@ Invariant: each key is written at most once in an epoch, after its last call; wh
 is not written.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +68,24 @@ def vectorised(
         OptionError: the state cannot be stored, or there is no such time mode.
     """
     return Vectorised(function, schema_of(state, "state"), time_mode, reads, output)
+
+
+def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Field]) -> pa.Schema:
+    """The columns of a function that puts out the key's, some of the rows' and its own.
+
+    Raises:
+        OptionError: one of its own has the name of another.
+    """
+    columns = {field.name: field.type for field in (*key, *kept)}
+    for field in values:
+        if field.name in columns:
+            whose = "the key has" if field.name in key.names else "the rows' columns to keep have"
+            raise OptionError(
+                f"the function puts out a column {field.name!r}, and {whose} one of this name too: "
+                f"give one of them another name"
+            )
+        columns[field.name] = field.type
+    return pa.schema(columns)
 
 
 class Vectorised:

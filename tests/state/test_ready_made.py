@@ -265,7 +265,7 @@ def test_a_column_of_another_type_is_named() -> None:
     "function",
     [
         ready.aggregate(AGGREGATES, keep=["name"]),
-        ready.aggregate({"name": ready.count(), "x": ready.sum("x")}, each="record", keep=["x"]),
+        ready.aggregate({"n": ready.count(), "sum": ready.sum("x")}, each="record", keep=["x"]),
         ready.deduplicate(),
         ready.top_n(2, "x", "bigint"),
         sessions(5, "x"),
@@ -280,3 +280,24 @@ def test_what_is_put_out_has_the_columns_that_were_told(function: Vectorised) ->
         task.epoch(rows[:0], watermark_ms=100)
 
     assert [batch.schema for batch in task.output] == [function.output(KEY, SCHEMA)]
+
+
+@pytest.mark.parametrize(
+    ("function", "key", "told"),
+    [
+        (ready.aggregate({"x": ready.count()}), "x", "'x', and the key has one"),
+        (ready.aggregate({"x": ready.count()}, keep=["x"]), "key", "'x', and the rows' columns to"),
+        (ready.top_n(2, "x", "bigint"), "x", "'x', and the key has one"),
+        (sessions(5, "x"), "count", "'count', and the key has one"),
+    ],
+)
+def test_a_column_does_not_take_the_place_of_another(
+    function: Vectorised, key: str, told: str
+) -> None:
+    with pytest.raises(OptionError, match=f"puts out a column {told}"):
+        function.output(pa.schema([(key, pa.int64())]), SCHEMA)
+
+
+def test_a_column_of_the_key_may_be_kept_as_well() -> None:
+    function = ready.aggregate({"n": ready.count()}, keep=["key"])
+    assert function.output(KEY, SCHEMA).names == ["key", "n"]
