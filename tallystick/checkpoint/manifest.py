@@ -61,10 +61,13 @@ class Manifest:
         assert self.pipeline, self
         assert self.lineage, self
 
+    def to_fields(self) -> dict[str, Any]:
+        """What `from_fields` reads back; of JSON's own types."""
+        return asdict(replace(self, state=())) | {"state": [step.to_json() for step in self.state]}
+
     def encode(self) -> bytes:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
-        held = asdict(replace(self, state=())) | {"state": [step.to_json() for step in self.state]}
-        line = json.dumps({"version": VERSION, **held}, sort_keys=True).encode()
+        line = json.dumps({"version": VERSION, **self.to_fields()}, sort_keys=True).encode()
         data = line + b"\n%08x\n" % zlib.crc32(line)
         assert decode(data, "the manifest just written") == self
         return data

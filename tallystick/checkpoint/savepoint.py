@@ -12,7 +12,7 @@ lineage, with nothing produced. See `verdict` for when it may go on.
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tallystick.checkpoint import manifest as m
@@ -56,7 +56,8 @@ class Savepoint:
 
     def encode(self) -> bytes:
         """The content of `savepoint.json`."""
-        return _sealed({"version": VERSION, **asdict(self)})
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        return _sealed({"version": VERSION, **held, "manifest": self.manifest.to_fields()})
 
 
 def decode(data: bytes, path: str) -> Savepoint:
@@ -65,9 +66,9 @@ def decode(data: bytes, path: str) -> Savepoint:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    fields = _unsealed(data, path, "savepoint")
-    manifest = m.from_fields(fields.pop("manifest"))
-    return Savepoint(manifest=manifest, **fields)
+    held = _unsealed(data, path, "savepoint")
+    manifest = m.from_fields(held.pop("manifest"))
+    return Savepoint(manifest=manifest, **held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class Claim:
 
     def encode(self) -> bytes:
         """The content of the claim's file."""
-        return _sealed({"version": VERSION, **asdict(self)})
+        state = [step.to_json() for step in self.state]
+        held = {"holder": self.holder, "created": self.created, "state": state}
+        return _sealed({"version": VERSION, **held})
 
 
 def decode_claim(data: bytes, path: str) -> Claim:
@@ -95,9 +98,9 @@ def decode_claim(data: bytes, path: str) -> Claim:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    fields = _unsealed(data, path, "claim")
-    fields["state"] = tuple(StepState.from_json(step) for step in fields["state"])
-    return Claim(**fields)
+    held = _unsealed(data, path, "claim")
+    held["state"] = tuple(StepState.from_json(step) for step in held["state"])
+    return Claim(**held)
 
 
 def claim_path(name: str) -> str:
@@ -152,8 +155,8 @@ def seed_of(
     return replace(manifest, lineage=lineage, produced=(), state=state, origin=origin)
 
 
-def _sealed(fields: Mapping[str, Any]) -> bytes:
-    line = json.dumps(fields, sort_keys=True).encode()
+def _sealed(held: Mapping[str, Any]) -> bytes:
+    line = json.dumps(held, sort_keys=True).encode()
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
@@ -164,11 +167,11 @@ def _unsealed(data: bytes, path: str, what: str) -> dict[str, Any]:
             f"{what} {path}: {len(data)} bytes that fail their checksum, so the file is torn or "
             f"was edited. Nothing was changed. Put back a whole copy of it, or use another one."
         )
-    fields: dict[str, Any] = json.loads(line)
-    version = fields.pop("version", None)
+    held: dict[str, Any] = json.loads(line)
+    version = held.pop("version", None)
     if version != VERSION:
         raise ManifestError(
             f"{what} {path}: format version {version}, this release reads version {VERSION}. Run "
             f"the release that wrote it, or a newer one."
         )
-    return fields
+    return held
