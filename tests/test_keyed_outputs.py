@@ -62,6 +62,11 @@ def test_a_list_is_a_list_whatever_its_elements_are_called():
     assert output_of("s", schema, pa.schema([KNOWN.field("tags")])) is schema
 
 
+def test_types_that_no_row_could_be_brought_to_are_refused():
+    with pytest.raises(OptionError, match="output= says 'price double'"):
+        output_of("s", schema_of("price double", "o"), schema_of("price decimal(9, 2)", "o"))
+
+
 @pytest.mark.parametrize(
     "given",
     [

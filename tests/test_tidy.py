@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": WORDS | {"formats", "option_table", "source"},
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
-    | {"keyed_epoch", "keyed_task", "local_state", "task"},
+    | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS

@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RecordError
+from tallystick.exchanged_rows import conform
 from tallystick.keyed_task import KeyedStep, check_event_time
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
@@ -155,8 +156,9 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
     if sorted(given.names) != sorted(known.names):
         return False
     try:
+        conform(pa.RecordBatch.from_pylist([], schema=known), given, "the output")
         both = pa.unify_schemas([given, known], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (RecordError, pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     return bool(both.equals(given))
 
