@@ -1,6 +1,6 @@
 """Which epoch of a checkpoint is certainly committed, and which of its manifests counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tallystick.checkpoint import manifest as m
@@ -9,6 +9,7 @@ from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
+from tallystick.state.handles import StepState, Version
 from tallystick.wholeness import read_manifest
 
 AskKafka = Callable[[str], Token | None]
@@ -30,7 +31,8 @@ def newest_committed(
     """Look up which epoch the checkpoint can go on from.
 
     Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
-    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others.
+    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others:
+    then the one counts that the next epoch went on from, or else Kafka knows.
 
     Args:
         checkpoint: its location.
@@ -64,8 +66,34 @@ def newest_committed(
         )
     path = paths[0]
     if len(paths) > 1:
-        path = _by_kafkas_word(checkpoint, epoch, paths, ask_kafka)
+        path = _by_the_next(checkpoint, epoch, paths) or _by_kafkas_word(
+            checkpoint, epoch, paths, ask_kafka
+        )
     return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def _by_the_next(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
+    """The manifest that the next epoch's went on from, committed or not; "": it cannot be told.
+
+    They have the same positions; of some with the same state it does not matter which is taken.
+    """
+    behind = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch + 1]
+    if not behind:
+        return ""
+    trails = {step.uid: step.trail for step in read_manifest(checkpoint, behind[0]).state}
+    found = {path: read_manifest(checkpoint, path).state for path in paths}
+    fitting = [path for path in paths if all(_is_before(step, trails) for step in found[path])]
+    if not fitting or any(found[path] != found[fitting[0]] for path in fitting):
+        return ""
+    return fitting[0]
+
+
+def _is_before(step: StepState, trails: Mapping[str, tuple[Version, ...]]) -> bool:
+    """Whether a step's state is the one that the next epoch's went on from."""
+    if step.version is None or step.uid not in trails:
+        return True
+    until = [version for version in trails[step.uid] if version.epoch <= step.version.epoch]
+    return until[-1:] == [step.version]
 
 
 def _by_kafkas_word(
@@ -74,11 +102,16 @@ def _by_kafkas_word(
     found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
     if ask_kafka is None:
         raise OptionError(
-            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Give "
-            f"--bootstrap-servers (and --token-topic), or try again behind the next epoch."
+            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Try "
+            f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
+            f"--bootstrap-servers and --token-topic, and use the savepoint."
         )
     pipeline = read_manifest(checkpoint, paths[0]).pipeline
     token = ask_kafka(pipeline)
+    if token is not None and token.checkpoint_id > epoch:  # the pipeline runs
+        path = _by_the_next(checkpoint, epoch, paths)
+        if path:
+            return path
     if token is None or token.manifest_path not in paths:
         said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
         raise DataLossError(

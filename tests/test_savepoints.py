@@ -20,7 +20,7 @@ from tallystick.errors import (
 )
 from tallystick.migration import migrate
 from tallystick.sink.transaction import Token
-from tallystick.state.handles import StepState
+from tallystick.state.handles import StepState, Version
 from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job
@@ -197,6 +197,29 @@ class TestSeveralAttempts:
                 savepoints.create(
                     job.storage, folder(tmp_path / "saved"), ask_kafka=lambda _, t=token: t
                 )
+
+
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_the_next_epoch_tells_which_attempt_it_went_on_from(job, tmp_path, comes_late):
+    """Where the newest one is damaged, the one before it may have two manifests."""
+    state = job.state
+    job.state = replace(state, trail=(*state.trail[:-1], Version(2, "failed")))
+    for nonce in ("left", "a0", "zz"):
+        job.storage.put(job.manifest_path(nonce), job.manifest().encode())
+    job.state = state
+
+    def ask(_: str) -> Token:
+        job.run()
+        os.unlink(job.folder / "commits/3")
+        return Token(3, "first-lineage", "s3://c", "tallystick/000000000003-3-n3.json")
+
+    if comes_late:
+        saved = savepoints.create(job.storage, folder(tmp_path / "saved"), ask_kafka=ask)
+    else:
+        job.run()
+        saved = savepoints.create(job.storage, folder(tmp_path / "saved"), epoch=2)
+
+    assert saved.manifest_path.endswith("2-n2.json")
 
 
 def test_an_older_epoch_is_saved_where_the_newest_is_damaged(job, tmp_path):
