@@ -48,7 +48,7 @@ def running_totals(batch: KeyedBatch) -> Update:
     return Update(output, {"n": n, "total": total})
 
 
-COUNT_AND_SUM = {"count": ready.count(), "sum": ready.sum("amount")}
+COUNT_AND_SUM = {"count": ready.count(), "sum": ready.sum("amount", "double")}
 FUNCTIONS: dict[str, tuple[list[str], Callable[[], Processor]]] = {
     "count, sum per epoch": (["user"], lambda: ready.aggregate(COUNT_AND_SUM, keep=["ts"])),
     "count, sum per record": (
@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, tuple[list[str], Callable[[], Processor]]] = {
         lambda: ready.aggregate({"item": ready.last_value("item", "string")}),
     ),
     "duplicates": (["user"], lambda: ready.deduplicate()),
-    "top 3": (["user"], lambda: ready.top_n(3, "amount")),
+    "top 3": (["user"], lambda: ready.top_n(3, "amount", "double")),
     "sessions": (["user"], lambda: sessions(1000, "ts")),
 }
 

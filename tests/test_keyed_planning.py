@@ -66,3 +66,9 @@ def test_sessions_go_by_the_event_time_of_their_step():
     assert planned(ts.sessions(5, "at"), event_time="at").event_time == "at"
     with pytest.raises(OptionError, match="event_time='seen_at', but its function goes by 'at'"):
         planned(ts.sessions(5, "at"), event_time="seen_at")
+
+
+def test_types_that_are_not_said_are_settled_before_the_tasks_get_the_function():
+    step = planned(ts.aggregate({"last": ts.maximum("at")}))
+    assert step.output == pa.schema([("user", pa.string()), ("last", pa.int64())])
+    assert step.declared[0].kind == "columns"

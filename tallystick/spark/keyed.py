@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from tallystick.errors import OptionError, RecordError
 from tallystick.exchanged_rows import conform
 from tallystick.keyed_task import KeyedStep, check_event_time
+from tallystick.state.by_columns import ByColumns
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES
@@ -72,6 +73,8 @@ def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedSt
         )
     key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
     processor = step.processor
+    if isinstance(processor, ByColumns):
+        processor = processor.make(columns)
     _check_time(uid, step, columns)
     return KeyedStep(
         uid=uid,

@@ -7,11 +7,14 @@ given; the caller has checked that codes are numbers of keys and that lengths ar
 from tallystick import kernel_cache  # noqa: I001  it must come before numba
 
 import numba
+import numpy as np
 
 assert kernel_cache  # imported for its effect
 
 SUM, MINIMUM, MAXIMUM = range(3)
 """What `fold` makes of two values. NaN is above all numbers, as in Spark."""
+
+_SIGN, _ONE = np.uint64(1 << 63), np.uint64(1)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -66,6 +69,50 @@ def running(operation, codes, values, valid, totals, known, bounds, out, present
                 known[code] = True
         out[row] = totals[code]
         present[row] = known[code]
+    return -1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _is_less(one, two):  # type: ignore[no-untyped-def]
+    """Whether a decimal is less than another; without its sign bit turned, a word has no sign."""
+    if one[1] != two[1]:
+        return (one[1] ^ _SIGN) < (two[1] ^ _SIGN)
+    return one[0] < two[0]
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _add(total, value, bounds):  # type: ignore[no-untyped-def]
+    """Add to a decimal in place; whether the sum is within the bounds."""
+    before, added = total[1], value[1]
+    total[0] += value[0]
+    total[1] += added
+    if total[0] < value[0]:
+        total[1] += _ONE
+    if ((before ^ total[1]) & (added ^ total[1])) & _SIGN:
+        return False
+    return not (_is_less(total, bounds[0]) or _is_less(bounds[1], total))
+
+
+@numba.njit(cache=True, nogil=True)
+def fold_decimals(operation, codes, values, valid, totals, known, bounds, out, present):  # type: ignore[no-untyped-def]
+    """`fold` of decimals, or `running` where `out` and `present` are not empty.
+
+    A decimal is two words of 64 bits, the low one first; so are the `bounds`.
+    """
+    for row in range(len(codes)):
+        code = codes[row]
+        if len(valid) == 0 or valid[row]:
+            if not known[code]:
+                totals[code] = values[row]
+                known[code] = True
+            elif operation == SUM:
+                if not _add(totals[code], values[row], bounds):
+                    return row
+            elif _is_less(values[row], totals[code]) == (operation == MINIMUM):
+                totals[code] = values[row]
+        if len(out):
+            out[row] = totals[code]
+            present[row] = known[code]
     return -1
 
 

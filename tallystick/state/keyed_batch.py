@@ -26,6 +26,14 @@ Column: TypeAlias = str | pa.Array
 PerKey: TypeAlias = pa.Array | NDArray[Any]
 
 _BIGINT = (-(2**63), 2**63 - 1)
+_DIGITS = 38
+_DECIMAL = np.array(
+    [
+        [most & (2**64 - 1), (most >> 64) & (2**64 - 1)]
+        for most in (1 - 10**_DIGITS, 10**_DIGITS - 1)
+    ],
+    np.uint64,
+)
 _ALL_VALID = np.zeros(0, np.bool_)
 
 
@@ -100,14 +108,14 @@ class KeyedBatch:
         return out, totals
 
     def sum(self, column: Column, start: PerKey | None = None) -> pa.Array:
-        """The sum of each key; null where there was no value: bigint or double.
+        """The sum of each key; null where there was no value: bigint, double or decimal(38, …).
 
         Args:
             column: numbers; nulls do not count.
             start: a sum per key to go on from; null: none.
 
         Raises:
-            RecordError: a sum of whole numbers is beyond bigint.
+            RecordError: a sum is beyond bigint, or has more digits than a decimal.
         """
         return self._fold(fold_kernels.SUM, column, start)
 
@@ -194,6 +202,8 @@ class KeyedBatch:
 
     def _fold(self, operation: int, column: Column, start: PerKey | None) -> pa.Array:
         source = self.column(column)
+        if pa.types.is_decimal128(source.type):
+            return self._fold_decimals(operation, column, start, keeps=False)[1]
         wide = wide_type(source.type)
         totals, known = self._start(start, wide)
         values = values_of(_widened(source, wide))
@@ -207,6 +217,8 @@ class KeyedBatch:
         self, operation: int, column: Column, start: PerKey | None
     ) -> tuple[pa.Array, pa.Array]:
         source = self.column(column)
+        if pa.types.is_decimal128(source.type):
+            return self._fold_decimals(operation, column, start, keeps=True)
         wide = wide_type(source.type)
         totals, known = self._start(start, wide)
         values = values_of(_widened(source, wide))
@@ -219,15 +231,43 @@ class KeyedBatch:
         kind = source.type if operation else wide
         return _narrowed(out, present, kind), _narrowed(totals, known, kind)
 
+    def _fold_decimals(
+        self, operation: int, column: Column, start: PerKey | None, *, keeps: bool
+    ) -> tuple[pa.Array, pa.Array]:
+        """The values after each row (none unless `keeps`), and at the end of each key."""
+        source = self.column(column)
+        if operation == fold_kernels.SUM:
+            source = source.cast(sum_type(source.type))
+        kind, count = source.type, len(source) if keeps else 0
+        totals, known = self._start(start, kind)
+        out, present = np.empty(count, totals.dtype), np.empty(count, np.bool_)
+        beyond = fold_kernels.fold_decimals(
+            operation,
+            self.codes,
+            _words(values_of(source)),
+            self._valid(source),
+            _words(totals),
+            known,
+            _DECIMAL,
+            _words(out),
+            present,
+        )
+        self._check_sum(beyond, column)
+        return column_of(out, present, kind), column_of(totals, known, kind)
+
     def _check_sum(self, beyond: int, column: Column) -> None:
         if beyond < 0:
             return
         name = f"column {column!r}" if isinstance(column, str) else "a column"
         (key,) = self.keys.slice(self.codes[beyond], 1).to_pylist()
-        raise RecordError(
-            f"the sum of {name} for key {key} is beyond what bigint holds "
-            f"({_BIGINT[0]} to {_BIGINT[1]}): add it as double, or as decimal"
-        )
+        if pa.types.is_decimal(self.column(column).type):
+            what = f"has more than {_DIGITS} digits, the most of a decimal: add it as double"
+        else:
+            what = (
+                f"is beyond what bigint holds ({_BIGINT[0]} to {_BIGINT[1]}): add it as double, or "
+                f"as decimal(38, 0)"
+            )
+        raise RecordError(f"the sum of {name} for key {key} {what}")
 
 
 @dataclass(frozen=True)
@@ -253,6 +293,19 @@ def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:
     order = np.empty(len(codes), np.int64)
     fold_kernels.sort_by_key(codes, places, order)
     return order
+
+
+def sum_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a sum: bigint, double, or a decimal of as many digits as there can be.
+
+    Raises:
+        OptionError: such values are not added.
+    """
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(_DIGITS, kind.scale)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return pa.int64() if pa.types.is_integer(kind) else pa.float64()
+    raise OptionError(f"a column of type {kind} cannot be summed: expected numbers")
 
 
 def wide_type(kind: pa.DataType) -> pa.DataType:
@@ -281,6 +334,8 @@ def warm_up() -> None:
     rows = pa.record_batch({"n": [1, None], "x": [0.5, None], "m": [1, 2]})
     codes = np.zeros(2, np.int32)
     batch = KeyedBatch(rows, codes, rows[:1], rows[:1], np.zeros(1, np.bool_), EpochTime(0))
+    decimals = rows["n"].cast(pa.decimal128(_DIGITS, 0))
+    batch.sum(decimals)
     for column in rows.schema.names:
         batch.greatest(1, column, start=pa.array([[1]]).cast(pa.list_(rows[column].type)))
         batch.sum(column)
@@ -292,6 +347,11 @@ def warm_up() -> None:
     order_by_key(codes.astype(np.int64), 1)
     fold_kernels.is_sorted(*np.zeros((2, 1), np.int64))
     fold_kernels.merge_sessions(*np.zeros((4, 1), np.int64), 0)
+
+
+def _words(decimals: NDArray[Any]) -> NDArray[np.uint64]:
+    """Decimals as `fold_decimals` has them."""
+    return decimals.view(np.uint64).reshape(-1, 2)
 
 
 def _widened(column: pa.Array, wide: pa.DataType) -> pa.Array:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
+from tallystick.state.by_columns import ByColumns
 from tallystick.state.ddl import type_of
-from tallystick.state.keyed_batch import KeyedBatch, Update, wide_type
+from tallystick.state.keyed_batch import KeyedBatch, Update, sum_type, wide_type
 from tallystick.state.processing import NO_TIME, PROCESSING_TIME
 from tallystick.state.vectorised import Vectorised, beside_key, vectorised
 
@@ -29,13 +30,15 @@ class Aggregate:
 
     Args:
         column: of the rows; "" where it takes none.
-        kind: of the value.
+        kind: of the value; None: by the column's.
+        kind_of: the kind of the value, from the column's.
         at_end: the value after all rows, from the batch, the column and the value before.
         running: the value after each row, and after all.
     """
 
     column: str
-    kind: pa.DataType
+    kind: pa.DataType | None
+    kind_of: Callable[[pa.DataType], pa.DataType]
     at_end: _PerKey
     running: _PerRow
 
@@ -45,83 +48,92 @@ def count() -> Aggregate:
     return Aggregate(
         "",
         pa.int64(),
+        lambda kind: kind,
         lambda batch, _, start: pa.array(batch.count(start=start)),
         lambda batch, _, start: tuple(map(pa.array, batch.running_count(start=start))),
     )
 
 
-def sum(column: str, type: str = "double") -> Aggregate:
+def sum(column: str, type: str | None = None) -> Aggregate:
     """The sum of a column, nulls apart; null as long as there was no value.
+
+    A sum that its type does not hold stops the query, with the column and the key.
 
     Args:
         column: numbers.
-        type: in which they are added: bigint or double.
+        type: in which they are added: bigint, double, or a decimal, which then has 38 digits.
+            None: as the column is: whole numbers, floats or decimals.
 
     Raises:
         OptionError: it is another type.
     """
-    kind = type_of(type, f"sum({column!r})")
-    if kind not in (pa.int64(), pa.float64()):
-        raise OptionError(f"sum({column!r}): type {type!r}, expected 'bigint' or 'double'")
+    kind = None if type is None else type_of(type, f"sum({column!r})")
+    if kind is not None:
+        if not (kind in (pa.int64(), pa.float64()) or pa.types.is_decimal128(kind)):
+            raise OptionError(
+                f"sum({column!r}): type {type!r}, expected 'bigint', 'double' or a decimal"
+            )
+        kind = sum_type(kind)
     return Aggregate(
         column,
         kind,
-        lambda batch, name, start: _typed(batch, name, kind).sum(name, start),
-        lambda batch, name, start: _typed(batch, name, kind).running_sum(name, start),
+        sum_type,
+        lambda batch, name, start: _typed(batch, name, start.type).sum(name, start),
+        lambda batch, name, start: _typed(batch, name, start.type).running_sum(name, start),
     )
 
 
-def minimum(column: str, type: str = "double") -> Aggregate:
+def minimum(column: str, type: str | None = None) -> Aggregate:
     """The least value of a column, nulls apart.
 
     Args:
         column: numbers, dates or timestamps.
-        type: of the column.
+        type: of the value. None: that of the column.
 
     Raises:
         OptionError: values of this type are not compared here.
     """
-    kind = _comparable(type, f"minimum({column!r})")
     return Aggregate(
         column,
-        kind,
-        lambda batch, name, start: _typed(batch, name, kind).min(name, start),
-        lambda batch, name, start: _typed(batch, name, kind).running_min(name, start),
+        None if type is None else _comparable(type_of(type, f"minimum({column!r})")),
+        _comparable,
+        lambda batch, name, start: _typed(batch, name, start.type).min(name, start),
+        lambda batch, name, start: _typed(batch, name, start.type).running_min(name, start),
     )
 
 
-def maximum(column: str, type: str = "double") -> Aggregate:
+def maximum(column: str, type: str | None = None) -> Aggregate:
     """The greatest value of a column, nulls apart; as `minimum`."""
-    kind = _comparable(type, f"maximum({column!r})")
     return Aggregate(
         column,
-        kind,
-        lambda batch, name, start: _typed(batch, name, kind).max(name, start),
-        lambda batch, name, start: _typed(batch, name, kind).running_max(name, start),
+        None if type is None else _comparable(type_of(type, f"maximum({column!r})")),
+        _comparable,
+        lambda batch, name, start: _typed(batch, name, start.type).max(name, start),
+        lambda batch, name, start: _typed(batch, name, start.type).running_max(name, start),
     )
 
 
-def last_value(column: str, type: str) -> Aggregate:
+def last_value(column: str, type: str | None = None) -> Aggregate:
     """What the newest row has in a column, a null too.
 
     Args:
         column: any that state can hold.
-        type: of the column, as in DDL.
+        type: as in DDL. None: that of the column.
 
     Raises:
         OptionError: there is no such type.
     """
-    kind = type_of(type, f"last_value({column!r})")
 
     def at_end(batch: KeyedBatch, name: str, start: pa.Array) -> pa.Array:
-        return _typed(batch, name, kind).column(name).take(pa.array(batch.last_rows()))
+        return _typed(batch, name, start.type).column(name).take(pa.array(batch.last_rows()))
 
     return Aggregate(
         column,
-        kind,
+        None if type is None else type_of(type, f"last_value({column!r})"),
+        lambda kind: kind,
         at_end,
         lambda batch, name, start: (
-            _typed(batch, name, kind).column(name),
+            _typed(batch, name, start.type).column(name),
             at_end(batch, name, start),
         ),
     )
@@ -129,7 +141,7 @@ def last_value(column: str, type: str) -> Aggregate:
 
 def aggregate(
     columns: Mapping[str, Aggregate], *, each: str = EACH_EPOCH, keep: Sequence[str] = ()
-) -> Vectorised:
+) -> Vectorised | ByColumns:
     """Keep some values per key and emit them: the key's columns, the kept ones, the values.
 
     Args:
@@ -145,8 +157,22 @@ def aggregate(
         raise OptionError(f"aggregate: each={each!r}, expected {EACH_EPOCH!r} or {EACH_RECORD!r}")
     if not columns:
         raise OptionError("aggregate: no columns; name at least one, like {'count': count()}")
-    schema = pa.schema([(name, each_one.kind) for name, each_one in columns.items()])
     columns, keep = dict(columns), tuple(keep)
+    reads = frozenset({*keep, *(one.column for one in columns.values() if one.column)})
+    if all(one.kind is not None for one in columns.values()):
+        return _aggregate(columns, pa.schema([]), each, keep, reads)
+    return ByColumns(lambda rows: _aggregate(columns, rows, each, keep, reads), reads)
+
+
+def _aggregate(
+    columns: Mapping[str, Aggregate],
+    rows: pa.Schema,
+    each: str,
+    keep: tuple[str, ...],
+    reads: frozenset[str],
+) -> Vectorised:
+    """`aggregate`, with all that it needs to know of its rows."""
+    schema = pa.schema([(name, _kind(name, one, rows)) for name, one in columns.items()])
 
     def per_epoch(batch: KeyedBatch) -> Update:
         state = {
@@ -169,7 +195,6 @@ def aggregate(
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [rows.field(name) for name in keep], schema)
 
-    reads = {*keep, *(one.column for one in columns.values() if one.column)}
     function = per_epoch if each == EACH_EPOCH else per_record
     return vectorised(function, state=schema, reads=reads, output=output)
 
@@ -206,27 +231,32 @@ def deduplicate(forget_after_ms: int | None = None) -> Vectorised:
     )
 
 
-def top_n(n: int, column: str, type: str = "double") -> Vectorised:
+def top_n(n: int, column: str, type: str | None = None) -> Vectorised | ByColumns:
     """Emit the n greatest values of each key, the greatest first, whenever it has rows.
 
     Args:
         n: how many are kept.
         column: what is compared; nulls do not count, NaN is above all numbers. Also the name of
             the list in the output.
-        type: of the column.
+        type: of the values. None: that of the column.
 
     Raises:
         OptionError: n is not positive, or values of this type are not compared here.
     """
-    kind = _comparable(type, f"top_n({column!r})")
     if n <= 0:
         raise OptionError(f"top_n: n={n}, expected at least 1")
+    if type is not None:
+        return _top_n(n, column, type_of(type, f"top_n({column!r})"))
+    return ByColumns(lambda rows: _top_n(n, column, rows.field(column).type), frozenset([column]))
+
+
+def _top_n(n: int, column: str, kind: pa.DataType) -> Vectorised:
+    wide_type(kind)
+    state = pa.schema([("best", pa.list_(kind))])
 
     def greatest(batch: KeyedBatch) -> Update:
         lists = _typed(batch, column, kind).greatest(n, column, batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
-
-    state = pa.schema([("best", pa.list_(kind))])
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], [pa.field(column, pa.list_(kind))])
@@ -234,14 +264,28 @@ def top_n(n: int, column: str, type: str = "double") -> Vectorised:
     return vectorised(greatest, state=state, reads=[column], output=output)
 
 
-def _comparable(type: str, name: str) -> pa.DataType:
-    kind = type_of(type, name)
-    wide_type(kind)
+def _kind(name: str, one: Aggregate, rows: pa.Schema) -> pa.DataType:
+    """The type of an aggregate's value.
+
+    Raises:
+        OptionError: the column has none that it takes.
+    """
+    if one.kind is not None:
+        return one.kind
+    try:
+        return one.kind_of(rows.field(one.column).type)
+    except OptionError as error:
+        raise OptionError(f"aggregate: {name!r} of column {one.column!r}: {error}") from None
+
+
+def _comparable(kind: pa.DataType) -> pa.DataType:
+    if not pa.types.is_decimal128(kind):
+        wide_type(kind)
     return kind
 
 
 def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
-    """The batch with this column of the rows in the type that was said.
+    """The batch with this column of the rows in another type; a double is as near as there is.
 
     Raises:
         OptionError: it has values that the type does not hold.
@@ -250,7 +294,10 @@ def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
     if column.type == kind:
         return batch
     try:
-        return replace(batch, rows=pa.record_batch({name: column.cast(kind)}))
+        return replace(
+            batch,
+            rows=pa.record_batch({name: column.cast(kind, safe=not pa.types.is_floating(kind))}),
+        )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OptionError(
             f"column {name!r} is {column.type}, but the function was made for {kind}: {error}"

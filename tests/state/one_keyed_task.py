@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tallystick.state.by_columns import ByColumns
 from tallystick.state.fields import settle
 from tallystick.state.handles import StateField
 from tallystick.state.key_bytes import KeyCodec
@@ -40,9 +41,13 @@ class OneTask:
     Args:
         processor: what is tested.
         key: the names and types of the key's columns.
+        rows: those of the rows, for a function that goes by them.
     """
 
-    def __init__(self, processor: Processor, key: pa.Schema) -> None:
+    def __init__(self, processor: Processor, key: pa.Schema, rows: pa.Schema | None = None) -> None:
+        if isinstance(processor, ByColumns):
+            assert rows is not None
+            processor = processor.make(rows)
         self.entries: dict[bytes, bytes] = {}
         self.written = 0
         self.output: list[pa.RecordBatch] = []
