@@ -120,6 +120,8 @@ def test_a_task_without_rows_touches_no_store_and_leaves_no_file():
 
 def test_a_quiet_tasks_copy_does_not_fall_behind_for_good(monkeypatch):
     """What is too far behind has to be made anew: as dear as a restore."""
+    monkeypatch.setattr(retention, "TRAIL_LENGTH", 64)
+    monkeypatch.setattr(keyed_task, "KEEP_UP_EPOCHS", 16)
     job = Job((NUMBERING,))
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)

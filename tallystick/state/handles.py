@@ -5,7 +5,7 @@ entries of its key groups as they were before the epoch that wrote it, a changel
 one epoch changed. So, for one key group: its newest snapshot, then the changelogs behind that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
@@ -129,7 +129,7 @@ class StepState:
             **_shallow(self),
             "fields": [_shallow(each) for each in self.fields],
             "files": [_shallow(each) for each in self.files],
-            "trail": [list(version) for version in self.trail],
+            "trail": _trail_json(self.trail),
         }
 
     @classmethod
@@ -140,9 +140,33 @@ class StepState:
                 **value,
                 "fields": tuple(StateField(**field) for field in value["fields"]),
                 "files": tuple(StateFile(**file) for file in value["files"]),
-                "trail": tuple(Version(*version) for version in value["trail"]),
+                "trail": _trail_of(value["trail"]),
             }
         )
+
+
+def _trail_json(trail: Sequence[Version]) -> list[int | str]:
+    """The tokens, with a number before each whose epoch is not one more than that before it.
+
+    Each manifest has hundreds: with all their epochs they would take half as much again.
+    """
+    parts: list[int | str] = []
+    before = 0
+    for epoch, token in trail:
+        parts += [token] if epoch == before + 1 else [epoch - before, token]
+        before = epoch
+    return parts
+
+
+def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
+    trail, epoch, ahead = [], 0, 1
+    for part in parts:
+        if isinstance(part, int):
+            ahead = part
+        else:
+            epoch, ahead = epoch + ahead, 1
+            trail.append(Version(epoch, part))
+    return tuple(trail)
 
 
 def _shallow(value: StateFile | StateField | StepState) -> dict[str, Any]:

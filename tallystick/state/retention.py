@@ -17,8 +17,12 @@ from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, 
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, operator_index
 from tallystick.state.restore import Load, needed
 
-TRAIL_LENGTH = 64
-"""How many epochs a worker's copy may be behind and still be brought forward."""
+TRAIL_LENGTH = 256
+"""How many epochs a worker's copy may be behind and still be brought forward.
+
+A range that Spark places on any of 32 hosts comes back to one of them after so many in all but
+0.03 % of the cases; with 64, in all but 13 %.
+"""
 
 SNAPSHOT_BYTES = 16 << 20
 """About what one snapshot holds: one epoch pays for it, so a second of work would be too much."""
