@@ -26,7 +26,7 @@ from tallystick.ports import Broker, Clock, Engine, Storage
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
-from tallystick.state_files import collect
+from tallystick.state_files import COLLECTED_MAX, collect, delete_all
 from tallystick.topic_partition import TopicPartition
 from tallystick.wholeness import Wholeness
 
@@ -68,6 +68,7 @@ class Driver:
         clock: for names and pauses.
         listener: told every event.
         collect_every: how many epochs between two collections of what nothing needs; 0: none.
+        deletes_at_a_time: threads that a collection has; 1: none.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Driver:
         *,
         listener: Listener = _ignore,
         collect_every: int = retention.COLLECT_EVERY,
+        deletes_at_a_time: int = 1,
     ) -> None:
         if not __debug__:
             raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
@@ -92,6 +94,7 @@ class Driver:
         self._listener = listener
         self._asked_for = 0
         self._collect_every = collect_every
+        self._deletes_at_a_time = deletes_at_a_time
         self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
@@ -191,10 +194,12 @@ class Driver:
         self._collect_at = epoch + self._collect_every
         try:
             paths = self._storage.names(m.FOLDER)
-            for path in retention.expired(paths, epoch):
-                self._storage.delete(path)
+            delete_all(self._storage, retention.expired(paths, epoch), self._deletes_at_a_time)
             kept = self._manifests(retention.retained(paths, epoch))
-            collect(self._storage, committed, [*kept, *self._claimed(committed)])
+            kept += self._claimed(committed)
+            gone = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
+            if len(gone) == COLLECTED_MAX:
+                self._collect_at = epoch + 1  # the rest
         except Exception as error:
             logger.warning(
                 "checkpoint %s: removing what is not needed any more failed: %s. It is tried again "

@@ -5,6 +5,7 @@ not know of each other cannot collide, and what a failed one left is found by it
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ WHOLE_FILE_BYTES = 256 << 10
 """A file up to this size is read whole, whatever is wanted of it: a request costs more."""
 
 ROUNDS_MAX = 100
+COLLECTED_MAX = 2000
+"""So many files are removed between two epochs, which is a matter of seconds."""
 
 
 class Restored(NamedTuple):
@@ -287,15 +290,19 @@ def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     return sorted_rows.filter(pa.concat_arrays([is_last, pa.array([True])]))
 
 
-def collect(storage: Storage, committed: Manifest, retained: Iterable[Manifest]) -> list[str]:
+def collect(
+    storage: Storage, committed: Manifest, retained: Iterable[Manifest], *, at_a_time: int = 1
+) -> list[str]:
     """Remove the state files that no manifest needs; those of failed attempts too.
 
-    Lists the folders of all steps: not for every epoch.
+    Lists the folders of all steps: not for every epoch. An epoch waits for it, so what is more than
+    `COLLECTED_MAX` files is left for the next time.
 
     Args:
         storage: the checkpoint location.
         committed: the newest committed manifest.
         retained: those that somebody may go back to.
+        at_a_time: see `delete_all`.
 
     Returns:
         What was removed.
@@ -303,10 +310,25 @@ def collect(storage: Storage, committed: Manifest, retained: Iterable[Manifest])
     kept = [_relative(each, storage.location) for each in (committed, *retained)]
     folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
     names = [name for folder in sorted(folders) for name in storage.names(folder)]
-    rubbish = collectable(names, committed.checkpoint_id, kept)
-    for name in rubbish:
-        storage.delete(name)
+    rubbish = collectable(names, committed.checkpoint_id, kept)[:COLLECTED_MAX]
+    delete_all(storage, rubbish, at_a_time)
     return rubbish
+
+
+def delete_all(storage: Storage, paths: Sequence[str], at_a_time: int = 1) -> None:
+    """Remove files, several at a time: an object store takes its time for each.
+
+    Args:
+        storage: the checkpoint location.
+        paths: what to remove.
+        at_a_time: 1: one after the other, in this thread, as the simulated world needs it.
+    """
+    if at_a_time == 1:
+        for path in paths:
+            storage.delete(path)
+        return
+    with ThreadPoolExecutor(at_a_time) as threads:
+        list(threads.map(storage.delete, paths))
 
 
 def _relative(manifest: Manifest, location: str) -> list[StepState]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick import job, state_files
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.retention import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, claim_path
@@ -19,6 +21,7 @@ from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import CHANGELOG, StateFile, StepState
+from tallystick.storage import FileStorage
 
 words = st.text(max_size=20)
 tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words)
@@ -139,6 +142,51 @@ def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(
     assert kept == list(range(EPOCHS - EPOCHS_RETAINED, EPOCHS))
     assert orphan not in files
     assert {claimed, under_way} <= files.keys()
+
+
+def test_what_is_too_much_to_clear_up_between_two_epochs_goes_with_the_next(world, monkeypatch):
+    monkeypatch.setattr(job, "COLLECTED_MAX", 2)
+    monkeypatch.setattr(state_files, "COLLECTED_MAX", 2)
+    left = [file_of(0, word) for word in ("a", "b", "c", "d", "e")]
+    plant(world, dict.fromkeys(left, b"state"))
+    there = []
+    collect = job.collect
+
+    def counted(*args: Any, **options: Any) -> list[str]:
+        gone = collect(*args, **options)
+        there.append(sum(path in world.checkpoint.files for path in left))
+        return gone
+
+    monkeypatch.setattr(job, "collect", counted)
+    make_driver = world.make_driver
+
+    def make(process: Any, **options: Any) -> Driver:
+        driver = make_driver(process, **options)
+        driver._collect_every = 20
+        return driver
+
+    world.make_driver = make
+    world.run_quietly()
+
+    assert there == [0, 3, 1, 0, 0], "at epochs 0, 20, 21, 22, and 42"
+
+
+def test_files_are_removed_by_several_threads_where_that_is_asked_for(tmp_path):
+    storage = FileStorage(str(tmp_path))
+    paths = [file_of(0, f"n{at}") for at in range(20)]
+    for path in paths:
+        storage.put(path, b"state")
+    removed_by = set()
+
+    class Watched(FileStorage):
+        def delete(self, path: str) -> None:
+            removed_by.add(threading.get_ident())
+            super().delete(path)
+
+    state_files.delete_all(Watched(str(tmp_path)), paths, at_a_time=4)
+
+    assert storage.names("keyed-state/step") == []
+    assert threading.get_ident() not in removed_by
 
 
 def test_no_epoch_fails_because_clearing_up_does(world, monkeypatch, caplog):

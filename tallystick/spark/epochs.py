@@ -25,6 +25,9 @@ from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+DELETES_AT_A_TIME = 16
+"""An object store takes some 30 ms for each file that is removed."""
+
 
 @dataclass(frozen=True)
 class SinkSettings:
@@ -146,7 +149,9 @@ def driver_of(
     listener: Listener | None = None,
 ) -> Driver:
     """The driver of one query run, with the real ports."""
-    make = Driver if listener is None else partial(Driver, listener=listener)
+    make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
+    if listener is not None:
+        make = partial(make, listener=listener)
     return make(
         identity,
         cluster.target(identity.pipeline),
