@@ -140,7 +140,7 @@ class _Look:
 
     def __post_init__(self) -> None:
         self.committed = _committed_epoch(self.storage)
-        self.paths = self.storage.names(m.FOLDER)
+        self.paths = m.manifests(self.storage.names(m.FOLDER))
         self.files = Wholeness(self.storage, self.verify)
 
     def report(self) -> Report:
@@ -175,7 +175,7 @@ class _Look:
             )
         if len(paths) == 1:
             return paths[0], ()
-        newest = max(paths, key=lambda path: int(path.rsplit("-", 2)[1]))
+        newest = max(paths, key=m.attempt_of)
         note = (
             f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown is "
             f"{newest}, of the newest producer. Only Kafka's token proves which one counts."

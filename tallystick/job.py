@@ -193,7 +193,7 @@ class Driver:
             return
         self._collect_at = epoch + self._collect_every
         try:
-            paths = self._storage.names(m.FOLDER)
+            paths = m.manifests(self._storage.names(m.FOLDER))
             delete_all(self._storage, retention.expired(paths, epoch), self._deletes_at_a_time)
             kept = self._manifests(retention.retained(paths, epoch))
             kept += self._claimed(committed)
@@ -243,7 +243,7 @@ class Driver:
 
     def _read_bases(self, token: Token | None) -> Committed:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
-        paths = self._storage.names(m.FOLDER)
+        paths = m.manifests(self._storage.names(m.FOLDER))
         bases = []
         for path in paths:
             data = self._storage.get(path) if m.epoch_of(path) == self._asked_for - 1 else None

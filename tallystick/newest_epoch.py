@@ -57,7 +57,7 @@ def newest_committed(
             f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
             f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
         )
-    paths = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch]
+    paths = [path for path in m.manifests(checkpoint.names(m.FOLDER)) if m.epoch_of(path) == epoch]
     if not paths:
         raise ManifestError(
             f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
@@ -77,7 +77,9 @@ def _by_the_next(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
 
     They have the same positions; of some with the same state it does not matter which is taken.
     """
-    behind = [path for path in checkpoint.names(m.FOLDER) if m.epoch_of(path) == epoch + 1]
+    behind = [
+        path for path in m.manifests(checkpoint.names(m.FOLDER)) if m.epoch_of(path) == epoch + 1
+    ]
     if not behind:
         return ""
     trails = {step.uid: step.trail for step in read_manifest(checkpoint, behind[0]).state}

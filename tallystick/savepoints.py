@@ -121,7 +121,7 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
 def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     """Keep the collector off the epoch's files; made before any epoch could let go of them."""
     path = _put_claim(checkpoint, newest, holder)
-    reached = max(map(m.epoch_of, checkpoint.names(m.FOLDER)))
+    reached = max(map(m.epoch_of, m.manifests(checkpoint.names(m.FOLDER))))
     if reached >= newest.epoch + EPOCHS_RETAINED:
         checkpoint.delete(path)
         raise SupersededError(
@@ -314,7 +314,7 @@ def _reader(folder: Storage) -> Callable[[str], str]:
         claimed = {file.path for file in files_of(claim.state)}
         if folder.get(f"{claim.holder}/metadata") is None:
             return f"{claim.holder}, which cannot be read from here"
-        for name in folder.names(f"{claim.holder}/{m.FOLDER}"):
+        for name in m.manifests(folder.names(f"{claim.holder}/{m.FOLDER}")):
             used = {file.path for file in files_of(read_manifest(folder, name).state)}
             if used & claimed:
                 return claim.holder

@@ -52,7 +52,7 @@ class Wholeness:
     def epochs(self, committed_epoch: int) -> list[Epoch]:
         """The retained epochs up to the committed one, oldest first."""
         found = []
-        paths = self.storage.names(m.FOLDER)
+        paths = m.manifests(self.storage.names(m.FOLDER))
         for path in retention.retained(paths, committed_epoch):
             if m.epoch_of(path) <= committed_epoch:
                 found.append(Epoch(m.epoch_of(path), path, self._problems_of(path)))

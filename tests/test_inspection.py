@@ -125,6 +125,14 @@ def test_an_epoch_is_whole_only_if_each_of_its_manifests_is(job):
     assert report.newest_whole == Wholeness(job.storage).newest_whole(3) == 2
 
 
+def test_a_strange_file_among_the_manifests_is_passed_over(job, tmp_path):
+    for name in ("README.txt", "7", "notes-of-3.json", "3-x-y.json"):
+        job.storage.put(f"{m.FOLDER}/{name}", b"x")
+
+    assert inspect(job.storage).is_whole
+    assert savepoints.create(job.storage, FileStorage(str(tmp_path / "saved"))).manifest.state
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no committed epoch"):
         inspect(FileStorage(str(tmp_path)))

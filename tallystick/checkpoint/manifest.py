@@ -6,7 +6,9 @@ wrote it and a random part, so that runs which do not know of each other cannot 
 """
 
 import json
+import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ SEED = "seed"
 READABLE_VERSIONS = (1, VERSION)  # version 1 had no state
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
+_NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,17 @@ def manifest_path(manifest: Manifest, nonce: str) -> str:
 def epoch_of(path: str) -> int:
     """The epoch that a manifest's name tells."""
     return int(path.rpartition("/")[2].partition("-")[0])
+
+
+def attempt_of(path: str) -> tuple[int, int]:
+    """The epoch and the producer epoch that a manifest's name tells; a later attempt has more."""
+    epoch, producer_epoch, _ = path.rpartition("/")[2].split("-", 2)
+    return int(epoch), int(producer_epoch)
+
+
+def manifests(paths: Iterable[str]) -> list[str]:
+    """The manifests among the files of the folder: others may have put something there."""
+    return [path for path in paths if _NAME.fullmatch(path.rpartition("/")[2])]
 
 
 def is_seed(path: str) -> bool:
