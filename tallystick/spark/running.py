@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint
 from tallystick.checkpoint.verdict import Identity
 from tallystick.errors import DataLossError, OptionError
 from tallystick.formats import DEADLETTER, DROPMALFORMED
@@ -230,22 +231,28 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
     A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
 
     Returns:
-        The newest manifest, committed or not; None if there is none.
+        The newest manifest of an epoch that Spark logged as done: what an attempt left that never
+        was committed must not stand in the way of going back. None if there is none; the driver
+        checks again, by what Kafka committed.
 
     Raises:
         DataLossError: it is another pipeline's.
-        ManifestError: its newest manifest is damaged.
+        ManifestError: that manifest is damaged.
     """
-    names = storage.names(m.FOLDER)
+    names = m.manifests(storage.names(m.FOLDER))
+    newest = max(savepoint.epochs_logged(storage.names("commits")), default=-1)
+    logged = [name for name in names if m.epoch_of(name) <= newest]
     if not names:
         return None
-    manifest = m.decode(storage.get(names[-1]) or b"", names[-1])
+    # Before the first epoch is logged, whose the checkpoint is shows by any of them.
+    path = max(logged or names, key=m.attempt_of)
+    manifest = m.decode(storage.get(path) or b"", path)
     if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
             f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
         )
-    return manifest
+    return manifest if logged else None
 
 
 def splits_of(batch: Batch, stop: SourceOffsets) -> tuple[SplitRange, ...]:
