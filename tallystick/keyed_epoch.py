@@ -15,7 +15,7 @@ from tallystick.ports import Prepared
 from tallystick.state.compatibility import Wanted, check, starting_point
 from tallystick.state.fields import settle
 from tallystick.state.handles import StateFile, StepState, Version
-from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME, Starting
 from tallystick.state.retention import due_merges, due_snapshots, extend
 from tallystick.state.view import EpochTime
 from tallystick.task import BatchFunction, EncodePlan, Outlet, Report
@@ -97,7 +97,7 @@ class KeyedSteps:
         outlet: Outlet = replace(encode, functions=self.steps[-1].functions) if bases else encode
         plans: list[ProcessPlan] = []
         for at in reversed(range(len(self.steps))):
-            step, base = self.steps[at], bases[at]
+            step, base = _started(self.steps[at], bases[at]), bases[at]
             assert self.doors is not None, "a pipeline with keyed steps has them"
             plan = ProcessPlan(
                 step=step,
@@ -122,6 +122,13 @@ class KeyedSteps:
 
 
 NO_STEPS = KeyedSteps()
+
+
+def _started(step: KeyedStep, base: StepState) -> KeyedStep:
+    """The step as this epoch needs it."""
+    if base.version is None or not isinstance(step.processor, Starting):
+        return step
+    return replace(step, processor=step.processor.started())
 
 
 def _wanted(step: KeyedStep) -> Wanted:

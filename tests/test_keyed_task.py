@@ -1,8 +1,9 @@
 """The tasks of a keyed step, from frames to frames: rows meet their state, whoever holds it."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -183,6 +184,35 @@ def test_what_is_written_anew_bears_the_epoch_that_writes_it(monkeypatch):
 
     (path,) = [name for name in job.doors.files.files if name.endswith(SNAPSHOT)]
     assert retention.epoch_of(path) == 7
+
+
+@dataclass
+class Beginning:
+    """A function that carries rows which its state is to start with."""
+
+    function: Any
+    rows: Any
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+    def started(self):
+        return self.function
+
+
+def test_what_state_starts_with_travels_with_the_first_epoch_only():
+    function = vectorised(numbering, state="n bigint")
+    job = Job((step(Beginning(function, ["rows"])), replace(NUMBERING, uid="behind")))
+    first = job.plan()
+    assert first.plans[0].step.processor.rows == ["rows"]
+    assert first.first.step.processor.rows == ["rows"]
+
+    job.run([events(("u", 1))])
+    later = job.plan()
+    assert later.plans[0].step.processor is function
+    assert later.first.step.processor is function
+    (row,) = job.run([events(("u", 1))])
+    assert row["at"] == 2
 
 
 def test_rows_of_two_attempts_of_a_task_do_not_count():

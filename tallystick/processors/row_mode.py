@@ -110,16 +110,35 @@ class RowProcessor:
         )
         yield from task.run(self._initial_rows(work))
 
+    def started(self) -> "RowProcessor":
+        """The same without the initial state, which was put in by the first epoch."""
+        if self._initial_state is None:
+            return self
+        later = copy.copy(self)
+        later._initial_state = None
+        return later
+
     def _initial_rows(self, work: Work) -> pa.RecordBatch | None:
         """The initial state of this task's key groups, if this is the epoch that puts it in."""
         if self._initial_state is None or not work.is_first:
             return None
-        rows = self._initial_state.combine_chunks().to_batches()
-        if not rows:
-            return None
-        groups = key_groups_of(work.key.hash_codes(rows[0]), work.max_parallelism)
-        is_mine = (groups >= work.groups.first) & (groups <= work.groups.last)
-        return rows[0].take(pa.array(np.flatnonzero(is_mine)))
+        parts = [_within(work, batch) for batch in self._initial_state.to_batches()]
+        rows = pa.Table.from_batches(parts, self._initial_state.schema).combine_chunks()
+        batches = rows.to_batches()
+        if len(batches) > 1:
+            raise OptionError(
+                f"initial state: the {rows.num_rows} rows of key groups {work.groups.first} to "
+                f"{work.groups.last} do not fit into one batch (2 GiB of text in a column): start "
+                f"with a larger parallelism"
+            )
+        return batches[0] if batches else None
+
+
+def _within(work: Work, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of a task's key groups."""
+    groups = key_groups_of(work.key.hash_codes(rows), work.max_parallelism)
+    is_mine = (groups >= work.groups.first) & (groups <= work.groups.last)
+    return rows.take(pa.array(np.flatnonzero(is_mine)))
 
 
 def row_processor(

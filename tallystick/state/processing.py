@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -100,4 +100,13 @@ class Processor(Protocol):
 
         The overlay is complete when the iterator is exhausted.
         """
+        ...
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A processor that carries what its state is to start with."""
+
+    def started(self) -> Processor:
+        """The same for later epochs, without it: all of it would travel with each task."""
         ...

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import math
+import pickle
 import threading
 from collections import Counter
 from typing import Any
@@ -482,6 +483,28 @@ def test_initial_state_comes_first_and_only_in_the_first_epoch():
         ("a", "held", "[2]"),
         ("b", "held", "[1, 3]"),
     ]
+
+
+def test_initial_state_in_batches_counts_whole():
+    class Starts(Tried):
+        def handleInitialState(self, key, initialState, timerValues):
+            self.list.appendValue((initialState.start, key[0]))
+
+        def handleInputRows(self, key, rows, timerValues):
+            yield Row(k=key[0], what="did", val=repr([n for n, _ in self.list.get()]))
+
+    tables = [pa.table({"k": [k], "start": [start]}) for k, start in (("a", 1), ("b", 2), ("a", 3))]
+    epochs = epochs_of(Starts(None), initial_state=pa.concat_tables(tables))
+    assert epochs.run(rows(("a",), ("b",))) == [("a", "did", "[1, 3]"), ("b", "did", "[2]")]
+
+
+def test_initial_state_does_not_travel_with_later_epochs():
+    initial = pa.table({"k": ["a"] * 1000, "start": range(1000)})
+    processor = row_processor(Everything(), output="k string", initial_state=initial)
+
+    assert len(pickle.dumps(processor)) > initial.nbytes
+    assert len(pickle.dumps(processor.started())) < 2000
+    assert len(pickle.dumps(processor)) > initial.nbytes, "another pipeline may start with it"
 
 
 def test_initial_state_without_the_key_is_refused():
