@@ -17,9 +17,11 @@ from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.state.handles import StepState
 
 VERSION = 2
+FIRST_VERSION = 1
+"""Without state and origin; written where there are none."""
 SEED = "seed"
 """How the random part of a seed's name begins; those of other manifests are hexadecimal."""
-READABLE_VERSIONS = (1, VERSION)  # version 1 had no state
+READABLE_VERSIONS = (FIRST_VERSION, VERSION)
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
@@ -70,7 +72,12 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
-        line = json.dumps({"version": VERSION, **self.to_fields()}, sort_keys=True).encode()
+        held = self.to_fields()
+        version = VERSION
+        if not self.state and self.origin is None:  # so the release before can go on from it
+            version = FIRST_VERSION
+            del held["state"], held["origin"]
+        line = json.dumps({"version": version, **held}, sort_keys=True).encode()
         data = line + b"\n%08x\n" % zlib.crc32(line)
         assert decode(data, "the manifest just written") == self
         return data

@@ -2,14 +2,16 @@
 
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.checkpoint.manifest import FOLDER, VERSION, Manifest, decode, manifest_path
+from tallystick.checkpoint.manifest import FOLDER, VERSION, Manifest, Origin, decode, manifest_path
 from tallystick.errors import ManifestError
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.state.handles import StepState
 
 names = st.text(min_size=1, max_size=12)
 counts = st.integers(0, 2**62)
@@ -64,6 +66,25 @@ def test_a_newer_format_is_named():
 
     with pytest.raises(ManifestError, match=f"m7: format version {VERSION + 1}.*release"):
         decode(line + b"\n%08x\n" % zlib.crc32(line), "m7")
+
+
+def test_without_state_it_is_written_as_the_first_release_reads_it():
+    """A stateless pipeline can go back to it after an upgrade."""
+    state = (StepState("step", 128, 2, "[]", 1),)
+    origin = Origin("late-flights", "l0", "s3://c", "tallystick/3-7-a.json", "s3://s")
+    first = json.loads(EXAMPLE.encode().splitlines()[0])
+
+    assert first == {
+        "version": 1,
+        "checkpoint_id": 3,
+        "pipeline": "late-flights",
+        "lineage": "l",
+        "sources": ['{"a": 1}'],
+        "produced": [],
+        "producer": {"transactional_id": "t", "producer_id": 7, "producer_epoch": 2},
+    }
+    for other in (replace(EXAMPLE, state=state), replace(EXAMPLE, origin=origin)):
+        assert json.loads(other.encode().splitlines()[0])["version"] == VERSION
 
 
 @given(st.integers(0, 10**11), st.integers(0, 10**11))
