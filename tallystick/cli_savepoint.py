@@ -75,17 +75,28 @@ def list_savepoints(
     folder: Annotated[str, typer.Argument(help="A folder of savepoints, or one of them.")],
     as_json: Json = False,
 ) -> None:
-    """List the savepoints in a folder."""
+    """List the savepoints in a folder; the exit code is 1 if one is damaged, or there is none."""
     from tallystick import cli_show, savepoints
+    from tallystick.storage import shown
 
     with _errors_told():
-        found = [
-            cli_show.savepoint_json(location, saved) for location, saved in savepoints.find(folder)
-        ]
+        there = savepoints.find(folder)
+    found = [
+        cli_show.savepoint_json(location, saved)
+        for location, saved in there
+        if not isinstance(saved, TallystickError)
+    ]
+    damaged = [str(saved) for _, saved in there if isinstance(saved, TallystickError)]
     if as_json:
         typer.echo(cli_show.as_json(found))
-    else:
+    elif found:
         cli_show.show_savepoints(found, cli_show.console())
+    elif not damaged:
+        damaged = [f"{shown(folder)} holds no savepoint, or there is no such folder."]
+    for message in damaged:
+        typer.echo(message, err=True)
+    if damaged:
+        sys.exit(1)
 
 
 @app.command("describe")
@@ -104,7 +115,11 @@ def delete(
     savepoint: SavepointArgument,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Even if a checkpoint uses its files, which destroys that."),
+        typer.Option(
+            "--force",
+            help="Even if a checkpoint uses its files, which destroys that; or if its description "
+            "is damaged.",
+        ),
     ] = False,
 ) -> None:
     """Remove a savepoint, and its claim on the files of a checkpoint."""
@@ -114,6 +129,20 @@ def delete(
     with _errors_told():
         savepoints.delete(FileStorage(savepoint), force=force)
     typer.echo(f"Deleted {shown(savepoint)}.")
+
+
+@app.command("release")
+def release(
+    checkpoint: Annotated[str, typer.Argument(help="Whose files are claimed.")],
+    holder: Annotated[str, typer.Argument(help="Who claims them, as `inspect` shows it.")],
+) -> None:
+    """End the claim of a savepoint that is gone, as after a command that was killed."""
+    from tallystick import savepoints
+    from tallystick.storage import FileStorage, shown
+
+    with _errors_told():
+        savepoints.release(FileStorage(checkpoint), holder)
+    typer.echo(f"{shown(holder)} claims nothing of {shown(checkpoint)} any more.")
 
 
 @app.command("restore")
@@ -167,6 +196,8 @@ def migrate(
         source = FileStorage(savepoint)
         wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
+        if not folder.is_dir():
+            raise OptionError(f"--scratch {folder}: expected a folder on a local disk")
         run(source, FileStorage(target), wanted, folder)
     typer.echo(f"Wrote {shown(target)}; {shown(savepoint)} is as it was.")
 
@@ -220,7 +251,14 @@ def _asking(servers: str | None, topic: str | None, options_file: Path | None) -
 
 def _options_in(path: Path) -> dict[str, str]:
     options = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise OptionError(
+            f"--kafka-options {path}: expected a file of name=value lines: {reason}"
+        ) from None
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

@@ -32,7 +32,8 @@ from tallystick.savepoint_files import (
     whole_uri,
 )
 from tallystick.state.handles import StepState
-from tallystick.storage import FileStorage
+from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.storage import FileStorage, shown
 from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
@@ -146,11 +147,15 @@ def _put_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     return path
 
 
-def _release(checkpoint: Storage, holder: str) -> None:
+def _release(checkpoint: Storage, holder: str, *, only_look: bool = False) -> bool:
+    found = False
     for path in checkpoint.names(s.CLAIMS):
         with contextlib.suppress(ManifestError):
             if s.decode_claim(checkpoint.get(path) or b"", path).holder == holder:
-                checkpoint.delete(path)
+                found = True
+                if not only_look:
+                    checkpoint.delete(path)
+    return found
 
 
 def _save_files(
@@ -205,20 +210,22 @@ def read(location: Storage) -> Savepoint:
     return s.decode(data, f"{location.location}/{s.FILE}")
 
 
-def find(folder: str) -> list[tuple[str, Savepoint]]:
+def find(folder: str) -> list[tuple[str, Savepoint | ManifestError]]:
     """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
 
-    Raises:
-        ManifestError: one is damaged.
+    Of a damaged one, the error.
     """
     storage = FileStorage(folder)
     home = whole_uri(storage.location)
-    found = []
+    found: list[tuple[str, Savepoint | ManifestError]] = []
     for location in (home, *storage.names(home)):
         path = f"{location}/{s.FILE}"
         data = storage.get(path)
         if data is not None:
-            found.append((location, s.decode(data, path)))
+            try:
+                found.append((location, s.decode(data, path)))
+            except ManifestError as error:
+                found.append((location, error))
     return found
 
 
@@ -271,16 +278,25 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     return savepoint
 
 
-def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
+def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
     """Remove a savepoint, and its claim on the checkpoint's files.
 
     Only what the savepoint names: other files in its folder are somebody else's. Its description
     goes last: what was interrupted can be done again.
 
+    Args:
+        savepoint_at: where it is.
+        force: even if a checkpoint uses its files; or its description is damaged, then all files of
+            state in the folder are removed, and its claim stays (see `release`).
+
+    Returns:
+        What was deleted; None: its description was damaged.
+
     Raises:
-        OptionError: there is none; or a checkpoint uses its files (not with `force`).
+        OptionError: there is none; or a checkpoint uses its files.
+        ManifestError: its description is damaged.
     """
-    savepoint = read(savepoint_at)
+    savepoint = _read_unless(force, savepoint_at)
     if savepoint_at.get("metadata") is not None:
         raise OptionError(
             f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
@@ -294,13 +310,50 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint:
             f"{', '.join(users)} (restored with --claim). Delete it when these have written state "
             f"of their own; or, if they are gone for good, with --force: it destroys what is not."
         )
-    for file in files_of(savepoint.manifest.state, is_own):
-        savepoint_at.delete(file.path)
-    if savepoint.claim:
+    if savepoint is None:
+        steps = savepoint_at.names(STATE_FOLDER)
+        own = [path for step in steps for path in savepoint_at.names(step)]
+    else:
+        own = [file.path for file in files_of(savepoint.manifest.state, is_own)]
+    for path in own:
+        savepoint_at.delete(path)
+    if savepoint is not None and savepoint.claim:
         savepoint_at.delete(f"{savepoint.checkpoint}/{savepoint.claim}")
     for path in (*claims, s.FILE):
         savepoint_at.delete(path)
     return savepoint
+
+
+def _read_unless(forced: bool, savepoint_at: Storage) -> Savepoint | None:
+    try:
+        return read(savepoint_at)
+    except ManifestError:
+        if forced:
+            return None
+        raise
+
+
+def release(checkpoint: Storage, holder: str) -> None:
+    """Remove the claims of somebody who is gone: a killed command, a savepoint deleted by hand.
+
+    Args:
+        checkpoint: whose files are claimed; or a savepoint.
+        holder: the location of who claimed them, as `inspect` shows it.
+
+    Raises:
+        OptionError: it claims nothing; or it is there, so its files are in use.
+    """
+    holder = whole_uri(shown(holder))
+    if not _release(checkpoint, holder, only_look=True):
+        raise OptionError(f"{checkpoint.location}: {holder} claims none of its files.")
+    for name in (s.FILE, "metadata"):
+        if checkpoint.get(f"{holder}/{name}") is not None:
+            raise OptionError(
+                f"{holder} has {name}: it is there, and uses files of {checkpoint.location}. "
+                f"Nothing was changed. Delete it first; a savepoint by `tallystick savepoint "
+                f"delete`, which ends its claim too."
+            )
+    _release(checkpoint, holder)
 
 
 def _reader(folder: Storage) -> Callable[[str], str]:

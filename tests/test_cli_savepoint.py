@@ -142,6 +142,54 @@ def test_errors_are_messages(job, tmp_path):
         assert "Traceback" not in result.output
 
 
+def test_what_is_not_there_is_told_without_a_traceback(job, tmp_path):
+    saved = tmp_path / "saved"
+    call("savepoint", "create", job.folder, saved)
+    kafka = ("--bootstrap-servers", "b:1", "--token-topic", "t", "--kafka-options", tmp_path / "no")
+
+    for words, arguments in (
+        ("--kafka-options", ("create", job.folder, tmp_path / "s", *kafka)),
+        ("--kafka-options", ("create", job.folder, tmp_path / "s", *kafka[:-1], tmp_path)),
+        ("--scratch", ("migrate", saved, tmp_path / "s", "--max-parallelism", "7",
+                       "--scratch", tmp_path / "no")),
+        ("holds no savepoint", ("list", tmp_path / "no")),
+    ):  # fmt: skip
+        result = call("savepoint", *arguments)
+        assert result.exit_code == 1
+        assert isinstance(result.exception, SystemExit)
+        assert words in result.output
+
+
+def test_a_damaged_savepoint_does_not_hide_the_others_and_can_be_deleted(job, tmp_path):
+    folder = tmp_path / "saved"
+    for name in ("one", "two"):
+        call("savepoint", "create", job.folder, folder / name)
+    (folder / "one" / "savepoint.json").write_bytes(b"x")
+
+    listed = call("savepoint", "list", folder)
+    assert listed.exit_code == 1
+    assert "two" in listed.output
+    assert "one/savepoint.json: 1 bytes that fail their checksum" in listed.output
+    assert call("savepoint", "delete", folder / "one").exit_code == 1
+    assert call("savepoint", "delete", folder / "one", "--force").exit_code == 0
+    assert call("savepoint", "list", folder).exit_code == 0
+    assert not [each for each in (folder / "one").rglob("*") if each.is_file()]
+
+
+def test_the_claim_of_who_is_gone_is_released(job, tmp_path):
+    saved = tmp_path / "saved"
+    call("savepoint", "create", job.folder, saved, "--reference")
+    assert "it is there" in call("savepoint", "release", job.folder, saved).output
+    assert len(job.storage.names(s.CLAIMS)) == 1
+    (saved / "savepoint.json").unlink()
+
+    released = call("savepoint", "release", job.folder, saved)
+
+    assert released.exit_code == 0, released.output
+    assert job.storage.names(s.CLAIMS) == []
+    assert "claims none" in call("savepoint", "release", job.folder, saved).output
+
+
 def test_options_for_kafka_are_read_from_a_file_and_its_secrets_are_not_told(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("# ours\nsasl.mechanism = PLAIN\n\nsasl.password=a=b\n")
