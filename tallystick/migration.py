@@ -120,4 +120,13 @@ def _written(
     for index, (start, stop) in enumerate(itertools.pairwise(edges)):
         groups = KeyGroupRange(start, stop - 1)
         nonce = uuid.uuid4().hex[:16]
-        yield write_snapshot(target, step.uid, version.epoch, index, nonce, view, groups)
+        yield write_snapshot(
+            target,
+            step.uid,
+            version.epoch,
+            index,
+            nonce,
+            view,
+            groups,
+            state_ids=[each.state_id for each in step.fields],
+        )

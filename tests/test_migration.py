@@ -1,6 +1,7 @@
 """A savepoint in other key groups holds the same state, for every key where it is looked for."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tallystick.checkpoint.manifest import Manifest
 from tallystick.errors import OptionError, StateFileError
 from tallystick.sink.transaction import Producer
 from tallystick.state.entry_ids import TIMERS_BY_TIME
-from tallystick.state.handles import StepState, Version
+from tallystick.state.handles import StateField, StepState, Version
 from tallystick.state.key_bytes import KeyCodec, entry_keys
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.retention import extend
@@ -23,6 +24,7 @@ from tallystick.state_files import write_changelog
 from tallystick.storage import FileStorage
 
 KEY = KeyCodec(pa.schema([("user", pa.string())]))
+FIELDS = (StateField("count", 1, "value", "", "{}"), StateField("last", 3, "value", "", "{}"))
 USERS = [f"user {number}" for number in range(3000)]
 
 
@@ -56,7 +58,7 @@ def saved(tmp_path: Path) -> FileStorage:
     storage = FileStorage(str(tmp_path / "checkpoint"))
     state = []
     for uid in ("counts", "other"):
-        step = StepState(uid, 128, 2, KEY.schema_text, 1)
+        step = StepState(uid, 128, 2, KEY.schema_text, 1, FIELDS, 4)
         step = write(storage, step, 0, dict.fromkeys(USERS, b"old"))
         state.append(write(storage, step, 1, dict.fromkeys(USERS[::2], b"new")))
     manifest = Manifest(1, "job", "l", ("{}",), (), Producer("t", 1, 1), tuple(state))
@@ -93,6 +95,22 @@ def test_it_can_be_written_on(saved, tmp_path):
     after = write(target, counts, 2, {USERS[0]: b"newest"})
 
     assert held(after, target) == entries_of({**VALUES, USERS[0]: b"newest"}, 300)
+
+
+def test_entries_of_deleted_states_are_not_carried_on(saved, tmp_path):
+    path = tmp_path / "checkpoint" / m.FOLDER
+    (name,) = path.iterdir()
+    manifest = m.decode(name.read_bytes(), "m")
+    counts, other = manifest.state
+    deleted = replace(counts, fields=(FIELDS[1],))
+    name.write_bytes(replace(manifest, state=(deleted, other)).encode())
+    source, target = FileStorage(str(tmp_path / "again")), FileStorage(str(tmp_path / "new"))
+    savepoints.create(FileStorage(str(tmp_path / "checkpoint")), source)
+
+    new = migration.migrate(source, target, {"counts": 64}, tmp_path).manifest.state[0]
+
+    left = held(new, target)
+    assert left == {key: b"" for key in entries_of(VALUES, 64) if key[2] == TIMERS_BY_TIME}
 
 
 def test_files_are_of_a_size_that_can_be_held(saved, tmp_path, monkeypatch):
