@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ INPUT = (
 OUTPUT = "k string, what string, val string"
 DEADLINE_S = 240
 POLL_S = 0.02
+_STARTING = threading.Lock()
+"""Spark gives the Python process that a query starts with 10 s, however many start at a time."""
 
 
 class Batch(NamedTuple):
@@ -40,7 +43,7 @@ class Stream:
     def __init__(self, spark: SparkSession, folder: Path, mode: str = "None") -> None:
         self._spark, self._mode = spark, mode
         self._input, self._checkpoint = folder / "input", folder / "checkpoint"
-        self._input.mkdir()
+        self._input.mkdir(parents=True)
         self._rows: dict[int, list[Any]] = {}
         self._files = 0
 
@@ -52,7 +55,6 @@ class Stream:
         is_pandas: bool = False,
         keys: tuple[str, ...] = ("k",),
         initial: Any = None,
-        pause_s: float = 0,
     ) -> None:
         """Process the files, each in its batch, and stop."""
         frame = self._spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
@@ -70,11 +72,13 @@ class Stream:
             writer.trigger(availableNow=True).start().awaitTermination()
             return
         # Batches without data follow each other all the time here: a query never comes to an end.
-        query = writer.trigger(processingTime="150 milliseconds").start()
-        for file in files:
+        with _STARTING:
+            query = writer.trigger(processingTime="400 milliseconds").start()
+            self._write(files[0])
+            self._wait(query)
+        for file in files[1:]:
             self._write(file)
             self._wait(query)
-            time.sleep(pause_s)
         query.stop()
 
     def batches(self) -> list[Batch]:

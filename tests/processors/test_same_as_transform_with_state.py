@@ -6,6 +6,7 @@ the processors sort; apart from that the order of the rows counts too.
 
 import datetime
 import decimal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ FILES = [
     [row("c", "clear", 31000), row("a", "a1", 32000), row("b", "late", 2000)],
     [row("d", "d1", 50000), row("a", "a5", 51000), row("c", "c3", 50500), row("é", "ü", 52000)],
 ]
+FEW = [FILES[0] + FILES[1], FILES[2], FILES[3]]
+"""The same where time does not count: each batch takes Spark a while."""
 TWO_KEYS = [
     [row("b", "1", 1000, 2), row("a", "2", 1000, -5), row("b", "3", 2000, None)],
     [row("b", "4", 1000, 10), row(None, "5", 1000, 2), row("b", "6", 5000, 2), row("b", "7", 1, 2)],
@@ -134,10 +137,10 @@ def check(found: list[list[tuple[Any, ...]]], batches: list[Batch]) -> None:
 @pytest.mark.parametrize(
     ("processor", "mode", "kind", "files", "keys"),
     [
-        (ours.Count(), "None", "row", FILES, ("k",)),
-        (ours.PandasCount(), "None", "pandas", FILES, ("k",)),
-        (ours.Recent(), "None", "row", FILES, ("k",)),
-        (ours.Seen(), "None", "row", FILES, ("k",)),
+        (ours.Count(), "None", "row", FEW, ("k",)),
+        (ours.PandasCount(), "None", "pandas", FEW, ("k",)),
+        (ours.Recent(), "None", "row", FEW, ("k",)),
+        (ours.Seen(), "None", "row", FEW, ("k",)),
         (ours.Nested(), "None", "row", FILES[:2], ("k",)),
         (ours.EventTimers(), "EventTime", "row", FILES, ("k",)),
         (ours.Sessions(), "EventTime", "row", FILES, ("k",)),
@@ -154,23 +157,25 @@ def test_the_same_rows_in_each_batch(stream, processor, mode, kind, files, keys)
     check(replayed([(processor, 0)], batches, files, mode=mode, keys=keys, rows=kind), batches)
 
 
-@pytest.mark.parametrize(
-    ("processor", "pause_s"),
-    [
-        (ours.DueWhileFiring(), 0.4),
-        (ours.ValueThatExpires(), 0.5),
-        (ours.ListThatExpires(), 0.5),
-        (ours.MapThatExpires(), 0.5),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, StatefulProcessor) else "",
-)
-def test_the_same_by_the_clock(stream, processor, pause_s):
+def test_the_same_by_the_clock(tws_session, tmp_path):
+    """All at a time: most of what one takes is waiting for its clock."""
     files = [[row("a", f"v{n}", 1000), row("b" if n % 2 else "c", "w", 1)] for n in range(4)]
-    theirs = stream("ProcessingTime")
-    theirs.run(processor, files, pause_s=pause_s)
-    batches = theirs.batches()
+    processors = [
+        ours.DueWhileFiring(),
+        ours.ValueThatExpires(),
+        ours.ListThatExpires(),
+        ours.MapThatExpires(),
+    ]
 
-    check(replayed([(processor, 0)], batches, files, mode="ProcessingTime"), batches)
+    def run(processor: StatefulProcessor) -> list[Batch]:
+        theirs = Stream(tws_session, tmp_path / type(processor).__name__, "ProcessingTime")
+        theirs.run(processor, files)
+        return theirs.batches()
+
+    with ThreadPoolExecutor(len(processors)) as pool:
+        found = list(pool.map(run, processors))
+    for processor, batches in zip(processors, found, strict=True):
+        check(replayed([(processor, 0)], batches, files, mode="ProcessingTime"), batches)
 
 
 def test_the_same_from_an_initial_state(stream, tws_session):
@@ -178,11 +183,11 @@ def test_the_same_from_an_initial_state(stream, tws_session):
         [("a", 100), ("q", 7), ("a", 200), (None, 5)], "k string, start bigint"
     )
     theirs = stream()
-    theirs.run(ours.WithInitialState(), FILES, initial=initial)
+    theirs.run(ours.WithInitialState(), FEW[:2], initial=initial)
     batches = theirs.batches()
 
     processor = [(ours.WithInitialState(), 0)]
-    check(replayed(processor, batches, FILES, initial_state=initial), batches)
+    check(replayed(processor, batches, FEW, initial_state=initial), batches)
 
 
 def test_the_same_after_a_state_was_deleted(stream):
