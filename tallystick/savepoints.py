@@ -97,6 +97,7 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
     )
     saved: tuple[StepState, ...] = ()
     try:
+        spark = _sparks_logs(checkpoint, newest.epoch)  # first: no claim keeps Spark from purging
         saved = _save_files(checkpoint, target, newest.manifest.state, reference)
         savepoint = Savepoint(
             name=name_of(target),
@@ -104,7 +105,7 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
             checkpoint=whole_uri(checkpoint.location),
             manifest_path=newest.manifest_path,
             manifest=replace(newest.manifest, state=saved),
-            spark=_sparks_logs(checkpoint, newest.epoch),
+            spark=spark,
             claim=claim if reference else "",
         )
         target.put(s.FILE, savepoint.encode())

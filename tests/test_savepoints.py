@@ -342,6 +342,19 @@ def test_what_a_copy_reads_is_claimed_meanwhile_and_no_longer(job, tmp_path):
     assert job.storage.names(s.CLAIMS) == []
 
 
+def test_a_copy_may_last_longer_than_spark_keeps_its_log(job, tmp_path):
+    class Purging(FileStorage):
+        def get(self, path: str) -> bytes | None:
+            if path.startswith("keyed-state/"):
+                for folder in ("offsets", "commits"):
+                    job.storage.delete(f"{folder}/2")
+            return super().get(path)
+
+    saved = savepoints.create(Purging(str(job.folder)), folder(tmp_path / "saved"), pause_s=0)
+
+    assert set(saved.spark) == {"offsets/1", "offsets/2", "commits/2"}
+
+
 def test_a_checkpoint_that_nobody_may_write_to_is_copied_without_a_claim(job, tmp_path):
     class ReadOnly(FileStorage):
         def put(self, path: str, data: bytes) -> None:
