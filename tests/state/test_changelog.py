@@ -39,7 +39,7 @@ KEYS = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(KEYS, st.none() | st.binary(max_size=5), min_size=1, max_size=200),
     st.tuples(st.integers(0, 300), st.integers(0, 32767)).map(lambda ends: KeyGroupRange(*ends)),
@@ -101,6 +101,7 @@ def test_a_snapshot_of_nothing_says_that_there_is_nothing():
     assert read(file, ALL) == {}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_each_damaged_byte_is_noticed(data):
     """But for the schema in front and the end of the stream, which no reader of ours looks at."""
