@@ -213,12 +213,13 @@ def _token_lost(request: Request, identity: Identity) -> DataLossError:
 
 
 def _token_lost_after_savepoint(seed: Base, identity: Identity) -> DataLossError:
-    epoch = seed.manifest.checkpoint_id
+    epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
+    is_of_seed = origin is not None and is_seed(origin.manifest_path)
+    whose = "a pipeline that had not run yet, perhaps this one," if is_of_seed else "this pipeline"
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
-        f"savepoint of this pipeline at epoch {epoch} (or of one that had not run yet, whose name "
-        f"it does not hold), and Kafka does not know which epoch the pipeline committed last: it "
-        f"never ran, or Kafka forgot (offsets.retention.minutes, 7 days by default), or "
+        f"savepoint of {whose} at epoch {epoch}, and Kafka does not know which epoch the "
+        f"pipeline committed last: it forgot (offsets.retention.minutes, 7 days by default), or "
         f"this is another cluster. {_consequence(seed)} if epochs behind {epoch} were ever "
         f"committed; if none was, it goes on exactly. To go on either way, start once with "
         f"accept={_without_token(seed)!r}; or give the pipeline another name and another output."

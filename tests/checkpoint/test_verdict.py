@@ -161,6 +161,7 @@ def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
     refused = begun(None, Base(FORK.path, seed))
 
     assert isinstance(refused, Refused)
+    assert "had not run yet, perhaps this one" in str(refused.error)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     assert begun(None, Base(FORK.path, seed), word=NO_TOKEN_WORD) == Open(FORK.path)
 
