@@ -30,7 +30,7 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_grou
 from tallystick.state.processing import EVENT_TIME, Declared, Processor, Work
 from tallystick.state.restore import Load
 from tallystick.state.retention import TRAIL_LENGTH
-from tallystick.state.view import EpochTime, Overlay, StateView
+from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
 from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Outlet, Sent, apply, send
 
@@ -329,7 +329,7 @@ class ProcessPlan:
         """The committed state of these key groups."""
         version = self.base.version
         if version is None:
-            return NothingYet()
+            return EmptyView()
         store = self.doors.store(self.base.uid, groups)
         for _ in range(OVERTAKEN_MAX):
             bring_forward(store, self.base, groups, storage)
@@ -358,22 +358,6 @@ class ProcessPlan:
         for batch in self.step.processor.run(work):
             if batch.num_rows:
                 yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
-
-
-class NothingYet:
-    """The state before the first epoch."""
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """Null for each key."""
-        return pa.nulls(len(keys), pa.binary())
-
-    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """No entry."""
-        return iter(())
-
-    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """No batch."""
-        return iter(())
 
 
 def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:

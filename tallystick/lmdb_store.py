@@ -40,7 +40,6 @@ from tallystick.lmdb_environment import (
     remove_unused,
 )
 from tallystick.lmdb_view import (
-    EmptyView,
     LmdbView,
     bounds,
     has_long_keys,
@@ -49,7 +48,7 @@ from tallystick.lmdb_view import (
 )
 from tallystick.state.handles import Version
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import StateView
+from tallystick.state.view import EmptyView, StateView
 
 CHUNK_ROWS = 100_000
 CHUNK_BYTES = 64 << 20

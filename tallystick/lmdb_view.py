@@ -56,22 +56,6 @@ def bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
     return groups.first.to_bytes(2, "big"), (groups.last + 1).to_bytes(2, "big")
 
 
-class EmptyView:
-    """The state before the first epoch."""
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """See `StateView.get_many`."""
-        return pa.nulls(len(keys), pa.binary())
-
-    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `StateView.scan`."""
-        return iter(())
-
-    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """See `StateView.batches`."""
-        return iter(())
-
-
 class LmdbView:
     """The entries that a read transaction sees.
 

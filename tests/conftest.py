@@ -1,4 +1,29 @@
-"""What all tests share: the embedded broker is that of `tallystick.testing.pytest_plugin`.
+"""What all tests share: one Spark session, and the embedded broker of `tallystick.testing`.
 
-It is not imported here: pytest finds it through the package's entry point, as it does for users.
+The broker's fixture is not imported here: pytest finds it through the package's entry point, as it
+does for users.
 """
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark of this process, whichever tests run in it; nobody else may stop it."""
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+    }
+    session = ts.spark_session("tests", master="local[2]", config=config)
+    session.sparkContext.setLogLevel("ERROR")
+    ts.register(session)
+    yield session
+    session.stop()

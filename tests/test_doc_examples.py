@@ -20,7 +20,6 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-import tallystick as ts
 from tallystick.cli import app
 from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import read_committed
@@ -97,26 +96,8 @@ class Reader:
         assert result.exit_code == 0, f"{place}: {line}\n{result.output}"
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that the pages get, whatever other tests run beside this one."""
-    others = SparkSession.getActiveSession()
-    config = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
-    }
-    session = others or ts.spark_session("pages", master="local[2]", config=config)
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    if others is None:
-        session.stop()
-
-
 def test_the_pages_do_what_they_say(
-    session: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+    shared_spark: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     reader = Reader(tallystick_kafka, tmp_path)
     for page in PAGES:

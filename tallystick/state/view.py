@@ -35,6 +35,22 @@ def following(prefix: bytes) -> bytes:
     return cut[:-1] + bytes([cut[-1] + 1])
 
 
+class EmptyView:
+    """The state before the first epoch."""
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """See `StateView.get_many`."""
+        return pa.nulls(len(keys), pa.binary())
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `StateView.scan`."""
+        return iter(())
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """See `StateView.batches`."""
+        return iter(())
+
+
 class EpochTime(NamedTuple):
     """The clock of an epoch: the same for each of its attempts.
 

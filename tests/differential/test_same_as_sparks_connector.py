@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-import tallystick as ts
 from tallystick.spark.source import FORMAT
 from tallystick.testing import EmbeddedKafka
 from tests.differential.cases import CASES, DIFFERENT
 from tests.differential.connector_process import ConnectorProcess
-from tests.differential.reading import SESSION, Case, Outcome, read
+from tests.differential.reading import Case, Outcome, read
 from tests.differential.strange_topics import BROKER, StrangeTopics
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -41,16 +40,9 @@ def cases(process: ConnectorProcess) -> Iterator[dict[str, Case]]:
 
 
 @pytest.fixture(scope="module")
-def spark(
-    cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SparkSession]:
+def spark(cases: dict[str, Case], shared_spark: SparkSession) -> SparkSession:
     """A session for ours, which comes up while the other one works."""
-    config = {**SESSION, "spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
-    session = ts.spark_session("differential", master="local[2]", config=config)
-    session.sparkContext.setLogLevel("OFF")
-    ts.register(session)
-    yield session
-    session.stop()
+    return shared_spark
 
 
 @pytest.fixture(scope="module")

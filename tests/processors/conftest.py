@@ -6,7 +6,6 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-import tallystick as ts
 from tests.processors import spark_processors
 
 TIMEZONE = "America/New_York"
@@ -19,16 +18,9 @@ QUICK = {  # a handful of rows is not worth compiling for
 
 
 @pytest.fixture(scope="session")
-def tws_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def tws_session(shared_spark: SparkSession) -> Iterator[SparkSession]:
     """A session of its own, in a time zone that is not UTC."""
-    config = {
-        "spark.ui.enabled": "false",
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-    }
-    started = SparkSession.getActiveSession() is None
-    shared = ts.spark_session("tests", master="local[2]", config=config)
-    shared.sparkContext.setLogLevel("OFF")
-    session = shared.newSession()
+    session = shared_spark.newSession()
     provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
     session.conf.set("spark.sql.shuffle.partitions", "1")
@@ -39,6 +31,3 @@ def tws_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
     cloudpickle.register_pickle_by_value(spark_processors)
     yield session
     cloudpickle.unregister_pickle_by_value(spark_processors)
-    shared.sparkContext.setLogLevel("ERROR")
-    if started:
-        shared.stop()

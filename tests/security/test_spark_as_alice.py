@@ -1,7 +1,6 @@
 """Spark as a user with the least rights, over TLS, with the options of Spark's own connector."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,12 +20,8 @@ ROWS = [str(number) for number in range(300)]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = ts.spark_session("security", master="local[2]", config={"spark.ui.enabled": "false"})
-    session.sparkContext.setLogLevel("OFF")
-    ts.register(session)
-    yield session
-    session.stop()
+def spark(shared_spark: SparkSession) -> SparkSession:
+    return shared_spark
 
 
 @pytest.fixture(scope="module")

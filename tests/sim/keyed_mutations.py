@@ -12,13 +12,14 @@ from tallystick import keyed_epoch, keyed_task, state_files
 from tallystick.checkpoint import verdict
 from tallystick.errors import StateFileError
 from tallystick.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.keyed_task import NothingYet, ProcessPlan
+from tallystick.keyed_task import ProcessPlan
 from tallystick.sim.faults import Fault
 from tallystick.sim.hosts import SimulatedStore
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load
 from tallystick.state.retention import epoch_of
+from tallystick.state.view import EmptyView
 
 NONCE_LENGTH = 16
 """What follows it in a name is not drawn: it says what the file is."""
@@ -235,10 +236,10 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     def view(self: Any, stack: Any, groups: KeyGroupRange, storage: Any) -> Any:
         if self.base.version is None:
-            return NothingYet()
+            return EmptyView()
         store = self.doors.store(self.base.uid, groups)
         state_files.bring_forward(store, self.base, groups, storage)
-        return stack.enter_context(store.view(self.base.version)) or NothingYet()
+        return stack.enter_context(store.view(self.base.version)) or EmptyView()
 
     return view
 

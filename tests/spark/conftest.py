@@ -9,31 +9,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import tallystick as ts
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 
-SMALL = {
-    "spark.ui.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-}
-
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(shared_spark: SparkSession) -> SparkSession:
     """The session that most tests share."""
-    config = {
-        **SMALL,
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
-    }
-    session = ts.spark_session("tests", master="local[2]", config=config)
-    session.sparkContext.setLogLevel("ERROR")
-    ts.register(session)
-    yield session
-    session.stop()
+    return shared_spark
 
 
 @pytest.fixture(scope="session")

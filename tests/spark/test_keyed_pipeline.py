@@ -17,8 +17,9 @@ import tallystick as ts
 from tallystick.checkpoint import manifest as m
 from tallystick.state.keyed_batch import KeyedBatch, Update
 from tallystick.state.processing import EVENT_TIME
-from tallystick.state.vectorised import Vectorised, vectorised
+from tallystick.state.vectorised import vectorised
 from tests.spark.flow import Facts, Flow
+from tests.spark.numbering import numbering, picked
 from tests.spark.topics import (
     WAIT_S,
     produce,
@@ -30,26 +31,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 COLUMNS = "k string, n bigint"
 NUMBERED = "k string, n bigint, seen bigint"
-
-
-def picked() -> Any:
-    """Only the columns of the value; made here, so that workers need no tests."""
-
-    def only_values(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.select(["k", "n"])
-
-    return only_values
-
-
-def numbering() -> Vectorised:
-    """Each row with its number among the rows of its key."""
-
-    def number(batch: KeyedBatch) -> Update:
-        seen, totals = batch.running_count(start=batch.held("seen"))
-        columns = {"k": batch.rows["k"], "n": batch.rows["n"], "seen": seen}
-        return Update(pa.record_batch(columns), {"seen": totals})
-
-    return vectorised(number, state="seen bigint")
 
 
 def numbering_by_row() -> StatefulProcessor:

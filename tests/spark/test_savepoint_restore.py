@@ -3,9 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
@@ -15,35 +13,14 @@ from tallystick import migration, savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.cli import app
 from tallystick.inspection import inspect
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.vectorised import Vectorised, vectorised
 from tallystick.storage import FileStorage
 from tests.spark.flow import Flow
+from tests.spark.numbering import numbering, picked
 from tests.spark.topics import produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 KEYS = 7
-
-
-def picked() -> Any:
-    """Only the columns of the value; made here, so that workers need no tests."""
-
-    def only_values(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.select(["k", "n"])
-
-    return only_values
-
-
-def numbering() -> Vectorised:
-    """Each row with its number among the rows of its key."""
-
-    def number(batch: KeyedBatch) -> Update:
-        seen, totals = batch.running_count(start=batch.held("seen"))
-        columns = {"k": batch.rows["k"], "n": batch.rows["n"], "seen": seen}
-        return Update(pa.record_batch(columns), {"seen": totals})
-
-    return vectorised(number, state="seen bigint")
 
 
 class Counting:
