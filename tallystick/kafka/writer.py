@@ -224,7 +224,7 @@ class PartitionWriter:
             size = 0
             for partition in partitions:
                 pending = self._logs[partition].pending
-                if index >= len(pending):
+                if index >= len(pending) or (index and self._must_be_first(partition)):
                     continue
                 batch = pending[index]
                 if pieces and size + len(batch.data) > REQUEST_BYTES_MAX:
@@ -234,6 +234,15 @@ class PartitionWriter:
                 size += len(batch.data)
             if pieces:
                 yield pieces
+
+    def _must_be_first(self, partition: TopicPartition) -> bool:
+        """Whether no batch may follow in the same flight.
+
+        Before transaction.version 2 a log that knows nothing of a producer takes any sequence
+        number for its first: were the first batch refused for now, the second one would be taken
+        in its place, and the first be out of order for good.
+        """
+        return self._adds_partitions and self._logs[partition].record_count == 0
 
     def _request(self, pieces: list[_Piece]) -> Any:
         topic_class = protocol.ProduceRequest.TopicProduceData
