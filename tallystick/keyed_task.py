@@ -30,7 +30,7 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_grou
 from tallystick.state.processing import EVENT_TIME, Declared, Processor, Work
 from tallystick.state.restore import Load
 from tallystick.state.retention import TRAIL_LENGTH
-from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView
+from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView, one_batch
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
 from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Outlet, Sent, apply, send
 
@@ -297,15 +297,11 @@ class ProcessPlan:
             )
 
     def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
-        table = pa.Table.from_batches(batches, self.step.routed).combine_chunks()
-        whole = table.to_batches()
-        if len(whole) > 1:
-            raise OptionError(
-                f"step {self.step.uid}: the {table.num_rows} rows of task {index} do not fit into "
-                f"one batch (2 GiB of text in a column): set max_offsets_per_trigger, or a larger "
-                f"parallelism"
-            )
-        return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=self.step.routed)
+        return one_batch(
+            pa.Table.from_batches(batches, self.step.routed),
+            f"step {self.step.uid}, the rows of task {index}",
+            "set max_offsets_per_trigger, or a larger parallelism",
+        )
 
     def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
         """The rows that are not late.

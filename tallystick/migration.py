@@ -4,7 +4,6 @@ Every entry is read, put under its new key group, sorted on this host's disk, an
 snapshots: the whole state is rewritten, in bounded memory.
 """
 
-import itertools
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -116,9 +115,7 @@ def _written(
 ) -> Iterator[StateFile]:
     size = sum(file.size for file in step.files)
     count = max(1, min(max_parallelism, size // SNAPSHOT_BYTES))
-    edges = [max_parallelism * at // count for at in range(count + 1)]
-    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
-        groups = KeyGroupRange(start, stop - 1)
+    for index, groups in enumerate(KeyGroupRange(0, max_parallelism - 1).parts(count)):
         nonce = uuid.uuid4().hex[:16]
         yield write_snapshot(
             target,

@@ -1,49 +1,17 @@
 """The committed entries of a step, straight from the checkpoint's files: for looking inside."""
 
-import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tallystick.errors import BrokenInvariantError
 from tallystick.ports import Storage
-from tallystick.state.handles import StepState, Version
+from tallystick.state.handles import StepState
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import ENTRIES, StateView
-from tallystick.state_files import bring_forward, newest_entries
+from tallystick.state.view import one_batch
+from tallystick.state_files import read_entries
 
 CHUNK_BYTES = 16 << 20
 """About so many bytes of files are in memory at a time."""
-
-
-class _Gathered:
-    """A store that holds nothing but what it is given once."""
-
-    def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
-        self._version: Version | None = None
-
-    def version(self) -> Version | None:
-        """See `StateStore.version`."""
-        return self._version
-
-    def apply(
-        self,
-        expected: Version | None,
-        version: Version,
-        steps: Iterable[KeyGroupRange | pa.RecordBatch],
-    ) -> bool:
-        """See `StateStore.apply`."""
-        assert expected is None, "it is filled once, from nothing"
-        self.batches = [step for step in steps if isinstance(step, pa.RecordBatch)]
-        self._version = version
-        return True
-
-    def view(self, version: Version | None) -> AbstractContextManager[StateView | None]:
-        """See `StateStore.view`."""
-        raise BrokenInvariantError(f"nobody reads it by key, at {version} or ever")
 
 
 def contents_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.RecordBatch:
@@ -51,12 +19,10 @@ def contents_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.
 
     Raises:
         StateFileError: a file is missing or damaged.
+        OptionError: they are too many for one batch.
     """
-    gathered = _Gathered()
-    bring_forward(gathered, step, groups, storage)
-    newest = newest_entries(gathered.batches)
-    found = newest.filter(pc.is_valid(newest.column(1))).combine_chunks().to_batches()
-    return found[0] if found else pa.RecordBatch.from_pylist([], schema=ENTRIES)
+    what = f"the entries of key groups {groups.first} to {groups.last} of step {step.uid}"
+    return one_batch(read_entries(step, groups, storage), what, "spread them over more key groups")
 
 
 def chunks_of(step: StepState, groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
@@ -66,6 +32,4 @@ def chunks_of(step: StepState, groups: KeyGroupRange) -> Iterator[KeyGroupRange]
         for file in step.files
     )
     count = max(1, min(groups.count, -(-size // CHUNK_BYTES)))
-    edges = [groups.first + groups.count * at // count for at in range(count + 1)]
-    for start, stop in itertools.pairwise(edges):
-        yield KeyGroupRange(start, stop - 1)
+    yield from groups.parts(count)

@@ -28,7 +28,7 @@ from tallystick.state.changelog import (
 from tallystick.state.entry_ids import living
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.restore import Load, Step, steps_from
+from tallystick.state.restore import Load, Step, needed, steps_from
 from tallystick.state.retention import collectable
 from tallystick.state.view import ENTRIES, StateView
 
@@ -168,18 +168,19 @@ def _read(steps: Iterable[Step], reader: _Reader) -> Iterator[KeyGroupRange | pa
             yield each
 
 
-def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> dict[bytes, bytes]:
-    """The committed entries of some key groups, without a store: for looking inside, and tests.
+def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.Table:
+    """The committed entries of some key groups, without a store: for looking inside.
+
+    Returns:
+        `ENTRIES`, sorted by key.
 
     Raises:
         StateFileError: a file is missing or damaged.
     """
-    entries: dict[bytes, bytes | None] = {}
     reader = _Reader(storage)
-    for batch in _read(steps_from(step, None, groups), reader):
-        if isinstance(batch, pa.RecordBatch):
-            entries.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-    return {key: value for key, value in sorted(entries.items()) if value is not None}
+    loads = needed(step.files, groups)
+    newest = newest_entries([batch for load in loads for batch in reader.read(load)])
+    return newest.filter(pc.is_valid(newest.column(1)))
 
 
 def write_changelog(
@@ -308,11 +309,15 @@ def collect(
         What was removed.
     """
     kept = [_relative(each, storage.location) for each in (committed, *retained)]
-    folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
-    names = [name for folder in sorted(folders) for name in storage.names(folder)]
-    rubbish = collectable(names, committed.checkpoint_id, kept)[:COLLECTED_MAX]
+    rubbish = collectable(state_files(storage), committed.checkpoint_id, kept)[:COLLECTED_MAX]
     delete_all(storage, rubbish, at_a_time)
     return rubbish
+
+
+def state_files(storage: Storage) -> list[str]:
+    """All files of state in a checkpoint, of whichever step."""
+    folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
+    return [name for folder in sorted(folders) for name in storage.names(folder)]
 
 
 def delete_all(storage: Storage, paths: Sequence[str], at_a_time: int = 1) -> None:

@@ -10,7 +10,7 @@ from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile
-from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.state_files import state_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class Wholeness:
     def names(self) -> set[str]:
         """All files of state in the checkpoint."""
         if self._names is None:
-            folders = {"/".join(name.split("/")[:2]) for name in self.storage.names(STATE_FOLDER)}
-            self._names = {name for each in folders for name in self.storage.names(each)}
+            self._names = set(state_files(self.storage))
         return self._names
 
     def _problems_of(self, path: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
+from tallystick.ports import Storage
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.offsets import SourceOffsets
 from tallystick.state.handles import StepState, Version
@@ -66,4 +67,10 @@ class Job:
 
     def entries(self) -> dict[bytes, bytes]:
         """What its state is."""
-        return read_entries(self.state, ALL, self.storage)
+        return entries_of(self.state, ALL, self.storage)
+
+
+def entries_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> dict[bytes, bytes]:
+    """Committed entries, to be compared with a dictionary."""
+    keys, values = (column.to_pylist() for column in read_entries(step, groups, storage).columns)
+    return dict(zip(keys, values, strict=True))

@@ -21,9 +21,8 @@ from tallystick.errors import (
 from tallystick.migration import migrate
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
-from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import ALL, Job
+from tests.checkpoint_on_disk import ALL, Job, entries_of
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_a_restored_checkpoint_has_what_spark_and_the_epochs_need(job, tmp_path,
     assert seed.origin is not None
     assert seed.origin.lineage == "first-lineage"
     assert seed.origin.manifest_path.endswith(f"{saved_epoch}-n{saved_epoch}.json")
-    assert read_entries(seed.state[0], ALL, folder(new)) == entries
+    assert entries_of(seed.state[0], ALL, folder(new)) == entries
     for path in ("offsets/1", "offsets/2", "commits/2"):
         assert (new / path).read_bytes() == (job.folder / path).read_bytes()
     assert not (new / "offsets/0").exists()
@@ -81,9 +80,7 @@ def test_a_copy_outlives_its_checkpoint_and_a_restored_one_outlives_the_copy(job
     savepoints.delete(folder(tmp_path / "saved"))
 
     assert content(tmp_path / "saved") == {}
-    assert (
-        read_entries(seed_in(tmp_path / "new").state[0], ALL, folder(tmp_path / "new")) == entries
-    )
+    assert entries_of(seed_in(tmp_path / "new").state[0], ALL, folder(tmp_path / "new")) == entries
 
 
 def test_a_reference_copies_nothing_and_claims_what_it_names(job, tmp_path):
@@ -126,7 +123,7 @@ def test_a_reference_to_a_checkpoint_that_borrows_files_copies_the_borrowed_ones
 
     assert all(file.path.startswith("keyed-state/") for file in second.manifest.state[0].files)
     savepoints.delete(folder(tmp_path / "first"), force=True)
-    assert read_entries(second.manifest.state[0], ALL, folder(tmp_path / "second"))
+    assert entries_of(second.manifest.state[0], ALL, folder(tmp_path / "second"))
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "flipped"])
@@ -160,7 +157,7 @@ def test_what_vanishes_while_a_running_pipeline_is_saved_is_taken_anew(job, tmp_
     saved = savepoints.create(Racing(str(job.folder)), folder(tmp_path / "saved"), pause_s=0)
 
     assert saved.manifest.checkpoint_id == 3
-    assert read_entries(saved.manifest.state[0], ALL, folder(tmp_path / "saved")) == job.entries()
+    assert entries_of(saved.manifest.state[0], ALL, folder(tmp_path / "saved")) == job.entries()
 
 
 def test_an_epoch_that_spark_has_not_logged_is_not_saved(job, tmp_path):

@@ -11,9 +11,8 @@ from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.errors import OptionError
 from tallystick.inspection import inspect
-from tallystick.state_files import read_entries
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import ALL, Job
+from tests.checkpoint_on_disk import ALL, Job, entries_of
 from tests.test_storage_s3 import Server
 
 
@@ -55,7 +54,7 @@ def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path, is_linked:
     (name,) = place("new").names(m.FOLDER)
     seed = m.decode(place("new").get(name) or b"", name)
     assert seed.lineage == json.loads(place("new").get("metadata") or b"")["id"]
-    assert read_entries(seed.state[0], ALL, place("new")) == entries
+    assert entries_of(seed.state[0], ALL, place("new")) == entries
     assert inspect(place("new"), verify=True).is_whole
     if is_linked:
         assert inspect(job.storage).claims == (where,)

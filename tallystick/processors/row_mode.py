@@ -24,6 +24,7 @@ from tallystick.processors.schemas import arrow_schema_of
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.processing import NO_TIME, TIME_MODES, Declared, Work
+from tallystick.state.view import one_batch
 
 ROW, PANDAS = "row", "pandas"
 
@@ -123,15 +124,12 @@ class RowProcessor:
         if self._initial_state is None or not work.is_first:
             return None
         parts = [_within(work, batch) for batch in self._initial_state.to_batches()]
-        rows = pa.Table.from_batches(parts, self._initial_state.schema).combine_chunks()
-        batches = rows.to_batches()
-        if len(batches) > 1:
-            raise OptionError(
-                f"initial state: the {rows.num_rows} rows of key groups {work.groups.first} to "
-                f"{work.groups.last} do not fit into one batch (2 GiB of text in a column): start "
-                f"with a larger parallelism"
-            )
-        return batches[0] if batches else None
+        rows = one_batch(
+            pa.Table.from_batches(parts, self._initial_state.schema),
+            f"initial state of key groups {work.groups.first} to {work.groups.last}",
+            "start with a larger parallelism",
+        )
+        return rows if rows.num_rows else None
 
 
 def _within(work: Work, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ contiguous ranges of key groups, so a job is rescaled by handing over slices, ne
 Source: Flink's KeyGroupRangeAssignment, MathUtils.murmurHash, KeyGroupRange.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,6 +35,12 @@ class KeyGroupRange:
         """The key groups that are in both; `EMPTY` where there are none."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first, last) if first <= last else EMPTY
+
+    def parts(self, count: int) -> list["KeyGroupRange"]:
+        """The same in so many ranges of like size, or as many as there are key groups."""
+        edges = [self.first + self.count * at // count for at in range(count + 1)]
+        pairs = itertools.pairwise(edges)
+        return [KeyGroupRange(start, stop - 1) for start, stop in pairs if start < stop]
 
 
 EMPTY = KeyGroupRange(0, -1)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tallystick.state.entry_ids import REST_AT, TIMERS_BY_TIME, TTL_INDEX, ids_of
 from tallystick.state.key_bytes import KeyCodec, behind, entry_keys
 from tallystick.state.key_groups import key_groups_of
-from tallystick.state.view import ENTRIES
+from tallystick.state.view import ENTRIES, one_batch
 
 _TIME_SIZE = 8
 KEY_AT = {TIMERS_BY_TIME: REST_AT + _TIME_SIZE, TTL_INDEX: REST_AT + _TIME_SIZE + 1}
@@ -43,5 +43,4 @@ def regrouped(entries: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) ->
         parts.append(pa.RecordBatch.from_arrays([moved, values], schema=ENTRIES))
     together = pa.Table.from_batches(parts, ENTRIES).combine_chunks()
     ordered = together.take(pc.sort_indices(together, sort_keys=[("key", "ascending")]))
-    batches: list[pa.RecordBatch] = ordered.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=ENTRIES)
+    return one_batch(ordered, "entries in other key groups", "migrate to more key groups")

@@ -7,10 +7,31 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.errors import OptionError
 from tallystick.state.key_groups import KeyGroupRange
 
 ENTRIES = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 """Entries of state as columns; a null value means that the key is deleted."""
+
+
+def one_batch(table: pa.Table, what: str, advice: str) -> pa.RecordBatch:
+    """All rows of a table as one batch.
+
+    Args:
+        table: of any columns.
+        what: it is, for the message.
+        advice: what to do about too many of them.
+
+    Raises:
+        OptionError: a column has more text than one batch holds (2 GiB).
+    """
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise OptionError(
+            f"{what}: {table.num_rows} rows do not fit into one batch (2 GiB of text in a column): "
+            f"{advice}"
+        )
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 class StateView(Protocol):

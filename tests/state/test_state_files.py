@@ -27,11 +27,11 @@ from tallystick.state_files import (
     bring_forward,
     collect,
     newest_entries,
-    read_entries,
     write_changelog,
     write_merged,
     write_snapshot,
 )
+from tests.checkpoint_on_disk import entries_of
 
 GROUPS = 24
 RESCALES = (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 5, 3, 2, 1)
@@ -166,7 +166,7 @@ def run(seed, make_store, epochs):
             if draw.random() < 0.1:
                 pipeline.go_back()
         everything = KeyGroupRange(0, GROUPS - 1)
-        assert read_entries(pipeline.step, everything, pipeline.storage) == pipeline.history[-1][1]
+        assert entries_of(pipeline.step, everything, pipeline.storage) == pipeline.history[-1][1]
     return pipeline
 
 
