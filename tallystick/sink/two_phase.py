@@ -155,7 +155,7 @@ class Timeout(NamedTuple):
 
 
 class TwoPhaseCommitSink(Protocol):
-    """The driver's side of a sink, for one run of a pipeline. Write one for a system of your own."""
+    """The driver's side of a sink, for one run of a pipeline; yours for a system of your own."""
 
     @property
     def timeout(self) -> Timeout | None:
