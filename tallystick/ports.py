@@ -105,6 +105,14 @@ class Storage(Protocol):
         """Write a new file, atomically and durably."""
         ...
 
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a new file, atomically and durably; the first of several writers wins.
+
+        False, and nothing done, where a file of that name exists already. That may be one's own, of
+        an earlier call whose outcome stayed unknown: whoever must know reads it.
+        """
+        ...
+
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
         ...

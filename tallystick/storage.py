@@ -2,7 +2,8 @@
 
 A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
 temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
-upload counts when it is completed, and one that fails is not.
+upload counts when it is completed, and one that fails is not. `put_new` decides between writers: it
+takes a hard link on a local disk, and a conditional request on object stores (see `exclusive`).
 
 On S3, Spark's part of a checkpoint goes through Hadoop (`s3a://bucket/path`, with `fs.s3a.…` in
 Spark's configuration), ours through pyarrow, at the same place. pyarrow does not see Hadoop's
@@ -14,6 +15,7 @@ involved (the place of a savepoint), the URI's query may carry pyarrow's options
 """
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -25,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
+from tallystick.exclusive import ExclusiveStore
 
 DRAFT_UNUSED_S = 24 * 3600
 """An unfinished file of a killed process is removed when it is as old as this."""
@@ -50,6 +53,7 @@ class FileStorage:
         self._location = shown(uri)
         self._query = uri.partition("?")[2] if _local_path(uri) is None else ""
         self._roots = {self._location: _root(uri)}
+        self._exclusive: dict[str, ExclusiveStore] = {}
 
     def __repr__(self) -> str:
         return f"FileStorage({self._location!r})"
@@ -82,6 +86,41 @@ class FileStorage:
                 f"Nothing was committed. Make room or give access, then start again."
             ) from error
 
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a file that must not exist yet; False, and nothing done, where it does.
+
+        Raises:
+            StorageError: it failed; whether the file is there is unknown.
+            OptionError: this kind of storage cannot tell two writers apart, or obstore is missing.
+        """
+        try:
+            place = self._place(path)
+            if isinstance(place, Path):
+                return _put_new_local(place, data)
+            store, key = self._exclusive_store(path)
+            return store.create(key, data)
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
+                f"{_without_secrets(str(error), self._uri)}. Whether it was created is unknown. "
+                f"Make room or give access, then start again."
+            ) from None
+
+    def _exclusive_store(self, path: str) -> tuple[ExclusiveStore, str]:
+        """What creates a file that is not on a local disk, and the file's key for it."""
+        whole = path if _is_whole(path) else f"{self._location}/{path}"
+        scheme, _, rest = whole.partition("://")
+        bucket, _, key = rest.partition("/")
+        place = f"{_SCHEMES.get(scheme, scheme)}://{bucket}"
+        if place not in self._exclusive:
+            files, _ = _reached(self._place(path))
+            is_alike = _scheme(whole) == _scheme(self._location)
+            user = _user(self._uri) if is_alike else ""
+            uri = f"{_scheme(whole)}://{user}{bucket}?{self._query if is_alike else ''}"
+            region = files.region if isinstance(files, fs.S3FileSystem) else ""
+            self._exclusive[place] = ExclusiveStore(uri, shown(whole), region)
+        return self._exclusive[place], key
+
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
         found: bytes | None = None
@@ -98,7 +137,7 @@ class FileStorage:
         """Read a part of a file; None if there is none. See `ports.Storage.get_range`."""
         found: bytes | None = None
         with self._reading(path, f"reading {length} bytes of") as place:
-            files, whole = (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
+            files, whole = _reached(place)
             with files.open_input_file(whole) as file:
                 size = file.size()
                 start = min(offset, size) if offset >= 0 else max(0, size + offset)
@@ -210,6 +249,16 @@ def _joined(root: _Place, path: str) -> _Place:
     return root / path if isinstance(root, Path) else (root[0], f"{root[1]}/{path}")
 
 
+def _reached(place: _Place) -> tuple[fs.FileSystem, str]:
+    return (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
+
+
+def _user(uri: str) -> str:
+    """What stands before the host, with the @: an access key and its secret; "": nothing."""
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    return rest[: _secret_length(rest, scheme)]
+
+
 def _local_path(uri: str) -> Path | None:
     if "://" not in uri and not uri.startswith("file:"):
         return Path(uri).absolute()
@@ -242,6 +291,40 @@ def _root(uri: str) -> _Place:
 
 
 def _put_local(path: Path, data: bytes) -> None:
+    with _durable_draft(path, data) as draft:
+        draft.rename(path)
+    fsync_folder(path.parent)
+
+
+def _put_new_local(path: Path, data: bytes) -> bool:
+    with _durable_draft(path, data) as draft:
+        is_new = _linked(draft, path)
+        draft.unlink()
+    fsync_folder(path.parent)  # also of what another one has just linked: it counts from now on
+    return is_new
+
+
+def _linked(draft: Path, path: Path) -> bool:
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost: two names show that ours was the first.
+        return draft.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        raise OptionError(
+            f"checkpoint {path.parent}: a file that must be new is needed here, and this file "
+            f"system has no hard links to create one exclusively ({error.strerror}). Put the "
+            f"checkpoint on another disk or on S3, or have a KafkaSink with transactions='epoch' "
+            f"in the pipeline, which decides in Kafka instead."
+        ) from None
+    return True
+
+
+@contextlib.contextmanager
+def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
+    """A file beside another, with its content to be; what goes wrong leaves none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_old_drafts(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -250,12 +333,16 @@ def _put_local(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        draft.rename(path)
-    except OSError:
+        yield draft
+    except (OSError, OptionError):
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a local folder durable: files that were created, renamed or removed."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

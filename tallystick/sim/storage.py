@@ -43,6 +43,18 @@ class SimulatedStorage:
 
         self._wire.send(self._process, Call("put", effect, StorageError))
 
+    def put_new(self, path: str, data: bytes) -> bool:
+        """See `ports.Storage.put_new`."""
+
+        def effect() -> bool:
+            if path in self._files:
+                return False
+            self._files[path] = data
+            return True
+
+        # The name decides which faults there are: those of any other write.
+        return self._wire.send(self._process, Call("put", effect, StorageError))
+
     def get(self, path: str) -> bytes | None:
         """See `ports.Storage.get`."""
         return self._wire.send(
