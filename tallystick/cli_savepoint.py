@@ -228,9 +228,9 @@ def _asking(servers: str | None, topic: str | None, options_file: Path | None) -
         raise OptionError(
             "--bootstrap-servers needs --token-topic: the sink's token_topic, or its topic"
         )
-    from tallystick.job import decode_token
     from tallystick.kafka.broker import KafkaBroker
     from tallystick.kafka.config import KafkaConfig
+    from tallystick.sink.tokens import newest_token
     from tallystick.sink.transaction import Token
     from tallystick.topic_partition import TopicPartition
 
@@ -241,10 +241,10 @@ def _asking(servers: str | None, topic: str | None, options_file: Path | None) -
         broker = KafkaBroker(config)
         try:
             group = f"tallystick-{pipeline}-token"
-            found = broker.committed_offset(group, TopicPartition(topic, 0))
+            found = broker.group_offsets(group)
         finally:
             broker.close()
-        return None if found is None else decode_token(*found)
+        return newest_token(found, TopicPartition(topic, 0), "")
 
     return ask
 

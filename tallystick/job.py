@@ -4,26 +4,27 @@ Between epochs it clears up what no retained manifest needs. Only what is certai
 removed: nothing of epochs behind the one that Kafka committed, which another run may be writing.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import lost_output, retention, savepoint
 from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint import retention, savepoint
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.coordinator import Coordinator
+from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
-    DataLossError,
-    ManifestError,
+    AuthorizationError,
     RetriableError,
     StateFileError,
     StorageError,
 )
-from tallystick.ports import Broker, Clock, Engine, Storage
-from tallystick.sink.transaction import Token
+from tallystick.ports import Broker, Clock, Engine, Participants, Storage
+from tallystick.sink.tokens import encode_token, newest_token
+from tallystick.sink.transaction import Producer, Token
+from tallystick.sink.two_phase import Committable, to_abort
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
 from tallystick.state_files import COLLECTED_MAX, collect, delete_all
@@ -66,6 +67,8 @@ class Driver:
         broker: the cluster that is written to.
         storage: the checkpoint location.
         clock: for names and pauses.
+        participants: the other sinks; None: there are none.
+        decided_by: what `broker` is: Kafka, or the checkpoint's own log of decisions.
         listener: told every event.
         collect_every: how many epochs between two collections of what nothing needs; 0: none.
         deletes_at_a_time: threads that a collection has; 1: none.
@@ -79,13 +82,19 @@ class Driver:
         storage: Storage,
         clock: Clock,
         *,
+        participants: Participants | None = None,
+        decided_by: str = KAFKA,
         listener: Listener = _ignore,
         collect_every: int = retention.COLLECT_EVERY,
         deletes_at_a_time: int = 1,
     ) -> None:
         if not __debug__:
             raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
-        self.coordinator = c.Coordinator(identity)
+        self.coordinator = Coordinator(
+            identity, decided_by, has_participants=participants is not None
+        )
+        self._participants = participants
+        self._token_places: frozenset[TopicPartition] = frozenset()  # besides the target's
         self._identity = identity
         self._target = target
         self._broker = broker
@@ -176,13 +185,37 @@ class Driver:
                 return self._commit(action)
             case c.ConfirmOutput(producer, produced):
                 return c.OutputConfirmed(self._broker.foreign_rows(producer, produced))
+            case c.RecoverParticipants() | c.CommitParticipants():
+                return self._settle(action)
             case c.AbortTransaction(producer):
                 self._broker.abort_transaction(producer)
+                self._abort_lingering(producer, ())
                 return c.TransactionAborted()
             case c.EndEpoch() | c.Stop():
                 raise AssertionError(f"{action} ends the loop")
             case _:
                 assert_never(action)
+
+    def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
+        """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
+        if self._participants is None:
+            raise lost_output.no_sinks(self._identity, _decided(action))
+        match action:
+            case c.CommitParticipants(committables):
+                return c.OutputSettled(self._participants.commit(committables))
+            case c.RecoverParticipants(producer, decided):
+                lost = self._participants.commit(decided)
+                return c.Recovered(lost, self._abort_lingering(producer, decided))
+
+    def _abort_lingering(self, producer: Producer, decided: tuple[Committable, ...]) -> Producer:
+        """Abort what lingers in other sinks, if this run proves that it is not replaced."""
+        if self._participants is None:
+            return producer
+        found = to_abort(self._participants.lingering(), decided)
+        if found:
+            producer = self._broker.fence(self._target.transactional_id, producer)
+            self._participants.abort(found)
+        return producer
 
     def _clear_up(self, epoch: int) -> None:
         """Remove old manifests, and files of state that none needs; no epoch fails for it."""
@@ -220,8 +253,15 @@ class Driver:
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         """Stage the token and the sources' offsets, then commit: all of it or nothing."""
-        token = {self._target.token_partition: encode_token(action.token)}
-        self._broker.stage_offsets(action.producer, self._target.token_group, token)
+        token = encode_token(action.token)
+        group = self._target.token_group
+        self._broker.stage_offsets(action.producer, group, {self._target.token_partition: token})
+        elsewhere = dict.fromkeys(self._token_places, token)
+        try:
+            self._broker.stage_offsets(action.producer, group, elsewhere, for_show=True)
+        except AuthorizationError as error:
+            logger.warning("the token is not kept under earlier topics of the sink: %s", error)
+            self._token_places = frozenset()
         for source in _sources(action.sources):
             if source.cluster_id == self._target.cluster_id:
                 for positions in requests(shown(source)):
@@ -231,15 +271,18 @@ class Driver:
         return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
 
     def _read_committed(self) -> Committed:
-        found = self._broker.committed_offset(
-            self._target.token_group, self._target.token_partition
-        )
-        token = None if found is None else decode_token(*found)
+        found = self._broker.group_offsets(self._target.token_group)
+        token = newest_token(found, self._target.token_partition, self._identity.lineage)
+        self._token_places = frozenset(found) - {self._target.token_partition}
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
-        data = self._storage.get(token.manifest_path) if token.manifest_path else None
-        manifest = None if data is None else m.decode(data, token.manifest_path)
-        return Committed(token, manifest, manifest_exists=manifest is not None)
+        manifest = self._manifest_at(token.manifest_path)
+        before = None if manifest is None else self._manifest_at(manifest.base_path)
+        return Committed(token, manifest, manifest_exists=manifest is not None, before=before)
+
+    def _manifest_at(self, path: str) -> Manifest | None:
+        data = self._storage.get(path) if path else None
+        return None if data is None else m.decode(data, path)
 
     def _read_bases(self, token: Token | None) -> Committed:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
@@ -259,43 +302,12 @@ class Driver:
         )
 
 
+def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Committable, ...]:
+    match action:
+        case c.RecoverParticipants(_, committables) | c.CommitParticipants(committables):
+            return committables
+
+
 def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
     parsed = [parse_source(text) for text in texts]
     return [source for source in parsed if source is not None and source.group]
-
-
-TOKEN_VERSION = 1
-
-
-def encode_token(token: Token) -> tuple[int, str]:
-    """A token as Kafka stores it: (offset, metadata)."""
-    fields = {
-        "tallystick": TOKEN_VERSION,
-        "lineage": token.lineage,
-        "checkpoint": token.checkpoint,
-        "manifest": token.manifest_path,
-    }
-    return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
-
-
-def decode_token(offset: int, metadata: str) -> Token:
-    """Read back what `encode_token` made.
-
-    Raises:
-        DataLossError: something else committed offsets under the pipeline's token group.
-    """
-    try:
-        fields = json.loads(metadata)
-        if fields["tallystick"] != TOKEN_VERSION:
-            raise ManifestError(
-                f"token of version {fields['tallystick']}, this release reads {TOKEN_VERSION}: "
-                f"run the release that wrote it, or a newer one."
-            )
-        return Token(offset - 1, fields["lineage"], fields["checkpoint"], fields["manifest"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataLossError(
-            f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
-            f"which is no token: a consumer or a tool has used the group. Which epoch is committed "
-            f"last cannot be told. Find the tool; then start from a new checkpoint, or give the "
-            f"pipeline another name."
-        ) from error

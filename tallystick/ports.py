@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.sink.two_phase import Committable, Lost
 from tallystick.state.handles import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.view import StateView
@@ -21,7 +22,11 @@ from tallystick.topic_partition import TopicPartition
 
 
 class Broker(Protocol):
-    """Kafka, as far as the driver of an epoch needs it."""
+    """Where epochs are decided: Kafka, as far as the driver of an epoch needs it.
+
+    The checkpoint itself takes its place where no Kafka transaction spans an epoch
+    (`decision_log`).
+    """
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
         """Abort whatever is open under the id, fence its writers, and return a fresh producer.
@@ -32,10 +37,8 @@ class Broker(Protocol):
         """
         ...
 
-    def committed_offset(
-        self, group: str, topic_partition: TopicPartition
-    ) -> tuple[int, str] | None:
-        """The stable committed (offset, metadata) of a group; None if Kafka holds none.
+    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+        """All stable committed (offset, metadata) of a group, by partition.
 
         Waits for the outcome of pending transactions (OffsetFetch with require_stable, KIP-447).
         """
@@ -87,6 +90,26 @@ class Broker(Protocol):
         Reads on from each range's last offset to the transaction's marker; partitions without
         foreign rows are absent.
         """
+        ...
+
+
+class Participants(Protocol):
+    """The other sinks of a pipeline: what their tasks prepared waits for the decision."""
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        """Commit what was decided; every one is tried before the first error is raised.
+
+        Returns:
+            What is lost for good. A RetriableError means that some outcome is unknown: again.
+        """
+        ...
+
+    def lingering(self) -> tuple[Committable, ...]:
+        """Everything of this pipeline that is open or prepared, of whatever run."""
+        ...
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        """Give up what no decided manifest names; every one is tried before an error is raised."""
         ...
 
 
@@ -162,18 +185,20 @@ class StateStore(Protocol):
 
 
 class Prepared(NamedTuple):
-    """What an epoch left: rows in the open transaction, and files of state; neither counts yet.
+    """What an epoch left, and does not count yet: rows, files of state, prepared transactions.
 
     Args:
-        produced: the rows.
+        produced: the rows in the producer's open transaction.
         state: that of the keyed steps.
         late: how many rows came later than the watermark and were dropped, by the step's uid; only
             steps that had some.
+        committables: what tasks prepared in other sinks.
     """
 
     produced: tuple[ProducedRange, ...]
     state: tuple[StepState, ...] = ()
     late: tuple[tuple[str, int], ...] = ()
+    committables: tuple[Committable, ...] = ()
 
 
 class Engine(Protocol):

@@ -16,9 +16,10 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.retention import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, claim_path
 from tallystick.errors import DataLossError, ManifestError, StorageError
-from tallystick.job import Driver, decode_token, encode_token
+from tallystick.job import Driver
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
+from tallystick.sink.tokens import decode_token, encode_token
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import CHANGELOG, StateFile, StepState
 from tallystick.storage import FileStorage

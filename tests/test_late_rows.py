@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tallystick import metrics
-from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import protocol as c
 from tallystick.sink.transaction import Producer
 from tallystick.spark.late_rows import LATE_ROWS, LateRows
 

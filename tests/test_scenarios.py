@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.coordinator import Action, Event
+from tallystick.checkpoint.protocol import Action, Event
 from tallystick.checkpoint.savepoint import Savepoint, seed_of
 from tallystick.errors import TallystickError
-from tallystick.job import Driver, decode_token
+from tallystick.job import Driver
 from tallystick.sim.faults import Fault
 from tallystick.sim.rows import Row
 from tallystick.sim.sabotage import TOKEN, sabotage
@@ -28,6 +28,7 @@ from tallystick.sim.scheduler import Crash
 from tallystick.sim.spark import Checkpoint, Positions
 from tallystick.sim.wire import Call
 from tallystick.sim.world import OUTPUT, OWN, World, accept_word
+from tallystick.sink.tokens import decode_token
 
 SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
 ROWS_PER_EPOCH = 3

@@ -43,6 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": VALUES,
     "ports": VALUES,
     "job": CORE | {"state_files", "wholeness"},
+    "decision_log": CORE,
+    "participants": VALUES,
     "sim": CORE | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),

@@ -2,19 +2,31 @@
 
     IDLE ─► FENCING ─► RESTORING ─► OPENING (first run of a lineage only)
                ▲           │ ▲          │
-               │           ▼ └─ asked ──┘
+               │           │ └─ asked ──┘
+               │           ▼
+               │      RECOVERING (with other sinks only)
+               │           ▼
                │         RUNNING ─► PREPARED ─► COMPLETED ─► COMMITTING ─► CONFIRMING ─► READY
-               │           │            │           │            │                         │
+               │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
-them. Whether an epoch happened is therefore one fact, and Kafka keeps it.
+them. Whether an epoch happened is therefore one fact, and Kafka keeps it. Without such a
+transaction the checkpoint's log of decisions keeps it, behind the same port.
+
+Other sinks are participants: what their tasks prepared is named by the manifest, and committed
+behind the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
 
 Invariants:
     * At most one epoch is in flight, so at most one transaction is open.
     * A transaction is committed only after its manifest is durable and its output was counted.
     * What Kafka committed is asked only after all earlier producers are fenced off.
-    * What Kafka has not committed did not happen: no recovery ever finishes an old transaction.
+    * What is not decided did not happen: no recovery ever finishes a transaction that no decided
+      manifest names.
+    * No epoch runs before everything that a decided manifest names is committed, and everything
+      else that lingered is aborted. What lingers is aborted only after this run proved, behind the
+      question what lingers, that it is not replaced: else it could be a successor's.
+    * A decided epoch runs again only if all of its output is lost, so that nothing is repeated.
     * Before a person is asked to decide, this run proves again that it is not just replaced.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
@@ -27,248 +39,69 @@ This module does no IO, reads no clock and draws no random number; the simulator
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import assert_never
 
-from tallystick.checkpoint import strays, verdict
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint import lost_output, strays, verdict
+from tallystick.checkpoint.manifest import KAFKA, Manifest
+from tallystick.checkpoint.protocol import (
+    ABORTABLE,
+    FINAL,
+    NEXT_PHASES,
+    AbortTransaction,
+    Action,
+    ActionFailed,
+    CommitParticipants,
+    CommittedRead,
+    CommitTransaction,
+    ConfirmOutput,
+    CountOutput,
+    EndEpoch,
+    EpochRan,
+    EpochRequested,
+    Event,
+    FenceProducer,
+    ManifestWritten,
+    OutputConfirmed,
+    OutputCounted,
+    OutputSettled,
+    Phase,
+    ProducerFenced,
+    ReadCommitted,
+    Recovered,
+    RecoverParticipants,
+    RunEpoch,
+    Stop,
+    TransactionAborted,
+    TransactionCommitted,
+    WriteManifest,
+)
 from tallystick.checkpoint.verdict import Committed, Identity, Request
 from tallystick.errors import RetriableError, TallystickError
-from tallystick.sink.transaction import ProducedRange, Producer, Token
-from tallystick.state.handles import StepState
+from tallystick.sink.transaction import Producer, Token
+from tallystick.sink.two_phase import Lost
 from tallystick.topic_partition import TopicPartition
 
 ATTEMPTS_MAX = 3
 """How often an epoch is run before its last error is raised; each client call retries by itself."""
 
 
-class Phase(Enum):
-    """Where the one epoch in flight stands."""
-
-    IDLE = auto()  # nothing is known of Kafka yet
-    FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
-    RESTORING = auto()  # they are not; what Kafka committed last is being asked
-    OPENING = auto()  # the lineage is new: its first token is being committed
-    RUNNING = auto()  # tasks read and write into the open transaction
-    PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
-    COMPLETED = auto()  # the manifest is durable; the output is being counted
-    COMMITTING = auto()  # Kafka was told to commit: from here on only Kafka knows
-    CONFIRMING = auto()  # committed; what stands behind the reported rows is being looked at
-    READY = auto()  # no epoch is in flight, and what Kafka committed last is known
-    STOPPING = auto()  # an error is final; the open transaction is being aborted
-    STOPPED = auto()  # a person, or a newer run, has to act
-
-
-_GIVEN_UP = {Phase.FENCING, Phase.STOPPED}
-_ABORTED = {Phase.FENCING, Phase.STOPPING}
-NEXT_PHASES = {
-    Phase.IDLE: {Phase.FENCING},
-    Phase.FENCING: {Phase.RESTORING, *_GIVEN_UP},
-    Phase.RESTORING: {Phase.OPENING, Phase.RUNNING, Phase.CONFIRMING, *_GIVEN_UP},
-    Phase.OPENING: {Phase.RESTORING, *_GIVEN_UP},
-    Phase.RUNNING: {Phase.PREPARED, *_ABORTED},
-    Phase.PREPARED: {Phase.COMPLETED, *_ABORTED},
-    Phase.COMPLETED: {Phase.COMMITTING, *_ABORTED},
-    Phase.COMMITTING: {Phase.CONFIRMING, *_GIVEN_UP},
-    Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.RUNNING, Phase.CONFIRMING, Phase.STOPPED},
-    Phase.STOPPING: {Phase.STOPPED},
-    Phase.STOPPED: set(),
-}
-"""Exactly the ways that exist; `tests/checkpoint/test_coordinator.py` takes each of them."""
-ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
-"""Where a transaction may be open and certainly was not told to commit."""
-FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
-"""Where running the epoch again would not help: it is committed, or it is being given up."""
-
-
-# Events: facts, in the past tense.
-@dataclass(frozen=True, slots=True)
-class EpochRequested:
-    """Spark wants this epoch run, and will ask again until it has been told that it is done."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerFenced:
-    """No earlier producer can write or commit any more."""
-
-    producer: Producer
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedRead:
-    """Kafka said what it committed last, and the manifest of that was looked up."""
-
-    committed: Committed
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRan:
-    """All tasks flushed their output and will not write again; `state` is what they left.
-
-    `late` is for whoever listens: how many rows steps dropped, by uid.
-    """
-
-    produced: tuple[ProducedRange, ...]
-    state: tuple[StepState, ...] = ()
-    late: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestWritten:
-    """The manifest is durable."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutputCounted:
-    """What Kafka holds of the open transaction; None where the cluster does not tell."""
-
-    last_sequences: Mapping[TopicPartition, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionCommitted:
-    """The output is visible to read_committed consumers."""
-
-    next_producer: Producer
-
-
-@dataclass(frozen=True, slots=True)
-class OutputConfirmed:
-    """The log was read between the reported rows and the commit markers."""
-
-    foreign_rows: Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionFailed:
-    """What was ordered did not succeed; for a RetriableError, whether it acted is unknown."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionAborted:
-    """Nothing is open any more, or it will be aborted by its timeout."""
-
-
-Event = (
-    EpochRequested
-    | ProducerFenced
-    | CommittedRead
-    | EpochRan
-    | ManifestWritten
-    | OutputCounted
-    | TransactionCommitted
-    | OutputConfirmed
-    | ActionFailed
-    | TransactionAborted
-)
-
-
-# Actions: orders, in the imperative.
-@dataclass(frozen=True, slots=True)
-class FenceProducer:
-    """Take the transactional id over (None), or prove that it is still ours (`current`)."""
-
-    current: Producer | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCommitted:
-    """Ask Kafka which epoch it committed last, and read its manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEpoch:
-    """Read, transform and write everything of the epoch into the transaction of `producer`.
-
-    `state` is the committed state that it goes on from.
-    """
-
-    checkpoint_id: int
-    producer: Producer
-    state: tuple[StepState, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WriteManifest:
-    """Make the manifest durable, at a path that no other run can write."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class CountOutput:
-    """Ask Kafka what the open transaction holds."""
-
-    producer: Producer
-    produced: tuple[ProducedRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTransaction:
-    """Commit the rows together with the token, and with the sources' offsets if there are any."""
-
-    producer: Producer
-    token: Token
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmOutput:
-    """Look for rows between the reported ones and the commit markers."""
-
-    producer: Producer
-    produced: tuple[ProducedRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AbortTransaction:
-    """Make readers of the output wait no longer than needed."""
-
-    producer: Producer
-
-
-@dataclass(frozen=True, slots=True)
-class EndEpoch:
-    """Tell Spark that the epoch is done, and the sources' groups how far it read."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Raise the error: this run is over."""
-
-    error: Exception
-
-
-Action = (
-    FenceProducer
-    | ReadCommitted
-    | RunEpoch
-    | WriteManifest
-    | CountOutput
-    | CommitTransaction
-    | ConfirmOutput
-    | AbortTransaction
-    | EndEpoch
-    | Stop
-)
-
-
 class Coordinator:
-    """Drives one epoch after the other, and every recovery, as Spark asks for them."""
+    """Drives one epoch after the other, and every recovery, as Spark asks for them.
 
-    def __init__(self, identity: Identity) -> None:
+    Args:
+        identity: who runs.
+        decided_by: where decisions are kept, as manifests name it.
+        has_participants: there are other sinks than the one whose transaction decides.
+    """
+
+    def __init__(
+        self, identity: Identity, decided_by: str = KAFKA, *, has_participants: bool = False
+    ) -> None:
         self.phase = Phase.IDLE
         self._identity = identity
+        self._decided_by = decided_by
+        self._has_participants = has_participants
+        self._base_path = ""  # of the manifest that the epoch in flight goes on from
         self._request: Request | None = None
         self._attempt = 0
         self._owner: Producer | None = None  # the newest producer that Kafka gave this run
@@ -289,14 +122,16 @@ class Coordinator:
             case CommittedRead(committed):
                 self._committed = committed
                 return self._decide()
-            case EpochRan(produced, state):
-                return self._prepare(produced, state)
+            case EpochRan():
+                return self._prepare(event)
             case ManifestWritten(path):
                 return self._complete(path)
             case OutputCounted(last_sequences):
                 return self._check_count(last_sequences)
             case TransactionCommitted(next_producer):
                 return self._after_commit(next_producer)
+            case Recovered() | OutputSettled():
+                return self._after_participants(event)
             case OutputConfirmed(foreign_rows):
                 return self._finish(foreign_rows)
             case ActionFailed(error):
@@ -317,23 +152,70 @@ class Coordinator:
 
     def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
-        assert self._committed is not None
-        match verdict.judge(self._asked, self._committed, self._identity):
+        known = self._known
+        judged = verdict.judge(self._asked, known, self._identity)
+        match judged:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
                 token = self._token(self._asked.checkpoint_id - 1, base_path)
                 return CommitTransaction(self._producer, token, ())
+            case verdict.Run() | verdict.Done():
+                decided = () if known.manifest is None else known.manifest.committables
+                if self.phase is Phase.RESTORING and (decided or self._has_participants):
+                    self._become(Phase.RECOVERING)
+                    return RecoverParticipants(self._producer, decided)
+                return self._go_on(judged)
+            case verdict.Refused(error):
+                return self._refuse(error)
+
+    def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
+        match judged:
             case verdict.Run():
-                self._become(Phase.RUNNING)
-                manifest = self._committed.manifest
-                state = () if manifest is None else manifest.state
-                return RunEpoch(self._asked.checkpoint_id, self._producer, state)
+                token = self._known.token
+                base_path = "" if token is None else token.manifest_path
+                return self._run(self._known.manifest, base_path)
             case verdict.Done(manifest):
                 self._manifest = manifest
                 self._become(Phase.CONFIRMING)
                 return ConfirmOutput(manifest.producer, manifest.produced)
-            case verdict.Refused(error):
-                return self._refuse(error)
+
+    def _run(self, base: Manifest | None, base_path: str) -> Action:
+        self._base_path = base_path
+        self._become(Phase.RUNNING)
+        state = () if base is None else base.state
+        return RunEpoch(self._asked.checkpoint_id, self._producer, state)
+
+    def _after_participants(self, event: Recovered | OutputSettled) -> Action:
+        match event:
+            case Recovered(lost, producer):
+                self._owner = producer
+                return self._after_recovery(lost)
+            case OutputSettled(lost):
+                return self._after_settling(lost)
+
+    def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
+        known = self._known
+        judged = verdict.judge(self._asked, known, self._identity)
+        assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
+        if lost:
+            assert known.manifest is not None, "what is lost was decided"
+            if isinstance(judged, verdict.Done) and lost_output.is_replayable(known, lost):
+                return self._run(known.before, known.manifest.base_path)
+            if lost_output.accepting_word(known.manifest) not in self._identity.accepted:
+                return self._stop(lost_output.error(self._identity, known.manifest, lost))
+        return self._go_on(judged)
+
+    def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
+        assert self._manifest is not None
+        accepted = lost_output.accepting_word(self._manifest) in self._identity.accepted
+        if lost and not accepted:
+            if len(lost) == len(self._manifest.committables) and self._attempt < ATTEMPTS_MAX:
+                self._attempt += 1  # the recovery finds it lost again, and may run it again
+                self._become(Phase.FENCING)
+                return FenceProducer(self._owner)
+            return self._stop(lost_output.error(self._identity, self._manifest, lost))
+        self._become(Phase.CONFIRMING)
+        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
 
     def _refuse(self, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
@@ -347,16 +229,20 @@ class Coordinator:
             return FenceProducer(self._owner)
         return self._stop(error)
 
-    def _prepare(self, produced: tuple[ProducedRange, ...], state: tuple[StepState, ...]) -> Action:
+    def _prepare(self, ran: EpochRan) -> Action:
         self._become(Phase.PREPARED)
+        keeps_base = bool(ran.committables) or self._decided_by != KAFKA
         self._manifest = Manifest(
             checkpoint_id=self._asked.checkpoint_id,
             pipeline=self._identity.pipeline,
             lineage=self._identity.lineage,
             sources=self._asked.sources,
-            produced=tuple(sorted(produced)),
+            produced=tuple(sorted(ran.produced)),
             producer=self._producer,
-            state=state,
+            state=ran.state,
+            committables=tuple(sorted(ran.committables)),
+            decided_by=self._decided_by,
+            base_path=self._base_path if keeps_base else "",
         )
         return WriteManifest(self._manifest)
 
@@ -381,13 +267,16 @@ class Coordinator:
         return CommitTransaction(self._producer, self._committed.token, self._asked.sources)
 
     def _after_commit(self, next_producer: Producer) -> Action:
-        written_by, self._owner = self._producer, next_producer
+        self._owner = next_producer
         if self.phase is Phase.OPENING:
             self._become(Phase.RESTORING)
             return ReadCommitted()
         assert self._manifest is not None
+        if self._manifest.committables:
+            self._become(Phase.SETTLING)
+            return CommitParticipants(self._manifest.committables)
         self._become(Phase.CONFIRMING)
-        return ConfirmOutput(written_by, self._manifest.produced)
+        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
 
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
         word = strays.accepting_word(self._asked.checkpoint_id)
@@ -433,6 +322,11 @@ class Coordinator:
     def _producer(self) -> Producer:
         assert self._owner is not None, "recovery fences before the first epoch"
         return self._owner
+
+    @property
+    def _known(self) -> Committed:
+        assert self._committed is not None, "what is committed is asked before anything is decided"
+        return self._committed
 
     @property
     def _asked(self) -> Request:

@@ -14,14 +14,19 @@ from typing import Any
 
 from tallystick.errors import ManifestError
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.sink.two_phase import Committable
 from tallystick.state.handles import StepState
 
-VERSION = 2
+VERSION = 3
+STATE_VERSION = 2
+"""Without committables, and decided by Kafka; written where that is so."""
 FIRST_VERSION = 1
-"""Without state and origin; written where there are none."""
+"""Without state and origin too."""
+KAFKA = "kafka"
+CHECKPOINT = "checkpoint"
 SEED = "seed"
 """How the random part of a seed's name begins; those of other manifests are hexadecimal."""
-READABLE_VERSIONS = (FIRST_VERSION, VERSION)
+READABLE_VERSIONS = (FIRST_VERSION, STATE_VERSION, VERSION)
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
@@ -49,7 +54,10 @@ class Manifest:
     `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
     checkpoints never share it, while epoch numbers repeat. `state` names the files of each keyed
-    step. `origin`: only a seed has one.
+    step. `origin`: only a seed has one. `committables` are what the decision for this manifest
+    makes visible besides the producer's rows. `decided_by` says where that decision is to be found:
+    `KAFKA` (the token) or `CHECKPOINT` (the log of decisions). `base_path` is the manifest that the
+    epoch went on from, where it may have to be run again after its decision.
     """
 
     checkpoint_id: int
@@ -60,23 +68,33 @@ class Manifest:
     producer: Producer
     state: tuple[StepState, ...] = ()
     origin: Origin | None = None
+    committables: tuple[Committable, ...] = ()
+    decided_by: str = KAFKA
+    base_path: str = ""
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= 0, self
         assert self.pipeline, self
         assert self.lineage, self
+        assert self.decided_by in (KAFKA, CHECKPOINT), self
 
     def to_fields(self) -> dict[str, Any]:
         """What `from_fields` reads back; of JSON's own types."""
-        return asdict(replace(self, state=())) | {"state": [step.to_json() for step in self.state]}
+        return asdict(replace(self, state=(), committables=())) | {
+            "state": [step.to_json() for step in self.state],
+            "committables": [each.to_fields() for each in self.committables],
+        }
 
     def encode(self) -> bytes:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
         held = self.to_fields()
         version = VERSION
-        if not self.state and self.origin is None:  # so the release before can go on from it
-            version = FIRST_VERSION
-            del held["state"], held["origin"]
+        if not self.committables and self.decided_by == KAFKA:  # so a release before can go on
+            version = STATE_VERSION
+            del held["committables"], held["decided_by"], held["base_path"]
+            if not self.state and self.origin is None:
+                version = FIRST_VERSION
+                del held["state"], held["origin"]
         line = json.dumps({"version": version, **held}, sort_keys=True).encode()
         data = line + b"\n%08x\n" % zlib.crc32(line)
         assert decode(data, "the manifest just written") == self
@@ -118,6 +136,9 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
         producer=Producer(**fields["producer"]),
         state=tuple(StepState.from_json(step) for step in fields.get("state", ())),
         origin=None if origin is None else Origin(**origin),
+        committables=tuple(map(Committable.from_fields, fields.get("committables", ()))),
+        decided_by=fields.get("decided_by", KAFKA),
+        base_path=fields.get("base_path", ""),
     )
 
 

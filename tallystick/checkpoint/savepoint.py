@@ -152,7 +152,17 @@ def seed_of(
         manifest_path=savepoint.manifest_path,
         savepoint=location,
     )
-    return replace(manifest, lineage=lineage, produced=(), state=state, origin=origin)
+    # What the epoch prepared is the original's to commit: Spark logged it as done only behind that.
+    return replace(
+        manifest,
+        lineage=lineage,
+        produced=(),
+        state=state,
+        origin=origin,
+        committables=(),
+        decided_by=m.KAFKA,
+        base_path="",
+    )
 
 
 def _sealed(held: Mapping[str, Any]) -> bytes:

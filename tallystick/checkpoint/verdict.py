@@ -75,6 +75,8 @@ class Committed:
             where Kafka's token is not of this lineage.
         has_state: files of keyed state lie in the checkpoint; looked up only where no manifest
             does.
+        before: the manifest that the newest epoch went on from, where that epoch may have to be run
+            again: if others than Kafka hold its output.
     """
 
     token: Token | None
@@ -83,6 +85,7 @@ class Committed:
     is_seeded: bool = False
     bases: tuple[Base, ...] = ()
     has_state: bool = False
+    before: Manifest | None = None
 
     @property
     def seed(self) -> Base | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import tallystick as ts
-from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import protocol as c
 from tallystick.demo.flights import STEP, TOPIC_IN, TOPIC_OUT
 
 NAME = "flights-demo"

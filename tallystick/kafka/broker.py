@@ -81,11 +81,9 @@ class KafkaBroker:
                 raise
             return self._init_producer(transactional_id, actual)
 
-    def committed_offset(
-        self, group: str, topic_partition: TopicPartition
-    ) -> tuple[int, str] | None:
-        """See `ports.Broker.committed_offset`."""
-        return self._fetch_offsets(group, [topic_partition]).get(topic_partition)
+    def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
+        """See `ports.Broker.group_offsets`; topics that may not be described are not in it."""
+        return self._fetch_offsets(group, None)
 
     def stage_offsets(
         self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
@@ -384,16 +382,20 @@ class KafkaBroker:
         )
 
     def _fetch_offsets(
-        self, group: str, partitions: list[TopicPartition]
+        self, group: str, partitions: list[TopicPartition] | None
     ) -> dict[TopicPartition, tuple[int, str]]:
         group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = by_topic(partitions)
+        topics = None if partitions is None else by_topic(partitions)
 
         def make() -> Any:
-            asked = [
-                group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
-                for topic, indexes in topics.items()
-            ]
+            asked = (
+                None
+                if topics is None
+                else [
+                    group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
+                    for topic, indexes in topics.items()
+                ]
+            )
             return protocol.OffsetFetchRequest(
                 groups=[group_class(group_id=group, topics=asked)], require_stable=True, version=8
             )
@@ -407,7 +409,7 @@ class KafkaBroker:
                 for part in topic.partitions
             ]
 
-        if not partitions:
+        if topics is not None and not topics:
             return {}
         response = self.client.call(make, Coordinator("group", group), codes)
         return {

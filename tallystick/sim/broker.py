@@ -53,13 +53,9 @@ class SimulatedBroker:
         self._was_owner = True
         return producer
 
-    def committed_offset(
-        self, group: str, topic_partition: TopicPartition
-    ) -> tuple[int, str] | None:
-        """See `ports.Broker.committed_offset`."""
-        return self._send(
-            "committed_offset", lambda: self._cluster.committed_offset(group, topic_partition)
-        )
+    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+        """See `ports.Broker.group_offsets`."""
+        return self._send("group_offsets", lambda: self._cluster.group_offsets(group))
 
     def stage_offsets(
         self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False

@@ -224,11 +224,11 @@ class KafkaCluster:
                 found[partition] = rows
         return found
 
-    def committed_offset(self, group: str, partition: TopicPartition) -> tuple[int, str] | None:
+    def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
         """OffsetFetch with require_stable: no answer while a transaction is pending on it."""
-        if (group, partition) in self._staged:
-            raise BrokerUnavailableError(f"{group}: the offset of {partition} is unstable")
-        return self.offsets.get((group, partition))
+        if any(staged == group for staged, _ in self._staged):
+            raise BrokerUnavailableError(f"{group}: its offsets are unstable")
+        return {at: held for (of, at), held in self.offsets.items() if of == group}
 
     def visible(self, partition: TopicPartition) -> list[Row]:
         """What a read_committed consumer gets."""

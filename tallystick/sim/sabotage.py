@@ -6,12 +6,12 @@ from collections.abc import Callable
 from tallystick.checkpoint import manifest
 from tallystick.checkpoint.savepoint import Savepoint, seed_of
 from tallystick.errors import DataLossError, ManifestError, StateFileError
-from tallystick.job import decode_token
 from tallystick.sim.faults import Fault
 from tallystick.sim.hosts import Host
 from tallystick.sim.rows import rows_between
 from tallystick.sim.spark import Checkpoint
 from tallystick.sim.world import OUTPUT, TOKEN_GROUP, World
+from tallystick.sink.tokens import decode_token
 from tallystick.state.changelog import parse_index
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load, needed

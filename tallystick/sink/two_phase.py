@@ -276,6 +276,18 @@ class Committer:
         return tuple(each for known in sorted(self._pending) for each in self._pending[known])
 
 
+class Lost(NamedTuple):
+    """A decided committable that can never be committed any more.
+
+    Args:
+        committable: what it was.
+        what: as its sink describes it to a person.
+    """
+
+    committable: Committable
+    what: str
+
+
 class Settled(NamedTuple):
     """How commits ended: what is lost, and the first error, which left its outcome open."""
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import protocol as c
 from tallystick.job import Listener
 
 LATE_ROWS: Counter[tuple[str, str]] = Counter()

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.checkpoint import coordinator as c
-from tallystick.checkpoint.coordinator import Coordinator, Phase
+from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.coordinator import ATTEMPTS_MAX, Coordinator
 from tallystick.checkpoint.manifest import Manifest, Origin
+from tallystick.checkpoint.protocol import Phase
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
     BrokerUnavailableError,
@@ -244,4 +245,4 @@ def test_no_epoch_is_tried_for_ever():
             case c.CommitTransaction():
                 action = state.step(c.ActionFailed(BrokerUnavailableError("no answer")))
 
-    assert tries == 2 * c.ATTEMPTS_MAX
+    assert tries == 2 * ATTEMPTS_MAX

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.checkpoint.manifest import FOLDER, VERSION, Manifest, Origin, decode, manifest_path
+from tallystick.checkpoint.manifest import (
+    FOLDER,
+    STATE_VERSION,
+    VERSION,
+    Manifest,
+    Origin,
+    decode,
+    manifest_path,
+)
 from tallystick.errors import ManifestError
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.state.handles import StepState
@@ -84,7 +92,7 @@ def test_without_state_it_is_written_as_the_first_release_reads_it():
         "producer": {"transactional_id": "t", "producer_id": 7, "producer_epoch": 2},
     }
     for other in (replace(EXAMPLE, state=state), replace(EXAMPLE, origin=origin)):
-        assert json.loads(other.encode().splitlines()[0])["version"] == VERSION
+        assert json.loads(other.encode().splitlines()[0])["version"] == STATE_VERSION
 
 
 @given(st.integers(0, 10**11), st.integers(0, 10**11))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tallystick.checkpoint import coordinator as c
+from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import RetriableError
 from tallystick.job import Driver, Target

@@ -41,7 +41,7 @@ def test_epochs_become_visible_with_their_token(
     token = TopicPartition(topic, 0)
     group = f"{GROUP}-{transactional_id}"
     producer = broker.fence(transactional_id, None)
-    assert broker.committed_offset(group, token) is None
+    assert broker.group_offsets(group) == {}
     seen = {(producer.producer_id, producer.producer_epoch)}
     expected: list[str] = []
     for epoch in range(3):
@@ -53,7 +53,7 @@ def test_epochs_become_visible_with_their_token(
         following = commit(broker, producer)
 
         assert sequences == {written.topic_partition: 19 for written in produced}
-        assert broker.committed_offset(group, token) == (epoch + 1, f"path-{epoch}")
+        assert broker.group_offsets(group)[token] == (epoch + 1, f"path-{epoch}")
         assert broker.foreign_rows(producer, produced) == {}
         expected += itertools.chain(*texts.values())
         producer = following

@@ -139,7 +139,7 @@ def test_a_group_without_members_takes_offsets(broker: KafkaBroker, topic: str) 
     asked = [TopicPartition(topic, index) for index in range(3)]
     found = broker.committed_offsets(group, asked)
     assert found == {TopicPartition(topic, 0): 7, TopicPartition(topic, 2): 9}
-    assert broker.committed_offset(group, TopicPartition(topic, 2)) == (9, "note")
+    assert broker.group_offsets(group)[TopicPartition(topic, 2)] == (9, "note")
 
 
 def test_an_epoch_that_read_the_last_of_a_deleted_topic_can_commit_all_the_same(
@@ -168,11 +168,11 @@ def test_a_pending_token_is_waited_for(
     )
 
     with pytest.raises(BrokerUnavailableError, match="UnstableOffsetCommit"):
-        impatient.committed_offset(group, token)
+        impatient.group_offsets(group)
     impatient.close()
 
     commit(broker, producer)
-    assert broker.committed_offset(group, token) == (1, "pending")
+    assert broker.group_offsets(group)[token] == (1, "pending")
 
 
 def test_offsets_by_time(

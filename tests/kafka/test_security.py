@@ -73,7 +73,7 @@ def test_four_rights_are_enough_for_a_whole_epoch(kafka: EmbeddedKafka) -> None:
 
     commit(broker, producer)
 
-    assert broker.committed_offset("tallystick-guarded", PARTITION) == (1, "path")
+    assert broker.group_offsets("tallystick-guarded") == {PARTITION: (1, "path")}
     assert broker.foreign_rows(producer, produced) == {}
     end = broker.list_offsets([PARTITION], -1)[PARTITION]
     rows = sum(each.num_rows for each in fetch(broker.client, SplitRange(TOPIC, 0, 0, end)))

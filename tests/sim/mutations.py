@@ -14,9 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from tallystick import job
-from tallystick.checkpoint import coordinator as c
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint import verdict
+from tallystick.checkpoint.coordinator import Coordinator
 from tallystick.checkpoint.verdict import Committed
 from tallystick.errors import (
     DataLossError,
@@ -29,6 +30,7 @@ from tallystick.job import Driver
 from tallystick.sim import engine
 from tallystick.sim.faults import Fault
 from tallystick.sim.kafka_cluster import KafkaCluster
+from tallystick.sink.tokens import encode_token
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.shown import shown
 
@@ -133,7 +135,7 @@ def _with_metadata(positions: Mapping[Any, int]) -> dict[Any, tuple[int, str]]:
 @mutation("the token is committed after the rows", Driver, "_commit", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
-        token = {self._target.token_partition: job.encode_token(action.token)}
+        token = {self._target.token_partition: encode_token(action.token)}
         if not action.token.manifest_path:
             return original(self, action)
         for source in _on_the_sinks_cluster(self, action):
@@ -148,7 +150,7 @@ def _(original: Any) -> Any:
 @mutation("the token is committed before the rows", Driver, "_commit", Fault.REFUSED)
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
-        token = {self._target.token_partition: job.encode_token(action.token)}
+        token = {self._target.token_partition: encode_token(action.token)}
         self._broker.commit_offsets(self._target.token_group, token)
         return original(self, action)
 
@@ -189,7 +191,7 @@ def _run_again(self: Any, _: Exception) -> c.Action:
 
 
 def _deaf_step(original: Any) -> Any:
-    broken = _when_commit_fails(_run_again)(c.Coordinator._broken)
+    broken = _when_commit_fails(_run_again)(Coordinator._broken)
 
     def step(self: Any, event: c.Event) -> c.Action:
         match event:
@@ -205,11 +207,11 @@ def _deaf_step(original: Any) -> Any:
 
 
 MUTATIONS["an unanswered commit is aborted, and the epoch run again"] = Mutation(
-    frozenset({Fault.LOST_REPLY}), c.Coordinator, "step", _deaf_step
+    frozenset({Fault.LOST_REPLY}), Coordinator, "step", _deaf_step
 )
 MUTATIONS["an unanswered commit counts as done"] = Mutation(
     frozenset({Fault.TRANSACTION_TIMEOUT}),
-    c.Coordinator,
+    Coordinator,
     "_broken",
     _when_commit_fails(lambda self, _: self._after_commit(self._producer)),
 )
@@ -218,7 +220,7 @@ MUTATIONS["an unanswered commit counts as done"] = Mutation(
 # What is retried, and by whom.
 
 
-@mutation("a live driver takes over", c.Coordinator, "_fence_again", Fault.TAKEOVER)
+@mutation("a live driver takes over", Coordinator, "_fence_again", Fault.TAKEOVER)
 def _(original: Any) -> Any:
     def fence_again(self: Any, error: Exception) -> c.Action:
         action = original(self, error)
@@ -227,12 +229,12 @@ def _(original: Any) -> Any:
     return fence_again
 
 
-@mutation("a replaced driver blames the checkpoint", c.Coordinator, "_refuse", Fault.TAKEOVER)
+@mutation("a replaced driver blames the checkpoint", Coordinator, "_refuse", Fault.TAKEOVER)
 def _(_: Any) -> Any:
     return lambda self, error: self._stop(error)
 
 
-@mutation("an epoch is tried for ever", c.Coordinator, "_broken", Fault.OUTAGE)
+@mutation("an epoch is tried for ever", Coordinator, "_broken", Fault.OUTAGE)
 def _(original: Any) -> Any:
     def broken(self: Any, error: Exception) -> c.Action:
         self._attempt = 0
@@ -374,14 +376,14 @@ def _(original: Any) -> Any:
 # What is looked at before and after the commit.
 
 
-@mutation("the output is not counted", c.Coordinator, "_check_count", Fault.RACING_ATTEMPT)
+@mutation("the output is not counted", Coordinator, "_check_count", Fault.RACING_ATTEMPT)
 def _(original: Any) -> Any:
     return lambda self, _: original(self, None)
 
 
 @mutation(
     "only partitions with reports are counted",
-    c.Coordinator,
+    Coordinator,
     "_check_count",
     Fault.STRAY_ELSEWHERE,
 )
@@ -396,7 +398,7 @@ def _(original: Any) -> Any:
 
 @mutation(
     "the output is not confirmed",
-    c.Coordinator,
+    Coordinator,
     "_finish",
     Fault.RACING_ATTEMPT,
     Fault.COUNT_HIDDEN,

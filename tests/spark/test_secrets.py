@@ -7,7 +7,6 @@ import pytest
 
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.testing import EmbeddedKafka, Security
-from tallystick.topic_partition import TopicPartition
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
 
@@ -44,9 +43,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         driver.run(flow.spec(show=True, reading_dies=True))
         error = driver.wait_for_end() or ""
     broker = KafkaBroker(flow.sink().config)
-    token = broker.committed_offset(
-        f"tallystick-{flow.name}-token", TopicPartition(flow.topic_out, 0)
-    )
+    token = broker.group_offsets(f"tallystick-{flow.name}-token")
     broker.close()
 
     assert PASSWORD in str(flow.kafka.kafka_options), "it is in use"

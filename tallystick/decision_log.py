@@ -1,0 +1,206 @@
+"""The checkpoint's own log of decisions, in Kafka's place where no transaction spans an epoch.
+
+    tallystick/decisions/<slot>.json     {run, token}: who owns the pipeline, and what is decided
+
+Invariants:
+    * A slot is created once and never changed (`Storage.put_new`): of two runs that want the same
+      one, the second is told.
+    * The newest slot counts, and says all: its run owns the pipeline, its token is the newest
+      decision. Taking over repeats the token.
+    * A run writes a slot only behind one of its own. So whoever takes over is certain that nothing
+      is decided behind its back: the run before finds its next slot taken, and stops.
+    * Old slots are removed, which leaves holes. Whoever wrote into a hole finds newer slots behind
+      it when it looks, and never counted.
+
+Source: the compare-and-swap log of table formats such as Delta's; Flink leaves the same question to
+its high-availability service, which elects one leader.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tallystick.checkpoint.manifest import FOLDER
+from tallystick.errors import BrokenInvariantError, FencedError, ManifestError
+from tallystick.ports import Clock, Storage
+from tallystick.sink.tokens import decode_token, encode_token
+from tallystick.sink.transaction import ProducedRange, Producer, Token
+from tallystick.topic_partition import TopicPartition
+
+DECISIONS = f"{FOLDER}/decisions"
+KEPT_SLOTS = 100
+NO_SLOT = -1
+VERSION = 1
+
+
+class Entry(NamedTuple):
+    """What a slot holds.
+
+    Args:
+        slot: its number.
+        run: who owns the pipeline since.
+        token: what is decided last; None: nothing yet.
+    """
+
+    slot: int
+    run: str
+    token: Token | None
+
+
+def slot_path(slot: int) -> str:
+    """Where a slot lies."""
+    return f"{DECISIONS}/{slot:016d}.json"
+
+
+def newest_entry(storage: Storage) -> Entry | None:
+    """The entry that counts; None if there is none.
+
+    Raises:
+        ManifestError: its file is damaged.
+    """
+    slots = _slots(storage)
+    while slots:
+        slot = slots.pop()
+        data = storage.get(slot_path(slot))
+        if data is not None:
+            return _decode(slot, data)
+    return None
+
+
+class DecisionLog:
+    """`ports.Broker` over the checkpoint: one run's hold of the log.
+
+    Args:
+        storage: the checkpoint.
+        clock: draws the run's name.
+    """
+
+    def __init__(self, storage: Storage, clock: Clock) -> None:
+        self._storage = storage
+        self._run = clock.nonce()
+        self._staged: Token | None = None
+
+    def fence(self, transactional_id: str, current: Producer | None) -> Producer:
+        """Take the log over; with `current`, only as long as nobody else did.
+
+        It writes a slot in either case: a write of our own that went unanswered may still arrive,
+        and must find its slot taken.
+
+        Raises:
+            FencedError: another run owns it.
+        """
+        while True:
+            newest = newest_entry(self._storage)
+            if current is not None and (newest is None or newest.run != self._run):
+                raise _fenced(newest)
+            slot = NO_SLOT + 1 if newest is None else newest.slot + 1
+            token = None if newest is None else newest.token
+            if self._put(Entry(slot, self._run, token)):
+                return self._producer(transactional_id, slot)
+
+    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+        """The newest decision, as a token of a group."""
+        newest = newest_entry(self._storage)
+        if newest is None or newest.token is None:
+            return {}
+        return {TopicPartition(group, 0): encode_token(newest.token)}
+
+    def stage_offsets(
+        self,
+        producer: Producer,
+        group: str,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        *,
+        for_show: bool = False,
+    ) -> None:
+        """Keep the token for the decision; positions for show are not the log's business."""
+        if not for_show:
+            [held] = offsets.values()
+            self._staged = decode_token(*held)
+
+    def commit_transaction(self, producer: Producer) -> Producer:
+        """Decide.
+
+        Raises:
+            FencedError: another run has taken over.
+            StorageError: whether it is decided is unknown: fence and ask.
+        """
+        if self._staged is None:
+            raise BrokenInvariantError("a decision without a token")
+        slot = producer.producer_epoch + 1
+        if not self._put(Entry(slot, self._run, self._staged)):
+            raise _fenced(newest_entry(self._storage))
+        self._staged = None
+        if slot % KEPT_SLOTS == 0:
+            for old in _slots(self._storage):
+                if old <= slot - KEPT_SLOTS:
+                    self._storage.delete(slot_path(old))
+        return self._producer(producer.transactional_id, slot)
+
+    def abort_transaction(self, producer: Producer) -> None:
+        """Nothing is open here."""
+        self._staged = None
+
+    def last_sequences(
+        self, producer: Producer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """No rows are in a transaction of the log's."""
+        return {}
+
+    def foreign_rows(
+        self, producer: Producer, produced: Iterable[ProducedRange]
+    ) -> Mapping[TopicPartition, int]:
+        """No rows are in a transaction of the log's."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _put(self, entry: Entry) -> bool:
+        """Write a slot; False if it was taken, or if newer ones are there already."""
+        if not self._storage.put_new(slot_path(entry.slot), _encode(entry)):
+            return False
+        newest = max(_slots(self._storage), default=NO_SLOT)
+        return newest == entry.slot
+
+    def _producer(self, transactional_id: str, slot: int) -> Producer:
+        return Producer(transactional_id, zlib.crc32(self._run.encode()), slot)
+
+
+def _slots(storage: Storage) -> list[int]:
+    names = [path.rpartition("/")[2].removesuffix(".json") for path in storage.names(DECISIONS)]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _encode(entry: Entry) -> bytes:
+    token = None if entry.token is None else encode_token(entry.token)
+    line = json.dumps({"version": VERSION, "run": entry.run, "token": token}).encode()
+    return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def _decode(slot: int, data: bytes) -> Entry:
+    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
+    if not line or checksum != b"%08x" % zlib.crc32(line):
+        raise ManifestError(
+            f"{slot_path(slot)}: {len(data)} bytes that fail their checksum, so the file is torn "
+            f"or was edited. Which epoch is decided last cannot be told. Nothing was changed. Put "
+            f"back a whole copy of the checkpoint; or start from a new one, stating where to read "
+            f"from."
+        )
+    held = json.loads(line)
+    if held["version"] != VERSION:
+        raise ManifestError(
+            f"{slot_path(slot)}: format version {held['version']}, this release reads version "
+            f"{VERSION}. Run the release that wrote it, or a newer one."
+        )
+    token = held["token"]
+    return Entry(slot, held["run"], None if token is None else decode_token(*token))
+
+
+def _fenced(newest: Entry | None) -> FencedError:
+    found = "no entry is left" if newest is None else f"run {newest.run}, slot {newest.slot}"
+    return FencedError(
+        f"the checkpoint's log of decisions belongs to another run now ({found}): this run stops. "
+        f"Two runs must not use one checkpoint; the newer one goes on."
+    )

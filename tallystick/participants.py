@@ -1,0 +1,116 @@
+"""`ports.Participants` for real: the sinks of a pipeline that wait for its decision.
+
+Every call is idempotent, and every committable is tried before an error is raised: what one sink
+cannot do now must not leave another's output unseen.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from tallystick.errors import OptionError
+from tallystick.sink.two_phase import (
+    Committable,
+    Committer,
+    Lost,
+    Outcome,
+    Owner,
+    TwoPhaseCommitSink,
+    commit_all,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class OpenSinks:
+    """The sinks of one run, by uid.
+
+    Args:
+        sinks: opened.
+        owners: whose transactions each one's are.
+        now_ms: the wall clock.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        owners: Mapping[str, Owner],
+        now_ms: Callable[[], int] = _now_ms,
+    ) -> None:
+        assert sinks.keys() == owners.keys(), "each sink has its owner"
+        self._sinks = sinks
+        self._owners = owners
+        self._now_ms = now_ms
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        """See `ports.Participants.commit`.
+
+        Raises:
+            OptionError: a sink is not in the pipeline any more; the others are committed.
+        """
+        committer = Committer()
+        for epoch in sorted({each.checkpoint_id for each in committables}):
+            committer.prepared(epoch, (c for c in committables if c.checkpoint_id == epoch))
+        due = committer.completed(max((each.checkpoint_id for each in committables), default=-1))
+        settled = commit_all(due, self._commit_one, committer.settled)
+        if settled.error is not None:
+            raise settled.error
+        return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
+
+    def lingering(self) -> tuple[Committable, ...]:
+        """See `ports.Participants.lingering`."""
+        return tuple(
+            each for uid, sink in self._sinks.items() for each in sink.lingering(self._owners[uid])
+        )
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.abort`."""
+        first: Exception | None = None
+        for each in committables:
+            logger.info("aborting what no completed checkpoint names: %s", each.name)
+            try:
+                self._sinks[each.sink].abort(each)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def close(self) -> None:
+        """Close every sink's connections."""
+        for sink in self._sinks.values():
+            sink.close()
+
+    def _commit_one(self, committable: Committable) -> Outcome:
+        sink = self._sinks.get(committable.sink)
+        if sink is None:
+            raise OptionError(
+                f"epoch {committable.checkpoint_id} was decided with a transaction of sink "
+                f"{committable.sink!r} ({committable.name}), which the pipeline does not have any "
+                f"more (it has {', '.join(self._sinks) or 'none'}). It is prepared and has to be "
+                f"committed. Add the sink again, with this uid, for one start."
+            )
+        self._warn_of_timeout(sink, committable)
+        return sink.commit(committable)
+
+    def _warn_of_timeout(self, sink: TwoPhaseCommitSink, committable: Committable) -> None:
+        """As Flink's enableTransactionTimeoutWarnings."""
+        timeout = sink.timeout
+        if timeout is None or not committable.begun_ms:
+            return
+        age_ms = self._now_ms() - committable.begun_ms
+        if age_ms >= timeout.warn_share * timeout.timeout_ms:
+            logger.warning(
+                "sink %s: transaction %s of epoch %d is committed %d ms after it was begun, which "
+                "is %d %% of its timeout of %d ms: what is open longer is aborted. Use a longer "
+                "timeout, or shorter epochs",
+                committable.sink,
+                committable.name,
+                committable.checkpoint_id,
+                age_ms,
+                100 * age_ms // timeout.timeout_ms,
+                timeout.timeout_ms,
+            )
