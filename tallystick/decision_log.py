@@ -34,6 +34,18 @@ NO_SLOT = -1
 VERSION = 1
 
 
+class Hold(NamedTuple):
+    """A run's hold of the log, as it may travel to another process of the same run.
+
+    Args:
+        run: the run's name.
+        slot: the newest one, which it wrote.
+    """
+
+    run: str
+    slot: int
+
+
 class Entry(NamedTuple):
     """What a slot holds.
 
@@ -74,11 +86,13 @@ class DecisionLog:
     Args:
         storage: the checkpoint.
         clock: draws the run's name.
+        hold: go on with this hold, and take over from nobody; None: a new run.
     """
 
-    def __init__(self, storage: Storage, clock: Clock) -> None:
+    def __init__(self, storage: Storage, clock: Clock, hold: Hold | None = None) -> None:
         self._storage = storage
-        self._run = clock.nonce()
+        self._run = clock.nonce() if hold is None else hold.run
+        self._hold = hold
         self._staged: Token | None = None
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
@@ -90,6 +104,8 @@ class DecisionLog:
         Raises:
             FencedError: another run owns it.
         """
+        if current is None and self._hold is not None:
+            return self._go_on(transactional_id, self._hold)
         while True:
             newest = newest_entry(self._storage)
             if current is not None and (newest is None or newest.run != self._run):
@@ -98,6 +114,17 @@ class DecisionLog:
             token = None if newest is None else newest.token
             if self._put(Entry(slot, self._run, token)):
                 return self._producer(transactional_id, slot)
+
+    def hold_of(self, producer: Producer) -> Hold:
+        """What another process of this run needs, to decide under this producer."""
+        return Hold(self._run, producer.producer_epoch)
+
+    def _go_on(self, transactional_id: str, hold: Hold) -> Producer:
+        """Nothing needs to be written: the slot behind it is still to be had, or it is not."""
+        newest = newest_entry(self._storage)
+        if newest is None or Hold(newest.run, newest.slot) != hold:
+            raise _fenced(newest)
+        return self._producer(transactional_id, hold.slot)
 
     def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
         """The newest decision, as a token of a group."""

@@ -119,6 +119,21 @@ class Driver:
             DataLossError: going on needs a person's decision.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
+        self._drive(request, engine)
+
+    def recover(self, request: Request) -> Producer | None:
+        """Do all that comes before an epoch's own work, which another process is to do.
+
+        Returns:
+            The producer under which the epoch may run; None: it is committed already.
+
+        Raises:
+            FencedError, DataLossError, TallystickError: as `run_epoch`.
+        """
+        return self._drive(request, None)
+
+    def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
+        """Take the epoch to its end; without an engine, to where it would run."""
         self._asked_for = request.checkpoint_id
         event: c.Event = c.EpochRequested(request)
         while True:
@@ -134,15 +149,17 @@ class Driver:
             match action:
                 case c.EndEpoch():
                     self._clear_up(request.checkpoint_id)
-                    return
+                    return None
                 case c.Stop(error):
                     raise error
+                case c.RunEpoch(_, producer, _) if engine is None:
+                    return producer
             event = self._attempt(action, engine)
             if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
                 self._collect_at = request.checkpoint_id  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
 
-    def _attempt(self, action: c.Action, engine: Engine) -> c.Event:
+    def _attempt(self, action: c.Action, engine: Engine | None) -> c.Event:
         try:
             return self._perform(action, engine)
         except Exception as error:
@@ -165,7 +182,7 @@ class Driver:
         )
         return StateFileError(f"{message} {way_on}")
 
-    def _perform(self, action: c.Action, engine: Engine) -> c.Event:
+    def _perform(self, action: c.Action, engine: Engine | None) -> c.Event:
         """Do one action and report the fact that follows from it."""
         match action:
             case c.FenceProducer(current):
@@ -173,6 +190,7 @@ class Driver:
             case c.ReadCommitted():
                 return c.CommittedRead(self._read_committed())
             case c.RunEpoch(checkpoint_id, producer, state):
+                assert engine is not None, "a recovery ends before the epoch runs"
                 return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
             case c.WriteManifest(manifest):
                 path = m.manifest_path(manifest, self._clock.nonce())
