@@ -32,6 +32,8 @@ SEND_BYTES_MAX = 1 << 20
 """How much is given to the socket at once; TLS would otherwise copy a whole request."""
 SESSION_SHARE = 0.8
 """How much of a SASL session's lifetime is used before a new connection replaces it (KIP-368)."""
+NO_ACKS = 0
+"""A Produce request with it is the one request that gets no answer."""
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers plain text."""
 
@@ -136,7 +138,8 @@ class Connection:
         while view:
             self._socket.settimeout(_left(deadline, self.name))
             view = view[self._socket.send(view[:SEND_BYTES_MAX]) :]
-        self._in_flight.append(sent)
+        if getattr(request, "acks", None) != NO_ACKS:
+            self._in_flight.append(sent)
         return sent.correlation_id
 
     def _read_frame(self, deadline: float) -> memoryview:

@@ -27,6 +27,7 @@ from kafka.protocol.admin import (
     DescribeConfigsRequest,
     DescribeProducersRequest,
     DescribeTransactionsRequest,
+    ListTransactionsRequest,
 )
 from kafka.protocol.consumer import (
     FetchRequest,
@@ -64,6 +65,7 @@ __all__ = [
     "FindCoordinatorRequest",
     "InitProducerIdRequest",
     "ListOffsetsRequest",
+    "ListTransactionsRequest",
     "MetadataRequest",
     "OffsetCommitRequest",
     "OffsetFetchRequest",

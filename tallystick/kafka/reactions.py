@@ -93,6 +93,9 @@ ACL = {
     ("TopicAuthorizationFailed", "DeleteRecords"): "DELETE on the topic",
     ("ClusterAuthorizationFailed", "CreateTopics"): "CREATE on the topic or the cluster",
     ("ClusterAuthorizationFailed", "DescribeConfigs"): "DESCRIBE_CONFIGS on the cluster",
+    ("ClusterAuthorizationFailed", "InitProducerId"): "WRITE on a topic",
+    ("TransactionalIdAuthorizationFailed", "DescribeTransactions"): "DESCRIBE (or WRITE) on the "
+    "transactional id",
 }
 """Which ACL is missing, where it is not the usual one of the resource."""
 ACL_USUAL = {

@@ -81,14 +81,16 @@ class PartitionWriter:
 
     Args:
         client: of the cluster; nobody else may use it meanwhile.
-        producer: whose transaction it is.
+        producer: whose transaction it is; without a transactional id it is idempotent only, and
+            what it writes is visible at once.
         transaction_version: the driver's, `KafkaBroker.transaction_version`.
     """
 
     def __init__(self, client: Client, producer: Producer, *, transaction_version: int) -> None:
         self._client = client
         self._producer = producer
-        self._adds_partitions = transaction_version < 2
+        self._is_transactional = bool(producer.transactional_id)
+        self._adds_partitions = self._is_transactional and transaction_version < 2
         self._logs: dict[TopicPartition, _Log] = {}
         self._topic_ids: dict[str, Any] = {}
         self._closed = False
@@ -238,11 +240,12 @@ class PartitionWriter:
     def _must_be_first(self, partition: TopicPartition) -> bool:
         """Whether no batch may follow in the same flight.
 
-        Before transaction.version 2 a log that knows nothing of a producer takes any sequence
-        number for its first: were the first batch refused for now, the second one would be taken
-        in its place, and the first be out of order for good.
+        Before transaction.version 2, or without a transaction, a log that knows nothing of a
+        producer takes any sequence number for its first: were the first batch refused for now, the
+        second one would be taken in its place, and the first be out of order for good.
         """
-        return self._adds_partitions and self._logs[partition].record_count == 0
+        takes_any = self._adds_partitions or not self._is_transactional
+        return takes_any and self._logs[partition].record_count == 0
 
     def _request(self, pieces: list[_Piece]) -> Any:
         topic_class = protocol.ProduceRequest.TopicProduceData
@@ -250,16 +253,20 @@ class PartitionWriter:
         for partition, batch in pieces:
             part = topic_class.PartitionProduceData(index=partition.partition, records=batch.data)
             topics.setdefault(partition.topic, []).append(part)
-        before = {"max_version": VERSION_WITHOUT_ADD - 1}
+        generation = {}
+        if self._is_transactional:
+            generation = {"min_version": VERSION_WITHOUT_ADD}
+        if self._adds_partitions:
+            generation = {"max_version": VERSION_WITHOUT_ADD - 1}
         return protocol.ProduceRequest(
-            transactional_id=self._producer.transactional_id,
+            transactional_id=self._producer.transactional_id or None,
             acks=-1,
             timeout_ms=int(self._client.config.request_timeout_ms * SERVER_SHARE),
             topic_data=[
                 topic_class(name=topic, topic_id=self._topic_id(topic), partition_data=parts)
                 for topic, parts in topics.items()
             ],
-            **(before if self._adds_partitions else {"min_version": VERSION_WITHOUT_ADD}),
+            **generation,
         )
 
     def _topic_id(self, topic: str) -> Any:

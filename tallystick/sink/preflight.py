@@ -106,3 +106,25 @@ def _warnings(facts: ClusterFacts, settings: Settings) -> Iterator[str]:
             f"({settings.transaction_timeout_ms}): an epoch that takes as long to write as its "
             f"data took to come is aborted and run again"
         )
+
+
+def check_recovery(settings: Settings, max_recovery_ms: int | None) -> Iterator[str]:
+    """What forbids that prepared transactions outlive the time between two epochs and a restart.
+
+    For sinks whose transactions are committed after the checkpoint: one that is aborted in between
+    by its timeout takes rows with it that the checkpoint already counts.
+
+    Args:
+        settings: what the user chose.
+        max_recovery_ms: how long the pipeline may be down; None: not said, and not checked.
+    """
+    if max_recovery_ms is None:
+        return
+    interval, timeout = settings.trigger_interval_ms or 0, settings.transaction_timeout_ms
+    if timeout <= interval + max_recovery_ms:
+        yield (
+            f"transaction_timeout_ms is {timeout}, the trigger interval {interval} ms and "
+            f"max_recovery_time {max_recovery_ms} ms: Kafka would abort what waits for its commit "
+            f"before a pipeline that was down for so long can commit it. transaction_timeout_ms "
+            f"must be more than {interval + max_recovery_ms}"
+        )

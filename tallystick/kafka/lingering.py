@@ -1,0 +1,163 @@
+"""Which transactions of a sink are open, of whatever run, task and attempt (KIP-664).
+
+ListTransactions asks every broker for what it coordinates. It needs no right of its own, and that
+is the trap: ids that this user may not describe are left out without a word. So the right is tried
+on one id of each prefix, with DescribeTransactions, which does refuse.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from tallystick.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    TallystickError,
+)
+from tallystick.kafka import protocol
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.client import Client, Node
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.transactional_ids import PooledId, owned, pool_of, transactional_id
+
+logger = logging.getLogger(__name__)
+
+OPEN = "Ongoing"
+"""The one state in which nobody has decided; those that begin with `Prepare` end by themselves."""
+NODE_TIMEOUT_MS = 3_000
+"""How long one broker may take; then it is looked for again among those that are left."""
+UNKNOWN_TASKS_MIN = 16
+"""After so many tasks without any known id, the probing of a pool ends."""
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that is open, as its coordinator tells."""
+
+    pooled_id: PooledId
+    producer_id: int
+    producer_epoch: int
+    begun_ms: int
+    timeout_ms: int
+    topics: tuple[str, ...]
+
+
+class Finder:
+    """Finds the open transactions of one sink.
+
+    Args:
+        client: of the cluster.
+        prefixes: every one that the pipeline has ever used.
+        sink: its uid.
+        tasks: how many tasks there are now; more is looked for.
+    """
+
+    def __init__(self, client: Client, prefixes: Collection[str], sink: str, tasks: int) -> None:
+        self._client = client
+        self._prefixes = frozenset(prefixes)
+        self._sink = sink
+        self._tasks = tasks
+        self._told: set[str] = set()
+
+    def open_transactions(self) -> tuple[OpenTransaction, ...]:
+        """Everything of the sink that is open now.
+
+        Raises:
+            BrokerUnavailableError: a broker did not answer, so that something may be missing.
+        """
+        allowed = {prefix for prefix in self._prefixes if self._may_describe(prefix)}
+        try:
+            ids: Iterable[str] = list_open_ids(self._client)
+        except BrokerUnavailableError:
+            raise
+        except TallystickError as error:
+            self._tell(
+                f"open transactions cannot be listed ({error}); the ids of sink {self._sink!r} are "
+                f"tried one by one instead, which finds none of a task whose number is more than "
+                f"{self._tasks_beyond} above the highest one known. Kafka 3.0 and later can list "
+                f"them, and asks for DESCRIBE on the transactional ids only."
+            )
+            ids = self._probed(allowed)
+        found = owned(set(ids), allowed, [self._sink])
+        return tuple(each for each in map(self._describe, found) if each is not None)
+
+    @property
+    def _tasks_beyond(self) -> int:
+        return max(self._tasks, UNKNOWN_TASKS_MIN)
+
+    def _describe(self, pooled_id: PooledId) -> OpenTransaction | None:
+        """None when it has ended since."""
+        state = transaction_state(self._client, str(pooled_id))
+        if state is None or state.transaction_state != OPEN:
+            return None
+        return OpenTransaction(
+            pooled_id,
+            int(state.producer_id),
+            int(state.producer_epoch),
+            max(0, int(state.transaction_start_time_ms)),
+            int(state.transaction_timeout_ms),
+            tuple(sorted(f"{topic.topic}-{part}" for topic in state.topics or []
+                         for part in topic.partitions)),
+        )  # fmt: skip
+
+    def _may_describe(self, prefix: str) -> bool:
+        some_id = transactional_id(prefix, self._sink, 0, 0)
+        try:
+            transaction_state(self._client, some_id)
+        except AuthorizationError as error:
+            self._tell(
+                f"open transactions with prefix {prefix!r} cannot be looked for ({error}); what is "
+                f"open there holds up readers of the output until it times out."
+            )
+            return False
+        return True
+
+    def _probed(self, prefixes: Collection[str]) -> Iterator[str]:
+        """Known ids of the pool, task by task, until there were long enough none."""
+        task, unknown = 0, 0
+        while prefixes and unknown < self._tasks_beyond:
+            ids = list(pool_of(task, prefixes, self._sink))
+            known = [each for each in ids if transaction_state(self._client, each) is not None]
+            unknown = 0 if known else unknown + 1
+            yield from known
+            task += 1
+
+    def _tell(self, warning: str) -> None:
+        if warning not in self._told:
+            self._told.add(warning)
+            logger.warning("%s", warning)
+
+
+def list_open_ids(client: Client) -> set[str]:
+    """The ids of all open transactions of a cluster that this user may describe.
+
+    Raises:
+        BrokerUnavailableError: not all brokers that the cluster names have answered.
+        TallystickError: the brokers do not offer it, or refuse it.
+    """
+    attempts = Attempts(client.deadline(), "ListTransactions", "all brokers")
+    while True:
+        nodes = [int(broker.node_id) for broker in client.metadata().brokers]
+        found: set[str] = set()
+        try:
+            for node in nodes:
+                found |= _list_of(client, node, attempts.deadline)
+        except BrokerUnavailableError as error:  # it may be gone, and its ids another's by now
+            attempts.pause(str(error))
+        else:
+            return found
+
+
+def _list_of(client: Client, node: int, deadline: float) -> set[str]:
+    def make() -> Any:
+        return protocol.ListTransactionsRequest(
+            state_filters=[OPEN], producer_id_filters=[], max_version=0
+        )
+
+    response = client.call(
+        make,
+        Node(node),
+        lambda response: [(response.error_code, f"broker {node}")],
+        deadline=min(deadline, time.monotonic() + NODE_TIMEOUT_MS / 1000),
+    )
+    return {str(each.transactional_id) for each in response.transaction_states}

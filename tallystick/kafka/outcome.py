@@ -1,0 +1,402 @@
+"""What became of a task's transaction: commit it, or prove that it is committed or lost.
+
+Kafka answers EndTxn for as long as nobody else has used the transactional id. After that it says
+`fenced`, which tells nothing: the other one's InitProducerId may have come before the commit, or
+after it. The token tells. It is an offset that a group holds if, and only if, the transaction that
+carried it was committed.
+
+Invariants:
+    * EndTxn(commit) is repeated unchanged until it is answered; no abort ever follows it.
+    * The token counts only if it was read after the coordinator had said that the transaction is
+      over. Before, its absence means nothing.
+    * The token of a producer epoch is of one transaction: each begins with InitProducerId.
+    * The producer that EndTxn answers with is not looked at. When epochs are used up it has another
+      producer id (KIP-890), and a repeated EndTxn is refused once that id is in use: an answer
+      like any other refusal (FLINK-40689).
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from enum import Enum, auto
+from typing import Any, Self
+
+from tallystick.errors import BrokerUnavailableError, DataLossError, FencedError
+from tallystick.kafka import cluster, protocol
+from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.broker import EPOCH_BY_END_TXN
+from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.reactions import ABORT, FENCED
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.sink.two_phase import Outcome
+from tallystick.topic_partition import TopicPartition
+
+REFUSED = FENCED | ABORT
+"""EndTxn's words for: not this producer epoch, or not any more."""
+SINCE_END_TXN = 5
+"""The version of EndTxn that gives out the next producer epoch (KIP-890)."""
+NO_OFFSET = -1
+CONTESTED_PATIENCE_MS = 2_000
+"""How long a token is waited for that somebody else's open transaction is about to replace."""
+RETENTION_ASSUMED_MINUTES = 24 * 60
+"""For how long a token is sure to be kept by a cluster that does not tell: the shortest default
+that Kafka ever had."""
+CLOCK_SKEW_MAX_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTransaction:
+    """All that is needed to commit what a task wrote, from any process.
+
+    Args:
+        transactional_id: of the pool.
+        producer_id: whom Kafka admitted under it.
+        producer_epoch: with which epoch.
+        transaction_version: the one it was written with; it must be ended with the same.
+        cluster_id: of the cluster that holds it.
+        lineage: of the checkpoint it belongs to; "" if that is not known, as of all the rest
+            below (of a transaction that was found open, and that no manifest names).
+        nonce: of the attempt.
+        token_group: where its token is.
+        token_topic: under which topic.
+        token_topic_id: and which topic of that name.
+        produced: what was written.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    transaction_version: int
+    cluster_id: str
+    lineage: str = ""
+    nonce: str = ""
+    token_group: str = ""
+    token_topic: str = ""
+    token_topic_id: str = ""
+    produced: tuple[ProducedRange, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.transactional_id!r} (producer {self.producer_id}, epoch "
+            f"{self.producer_epoch})"
+        )
+
+    @property
+    def name(self) -> str:
+        """No other transaction of the cluster has it."""
+        return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
+
+    @property
+    def producer(self) -> Producer:
+        """Who wrote it."""
+        return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
+
+    def to_json(self) -> str:
+        """As it travels in a committable's details."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` made."""
+        fields = json.loads(text)
+        fields["produced"] = tuple(ProducedRange(**each) for each in fields["produced"])
+        return cls(**fields)
+
+    def token_metadata(self, task: int) -> str:
+        """What the token says beside its offset."""
+        said = {
+            "lineage": self.lineage,
+            "task": task,
+            "nonce": self.nonce,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+        }
+        return json.dumps(said, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskToken:
+    """The token that a group holds: which transaction of its id was committed last.
+
+    Args:
+        next_checkpoint_id: the offset: the epoch behind the committed one.
+        lineage: of the checkpoint, as the other fields; "" where somebody else committed it.
+    """
+
+    next_checkpoint_id: int
+    lineage: str = ""
+    nonce: str = ""
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+    @classmethod
+    def read(cls, offset: int, metadata: str) -> Self:
+        """From what Kafka holds; metadata that is not ours says nothing."""
+        try:
+            fields = json.loads(metadata)
+            return cls(
+                offset,
+                str(fields["lineage"]),
+                str(fields["nonce"]),
+                int(fields["producer_id"]),
+                int(fields["producer_epoch"]),
+            )
+        except (ValueError, TypeError, KeyError):
+            return cls(offset)
+
+
+class Fate(Enum):
+    """What the coordinator says of one producer epoch's transaction."""
+
+    OPEN = auto()
+    ENDING = auto()
+    """Somebody's transaction under this id is being ended: ask again."""
+    OVER = auto()
+    CONTESTED = auto()
+    """Over, and the next user of the id has a transaction open."""
+    UNKNOWN = auto()
+    """The coordinator has forgotten it, or never knew."""
+
+
+def fate_of(transaction: TaskTransaction, state: Any) -> Fate:
+    """Read a coordinator's answer; None: it knows nothing of the id."""
+    if state is None:
+        return Fate.UNKNOWN
+    same_id = int(state.producer_id) == transaction.producer_id
+    epoch = int(state.producer_epoch)
+    if same_id and epoch < transaction.producer_epoch:
+        return Fate.UNKNOWN  # a coordinator that has lost the end of its log
+    if state.transaction_state == "Ongoing":
+        ours = same_id and epoch == transaction.producer_epoch
+        return Fate.OPEN if ours else Fate.CONTESTED
+    if state.transaction_state.startswith("Prepare"):
+        return Fate.ENDING
+    return Fate.OVER
+
+
+def commit(
+    client: Client, transaction: TaskTransaction, checkpoint_id: int, age_ms: int
+) -> Outcome:
+    """Make a prepared transaction visible, or find out what became of it.
+
+    Args:
+        client: of its cluster.
+        transaction: which.
+        checkpoint_id: the epoch it belongs to.
+        age_ms: for how long it has existed.
+
+    Raises:
+        BrokerUnavailableError: the outcome is unknown for now.
+        DataLossError: it can never be known.
+        FencedError: another run has gone on behind it.
+    """
+    attempts = Attempts(client.deadline(), "EndTxn", str(transaction))
+    while True:
+        refusal = end_transaction(client, transaction, committed=True)
+        if refusal is None:
+            return Outcome.COMMITTED
+        state = transaction_state(client, transaction.transactional_id)
+        fate = fate_of(transaction, state)
+        if fate in (Fate.OPEN, Fate.ENDING):
+            attempts.pause(f"{refusal}, while the coordinator says {state.transaction_state}")
+            continue
+        if not transaction.nonce:
+            raise DataLossError(
+                f"{transaction} is over ({refusal}), and no manifest says by which token its "
+                f"outcome can be told: it was found open, and ended since by somebody else."
+            )
+        token = _token_after(client, transaction, fate)
+        doubt = "" if token else _doubt(client, transaction, fate, age_ms)
+        return judge(transaction, checkpoint_id, token, doubt)
+
+
+def judge(
+    transaction: TaskTransaction, checkpoint_id: int, token: TaskToken | None, doubt: str
+) -> Outcome:
+    """What a token says of a transaction that is over.
+
+    Args:
+        transaction: which.
+        checkpoint_id: the epoch it belongs to.
+        token: as read after the transaction was over.
+        doubt: why a token that is absent may have been there; "" if it cannot.
+
+    Raises:
+        DataLossError: neither outcome can be proved.
+        FencedError: the same checkpoint was gone on from by another run.
+    """
+    if token is None:
+        if doubt:
+            raise _unknowable(transaction, doubt)
+        return Outcome.LOST
+    if token.nonce == transaction.nonce:
+        return Outcome.COMMITTED
+    if token.lineage == transaction.lineage and token.next_checkpoint_id > checkpoint_id:
+        raise FencedError(
+            f"{transaction} of epoch {checkpoint_id}: under its transactional id Kafka committed "
+            f"epoch {token.next_checkpoint_id - 1} of the same checkpoint, by another attempt: "
+            f"another run has gone on from it. This run stops; let only one run use a checkpoint."
+        )
+    same_id = token.producer_id == transaction.producer_id
+    if same_id and token.producer_epoch < transaction.producer_epoch:
+        return Outcome.LOST  # Kafka held it before this transaction began, and holds it still
+    if token.lineage == transaction.lineage and not same_id:
+        return Outcome.LOST  # an earlier epoch's: the tokens of a checkpoint only rise
+    raise _unknowable(
+        transaction,
+        f"Kafka holds a token of epoch {token.next_checkpoint_id - 1} of lineage "
+        f"{token.lineage or 'unknown'!r} under the same id, which may have taken the place of its "
+        f"token (ours is of epoch {checkpoint_id} of lineage {transaction.lineage!r})",
+    )
+
+
+def _unknowable(transaction: TaskTransaction, doubt: str) -> DataLossError:
+    return DataLossError(
+        f"whether {transaction} was committed cannot be known: {doubt}. Compare by hand: read "
+        f"{written(transaction)} with isolation.level=read_committed. If those records are there, "
+        f"it was committed, and the checkpoint may go on; if they are not, they are lost, and the "
+        f"epoch must be run again from an earlier checkpoint."
+    )
+
+
+def written(transaction: TaskTransaction) -> str:
+    """What a transaction wrote, in words."""
+    if not transaction.produced:
+        return "what it wrote (not known)"
+    total = sum(each.record_count for each in transaction.produced)
+    places = ", ".join(
+        f"{each.topic_partition} offsets {each.first_offset}..{each.last_offset}"
+        for each in transaction.produced
+    )
+    return f"{total} records in {places}"
+
+
+def _token_after(client: Client, transaction: TaskTransaction, fate: Fate) -> TaskToken | None:
+    """The token, now that the transaction is over.
+
+    Where the next user of the id has staged a token of its own, the stable one is not to be had
+    before that transaction ends, which may be the one that this commit is waited with. Kafka let
+    that user in only when all markers of ours were written; so the plain answer, which hides the
+    next one's token, is what is asked for. It is not asked for at once because brokers before 4.0
+    take a marker's offsets over a moment later.
+    """
+    if fate is Fate.CONTESTED:
+        deadline = client.deadline(CONTESTED_PATIENCE_MS)
+        try:
+            return read_token(client, transaction, deadline=deadline)
+        except BrokerUnavailableError:
+            return read_token(client, transaction, stable=False)
+    return read_token(client, transaction)
+
+
+def _doubt(client: Client, transaction: TaskTransaction, fate: Fate, age_ms: int) -> str:
+    """Why a token that is not there may have been there."""
+    if fate is Fate.UNKNOWN:
+        return (
+            "the transaction coordinator knows nothing of it, and Kafka holds no token (both are "
+            "kept for 7 days by default: transactional.id.expiration.ms, offsets.retention.minutes)"
+        )
+    told = cluster.cluster_facts(client).offsets_retention_minutes
+    minutes = RETENTION_ASSUMED_MINUTES if told is None else told
+    if age_ms + CLOCK_SKEW_MAX_MS >= minutes * 60_000:
+        return (
+            f"Kafka holds no token, and keeps none for longer than {minutes} minutes "
+            f"(offsets.retention.minutes); the transaction was begun {age_ms // 60_000} minutes ago"
+        )
+    found = cluster.describe_topics(client, [transaction.token_topic])
+    topic = found.get(transaction.token_topic)
+    if topic is None or topic.topic_id != transaction.token_topic_id:
+        what = "is gone" if topic is None else "was deleted and created again"
+        return f"topic {transaction.token_topic!r}, which its token was kept under, {what}"
+    return ""
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def end_transaction(
+    client: Client,
+    transaction: TaskTransaction,
+    *,
+    committed: bool,
+    deadline: float | None = None,
+) -> str | None:
+    """EndTxn, unchanged until it is answered; the name of Kafka's refusal, or None when done.
+
+    Raises:
+        BrokerUnavailableError: no answer; whether Kafka acted is unknown.
+        AuthorizationError: WRITE on the transactional id is missing.
+    """
+    bumps = transaction.transaction_version >= EPOCH_BY_END_TXN
+    generation = {"min_version": SINCE_END_TXN} if bumps else {"max_version": SINCE_END_TXN - 1}
+
+    def make() -> Any:
+        return protocol.EndTxnRequest(
+            transactional_id=transaction.transactional_id,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            committed=committed,
+            **generation,
+        )
+
+    response = client.call(
+        make,
+        Coordinator("transaction", transaction.transactional_id),
+        lambda response: [(response.error_code, str(transaction))],
+        deadline=deadline,
+        accept=REFUSED,
+    )
+    return protocol.error_name(response.error_code)
+
+
+def read_token(
+    client: Client,
+    transaction: TaskTransaction,
+    *,
+    stable: bool = True,
+    deadline: float | None = None,
+) -> TaskToken | None:
+    """What Kafka holds in a transaction's token group.
+
+    Args:
+        client: of the cluster.
+        transaction: whose group and topic are asked for.
+        stable: wait for the end of a transaction that has staged another one (KIP-447).
+        deadline: as in `Client.call`.
+    """
+    group = transaction.token_group
+    partition = TopicPartition(transaction.token_topic, 0)
+    group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
+    topic_class = group_class.OffsetFetchRequestTopics
+
+    def make() -> Any:
+        topics = [topic_class(name=partition.topic, partition_indexes=[partition.partition])]
+        return protocol.OffsetFetchRequest(
+            groups=[group_class(group_id=group, topics=topics)], require_stable=stable, version=8
+        )
+
+    response = client.call(
+        make, Coordinator("group", group), lambda response: _offset_codes(response, group),
+        deadline=deadline,
+    )  # fmt: skip
+    for part in _offset_parts(response):
+        if part.committed_offset != NO_OFFSET:
+            return TaskToken.read(int(part.committed_offset), part.metadata or "")
+    return None
+
+
+def _offset_parts(response: Any) -> list[Any]:
+    return [
+        part for found in response.groups for topic in found.topics for part in topic.partitions
+    ]
+
+
+def _offset_codes(response: Any, group: str) -> list[tuple[int, str]]:
+    about = f"token group {group!r}"
+    return [(each.error_code, about) for each in [*response.groups, *_offset_parts(response)]]
+
+
+def age_ms(begun_ms: int) -> int:
+    """For how long something has existed that began at a time in ms since 1970."""
+    return max(0, time.time_ns() // 1_000_000 - begun_ms)

@@ -1,0 +1,264 @@
+"""Kafka with one transaction per task: the driver's side, `sink.two_phase.TwoPhaseCommitSink`.
+
+Each attempt of a task writes into a transaction of its own and leaves it open; the driver commits
+it when the checkpoint is decided, from the committable alone. So no rows travel between tasks, and
+retries and speculation do no harm. The price: part of an epoch is visible for a moment, and Kafka
+aborts what is not committed within the transaction timeout.
+
+Rights that the user of the connection needs, prefixed on `id_prefix`:
+    TransactionalId WRITE       all of it; DESCRIBE, which listing asks for, is implied
+    Group READ                  the tokens: their groups are named after the ids
+    Topic WRITE, Topic READ     the output; READ on the token topic is for staging tokens
+    Cluster DESCRIBE_CONFIGS    optional: the checks at the start
+    TransactionalId WRITE       on earlier prefixes too, for as long as anything may be open there
+
+Source: the behaviours of Flink's KafkaSink, KafkaCommitter and FLIP-511.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tallystick.errors import OptionError
+from tallystick.kafka import cluster, outcome, protocol
+from tallystick.kafka.broker import EPOCH_BY_END_TXN
+from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.lingering import Finder, OpenTransaction
+from tallystick.kafka.outcome import TaskTransaction, written
+from tallystick.kafka.task_transaction import TaskPlan, close_idle
+from tallystick.kafka.topic_ids import topic_id_text
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.preflight import Settings, check, check_recovery
+from tallystick.sink.rows import RowLayout
+from tallystick.sink.two_phase import (
+    Committable,
+    Guarantee,
+    Outcome,
+    Owner,
+    RunFacts,
+    Timeout,
+)
+
+logger = logging.getLogger(__name__)
+
+EPOCH_UNKNOWN = -1
+"""The `checkpoint_id` of what is found open: Kafka does not show a token before its commit."""
+
+
+@dataclass(frozen=True)
+class KafkaTaskSettings:
+    """What the user chose; see `KafkaSink` for the meaning of most.
+
+    Args:
+        id_prefix: of the transactional ids, without the sink's uid.
+        earlier_prefixes: those that the pipeline had before: what is open there is aborted.
+        warn_share: from which share of the timeout on a late commit is warned about.
+        max_recovery_ms: how long the pipeline may be down without losing prepared rows; None: no
+            promise, no check.
+    """
+
+    config: KafkaConfig
+    topic: str | None
+    token_topic: str
+    json: bool
+    key: str | None
+    compression: str
+    batch_bytes: int
+    transaction_timeout_ms: int
+    dead_letter_topic: str | None
+    guarantee: Guarantee
+    id_prefix: str
+    earlier_prefixes: frozenset[str] = field(default_factory=frozenset)
+    warn_share: float = 0.8
+    max_recovery_ms: int | None = None
+
+
+class KafkaTaskSink:
+    """The driver's side of one sink, for one run.
+
+    Whatever its guarantee is now, it settles what an earlier run left with another one.
+
+    Args:
+        settings: what the user chose.
+        owner: which sink of which pipeline.
+        facts: of the run.
+
+    Raises:
+        OptionError: something cannot work; all problems are named.
+    """
+
+    def __init__(self, settings: KafkaTaskSettings, owner: Owner, facts: RunFacts) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._client = Client(settings.config)
+        self._finder = Finder(
+            self._client,
+            settings.earlier_prefixes | {settings.id_prefix},
+            owner.sink,
+            facts.tasks,
+        )
+        try:
+            self._check(facts)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def timeout(self) -> Timeout | None:
+        """See `TwoPhaseCommitSink.timeout`."""
+        if self._settings.guarantee is not Guarantee.EXACTLY_ONCE:
+            return None
+        return Timeout(self._settings.transaction_timeout_ms, self._settings.warn_share)
+
+    def plan(self) -> TaskPlan:
+        """See `TwoPhaseCommitSink.plan`; the partitions are those that the topics have now.
+
+        Each task asks for the cluster's transaction.version itself when it begins.
+        """
+        settings = self._settings
+        counts = self._partition_counts()
+        dead_letters = None
+        if settings.dead_letter_topic is not None:
+            topic = settings.dead_letter_topic
+            dead_letters = RowLayout(cluster.partition_counts(self._client, [topic]), topic)
+        cluster.partition_counts(self._client, [settings.token_topic])
+        return TaskPlan(
+            config=settings.config,
+            cluster_id=self._client.cluster_id,
+            id_prefix=settings.id_prefix,
+            rows=RowLayout(counts, settings.topic, settings.json, settings.key),
+            dead_letters=dead_letters,
+            compression=settings.compression,
+            batch_bytes=settings.batch_bytes,
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            token_topic=settings.token_topic,
+            token_topic_id=topic_id_text(self._client.topic_ids.get(settings.token_topic)),
+            guarantee=settings.guarantee,
+        )
+
+    def commit(self, committable: Committable) -> Outcome:
+        """See `TwoPhaseCommitSink.commit`.
+
+        Raises:
+            OptionError: it is a transaction of another cluster.
+            BrokerUnavailableError: the outcome is unknown for now.
+            DataLossError: the outcome can never be known.
+            FencedError: another run has gone on from the same checkpoint.
+        """
+        transaction = self._here(committable)
+        age_ms = outcome.age_ms(committable.begun_ms)
+        return outcome.commit(self._client, transaction, committable.checkpoint_id, age_ms)
+
+    def abort(self, committable: Committable) -> None:
+        """See `TwoPhaseCommitSink.abort`: EndTxn names the one producer epoch that it ends.
+
+        InitProducerId alone would abort whatever is open under the id by then. It follows where
+        EndTxn does not fence the writer: before transaction.version 2.
+        """
+        transaction = self._here(committable)
+        state = transaction_state(self._client, transaction.transactional_id)
+        if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
+            return
+        outcome.end_transaction(self._client, transaction, committed=False)
+        if transaction.transaction_version < EPOCH_BY_END_TXN:
+            self._fence(transaction)
+
+    def lingering(self, owner: Owner) -> Iterable[Committable]:
+        """See `TwoPhaseCommitSink.lingering`; what is being ended already is not in it."""
+        assert owner.sink == self._owner.sink, (owner, self._owner)
+        found = self._finder.open_transactions()
+        if not found:
+            return ()
+        version = cluster.transaction_version(self._client) or 0
+        cluster_id = cluster.cluster_id(self._client)
+        return tuple(_found(each, version, cluster_id) for each in found)
+
+    def describe(self, committable: Committable) -> str:
+        """See `TwoPhaseCommitSink.describe`."""
+        transaction = TaskTransaction.from_json(committable.details)
+        return f"{transaction}: {written(transaction)}"
+
+    def close(self) -> None:
+        """See `TwoPhaseCommitSink.close`; what is open in Kafka stays open."""
+        self._client.close()
+        close_idle(self._settings.config)
+
+    def _here(self, committable: Committable) -> TaskTransaction:
+        transaction = TaskTransaction.from_json(committable.details)
+        here = self._client.cluster_id or cluster.cluster_id(self._client)
+        if transaction.cluster_id != here:
+            raise OptionError(
+                f"{transaction} of sink {committable.sink!r} is one of cluster "
+                f"{transaction.cluster_id!r}, and bootstrap.servers "
+                f"{self._settings.config.bootstrap_servers} is cluster {here!r}, which cannot tell "
+                f"what became of it. Start once with the servers of the former, so that it is "
+                f"settled, and change them then."
+            )
+        return transaction
+
+    def _fence(self, transaction: TaskTransaction) -> None:
+        """A new epoch for the id, if nobody else took one since."""
+
+        def make() -> Any:
+            return protocol.InitProducerIdRequest(
+                transactional_id=transaction.transactional_id,
+                transaction_timeout_ms=self._settings.transaction_timeout_ms,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.producer_epoch,
+                min_version=3,  # KIP-360
+                max_version=5,
+            )
+
+        self._client.call(
+            make,
+            Coordinator("transaction", transaction.transactional_id),
+            lambda response: [(response.error_code, str(transaction))],
+            accept=outcome.REFUSED,
+        )
+
+    def _partition_counts(self) -> Mapping[str, int]:
+        topic = self._settings.topic
+        topics = cluster.topics(self._client) if topic is None else [topic]
+        return cluster.partition_counts(self._client, topics)
+
+    def _check(self, facts: RunFacts) -> None:
+        settings = self._settings
+        topics = (settings.token_topic, settings.topic, settings.dead_letter_topic)
+        cluster.partition_counts(self._client, {topic for topic in topics if topic is not None})
+        if settings.guarantee is not Guarantee.EXACTLY_ONCE:
+            return
+        chosen = Settings(
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            delivery_timeout_ms=settings.config.delivery_timeout_ms,
+            batch_bytes=settings.batch_bytes,
+            trigger_interval_ms=facts.trigger_interval_ms,
+            speculation=False,  # each attempt has a transaction of its own
+        )
+        findings = check(cluster.cluster_facts(self._client), chosen)
+        for warning in findings.warnings:
+            logger.warning("%s", warning)
+        problems = [*findings.problems, *check_recovery(chosen, settings.max_recovery_ms)]
+        if problems:
+            raise OptionError("; ".join(problems))
+
+
+def _found(found: OpenTransaction, transaction_version: int, cluster_id: str) -> Committable:
+    """What is known of a transaction that was found open."""
+    transaction = TaskTransaction(
+        transactional_id=str(found.pooled_id),
+        producer_id=found.producer_id,
+        producer_epoch=found.producer_epoch,
+        transaction_version=transaction_version,
+        cluster_id=cluster_id,
+    )
+    return Committable(
+        sink=found.pooled_id.sink,
+        checkpoint_id=EPOCH_UNKNOWN,
+        task=found.pooled_id.task,
+        name=transaction.name,
+        record_count=0,
+        begun_ms=found.begun_ms,
+        details=transaction.to_json(),
+    )

@@ -1,0 +1,337 @@
+"""What one attempt of a task writes: into a transaction of its own, or into none.
+
+Invariants:
+    * A transaction begins with InitProducerId: a producer epoch has one transaction, whatever the
+      cluster's transaction.version, and what an earlier user of the id left open is aborted.
+    * The token is staged inside the transaction, after all rows were acknowledged.
+    * A task never ends a transaction that it has prepared: that is the driver's, see `outcome`.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import pyarrow as pa
+
+from tallystick.errors import BrokenInvariantError, EpochAbortedError, TallystickError
+from tallystick.kafka import protocol
+from tallystick.kafka.batch_header import CHECKED_FROM, TRANSACTIONAL
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.client import AnyBroker, Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.outcome import TaskTransaction, end_transaction
+from tallystick.kafka.records import EncodedBatch, encode
+from tallystick.kafka.unawaited import UnawaitedWriter
+from tallystick.kafka.writer import PartitionWriter
+from tallystick.sink.rows import RowLayout
+from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.sink.transactional_ids import slot_of, token_group, transactional_id
+from tallystick.sink.two_phase import Committable, Guarantee, Place
+from tallystick.topic_partition import TopicPartition
+
+GROUP_BYTES = 8 << 20
+GROUP_BATCHES = 64
+"""How much is worth a round trip, and small enough to hold."""
+ABORT_TIMEOUT_MS = 2_000
+"""How long a failed attempt tries to give up its transaction at once; else it is found later."""
+
+Frames = list[tuple[TopicPartition, EncodedBatch]]
+
+_idle: dict[tuple[int, KafkaConfig, int], list[KafkaBroker]] = {}
+
+
+def _take(config: KafkaConfig, transaction_timeout_ms: int) -> KafkaBroker:
+    """A connection of this process that nobody uses now; never one from before a fork.
+
+    Not the reader's: behind its large answers ours would have to wait.
+    """
+    idle = _idle.get((os.getpid(), config, transaction_timeout_ms))
+    return idle.pop() if idle else KafkaBroker(config, transaction_timeout_ms)
+
+
+def _give_back(broker: KafkaBroker, config: KafkaConfig, transaction_timeout_ms: int) -> None:
+    _idle.setdefault((os.getpid(), config, transaction_timeout_ms), []).append(broker)
+
+
+def close_idle(config: KafkaConfig) -> None:
+    """Close what this process keeps of a cluster for the next task."""
+    for key in [key for key in _idle if key[:2] == (os.getpid(), config)]:
+        for broker in _idle.pop(key):
+            broker.close()
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """How tasks write in one epoch.
+
+    Args:
+        config: how to reach the cluster.
+        cluster_id: which it was when the epoch began.
+        id_prefix: of the transactional ids.
+        rows: how rows become records, with the partitions that topics have now.
+        dead_letters: the same for malformed records; None: there may be none.
+        compression: as `KafkaSink` names it.
+        batch_bytes: how large a record batch becomes before compression.
+        transaction_timeout_ms: after how long Kafka aborts by itself.
+        token_topic: under whose partition 0 the tokens are kept.
+        token_topic_id: which topic of that name it is now.
+        guarantee: whether there are transactions at all.
+    """
+
+    config: KafkaConfig
+    cluster_id: str
+    id_prefix: str
+    rows: RowLayout
+    dead_letters: RowLayout | None
+    compression: str
+    batch_bytes: int
+    transaction_timeout_ms: int
+    token_topic: str
+    token_topic_id: str
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+
+    def begin(self, place: Place) -> "TaskWriter":
+        """See `TransactionPlan.begin`.
+
+        Raises:
+            OptionError: the task has used up its transactional ids.
+            AuthorizationError: WRITE on the transactional id is missing.
+            BrokerUnavailableError: the deadline passed.
+        """
+        match self.guarantee:
+            case Guarantee.EXACTLY_ONCE:
+                return InTransaction(self, place)
+            case Guarantee.AT_LEAST_ONCE | Guarantee.NONE:
+                return AtOnce(self, place)
+            case _:
+                assert_never(self.guarantee)
+
+
+class _Encoder:
+    """Rows to record batches, handed on in groups."""
+
+    def __init__(self, plan: TaskPlan, place: Place) -> None:
+        self._plan = plan
+        self._executor = os.getppid()
+        self._spread = place.task
+        self._frames: Frames = []
+        self._size = 0
+        self.record_count = 0
+
+    def add(self, layout: RowLayout, rows: pa.RecordBatch, send: Callable[[Frames], None]) -> None:
+        """Encode rows; what makes a group is sent."""
+        plan = self._plan
+        now_ms = time.time_ns() // 1_000_000
+        for partition, records in layout.split(rows, spread=self._spread):
+            for encoded in encode(
+                records,
+                compression=plan.compression,
+                batch_bytes=plan.batch_bytes,
+                now_ms=now_ms,
+            ):
+                self._frames.append((partition, encoded))
+                self._size += len(encoded.data)
+                self.record_count += encoded.record_count
+                if self._size >= GROUP_BYTES or len(self._frames) >= GROUP_BATCHES:
+                    self.flush(send)
+        self._spread += 1
+
+    def flush(self, send: Callable[[Frames], None]) -> None:
+        """Send what is left."""
+        if os.getppid() != self._executor:  # Spark's daemon died, and so the executor
+            raise EpochAbortedError("the executor of a writing task is gone: it stops")
+        frames, self._frames, self._size = self._frames, [], 0
+        if frames:
+            send(frames)
+
+
+class InTransaction:
+    """Exactly once: rows in a transaction, which `prepare` leaves open.
+
+    Args:
+        plan: of the epoch.
+        place: which attempt of which task.
+    """
+
+    def __init__(self, plan: TaskPlan, place: Place) -> None:
+        self._plan, self._place = plan, place
+        slot = slot_of(place.attempt, place.task)
+        name = transactional_id(plan.id_prefix, place.owner.sink, place.task, slot)
+        self._encoder = _Encoder(plan, place)
+        self._begun_ms = time.time_ns() // 1_000_000
+        self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
+        try:
+            self._producer = self._broker.fence(name, None)
+        except BaseException:
+            self._broker.close()
+            raise
+        self._version = self._broker.transaction_version
+        self._writer = PartitionWriter(
+            self._broker.client, self._producer, transaction_version=self._version
+        )
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Transaction.write`."""
+        self._encoder.add(self._plan.rows, rows, self._writer.write)
+
+    def write_dead_letters(self, records: pa.RecordBatch) -> None:
+        """Malformed records, as rows for the dead-letter topic, into the same transaction."""
+        self._encoder.add(_dead_letters_of(self._plan), records, self._writer.write)
+
+    def prepare(self) -> Sequence[Committable]:
+        """See `Transaction.prepare`."""
+        broker = self._broker
+        if broker is None:
+            raise BrokenInvariantError(f"{self._producer} was prepared or aborted before")
+        self._encoder.flush(self._writer.write)
+        transaction = self._transaction(self._writer.close())
+        place, plan = self._place, self._plan
+        token = (place.checkpoint_id + 1, transaction.token_metadata(place.task))
+        token_partition = TopicPartition(plan.token_topic, 0)
+        broker.stage_offsets(self._producer, transaction.token_group, {token_partition: token})
+        self._broker = None
+        _give_back(broker, plan.config, plan.transaction_timeout_ms)
+        committable = Committable(
+            sink=place.owner.sink,
+            checkpoint_id=place.checkpoint_id,
+            task=place.task,
+            name=transaction.name,
+            record_count=self._encoder.record_count,
+            begun_ms=self._begun_ms,
+            details=transaction.to_json(),
+        )
+        return [committable]
+
+    def abort(self) -> None:
+        """See `Transaction.abort`; what was prepared is the driver's, and stays."""
+        broker, self._broker = self._broker, None
+        if broker is None:
+            return
+        try:
+            deadline = broker.client.deadline(ABORT_TIMEOUT_MS)
+            given_up = self._transaction(())
+            end_transaction(broker.client, given_up, committed=False, deadline=deadline)
+        except (OSError, TallystickError):
+            pass  # it is found by its id, or times out
+        finally:
+            broker.close()
+
+    def _transaction(self, produced: tuple[ProducedRange, ...]) -> TaskTransaction:
+        return TaskTransaction(
+            transactional_id=self._producer.transactional_id,
+            producer_id=self._producer.producer_id,
+            producer_epoch=self._producer.producer_epoch,
+            transaction_version=self._version,
+            cluster_id=self._plan.cluster_id,
+            lineage=self._place.owner.lineage,
+            nonce=self._place.nonce,
+            token_group=token_group(self._producer.transactional_id),
+            token_topic=self._plan.token_topic,
+            token_topic_id=self._plan.token_topic_id,
+            produced=produced,
+        )
+
+
+class AtOnce:
+    """No transaction: rows are visible when they are written, and `prepare` leaves nothing open.
+
+    With `at_least_once` Kafka has acknowledged all rows (acks=all) when `prepare` returns; a
+    producer id keeps them in order and single through lost answers. What fails after that, in this
+    task or in another one, makes the epoch run again: its rows are there twice, or once and a
+    different once, until the epoch succeeds.
+
+    With `none` nothing is acknowledged (acks=0). Rows are lost that were under way to a broker
+    that went down, or was no longer the leader; all those of a batch that Kafka refuses (too large,
+    no right to write); and those in the socket of a worker that is killed. Nobody is told. An epoch
+    that fails runs again, so rows may be there twice as well.
+    """
+
+    def __init__(self, plan: TaskPlan, place: Place) -> None:
+        self._plan = plan
+        self._encoder = _Encoder(plan, place)
+        self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
+        try:
+            self._send = self._sender(self._broker.client)
+        except BaseException:
+            self._broker.close()
+            raise
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Transaction.write`."""
+        self._encoder.add(self._plan.rows, rows, self._send)
+
+    def write_dead_letters(self, records: pa.RecordBatch) -> None:
+        """Malformed records, as rows for the dead-letter topic."""
+        self._encoder.add(_dead_letters_of(self._plan), records, self._send)
+
+    def prepare(self) -> Sequence[Committable]:
+        """Send all; there is nothing to commit."""
+        self._encoder.flush(self._send)
+        broker, self._broker = self._broker, None
+        assert broker is not None, "prepared or aborted before"
+        _give_back(broker, self._plan.config, self._plan.transaction_timeout_ms)
+        return []
+
+    def abort(self) -> None:
+        """See `Transaction.abort`; what was written stays."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.close()
+
+    def _sender(self, client: Client) -> Callable[[Frames], None]:
+        if self._plan.guarantee is Guarantee.NONE:
+            unawaited = UnawaitedWriter(client)
+            return lambda frames: unawaited.write(_plain(frames))
+        writer = PartitionWriter(client, _idempotent_producer(client), transaction_version=0)
+        return lambda frames: writer.write(_plain(frames))
+
+
+TaskWriter = InTransaction | AtOnce
+"""What `TaskPlan.begin` gives: a `Transaction` that takes malformed records too."""
+
+
+def _dead_letters_of(plan: TaskPlan) -> RowLayout:
+    assert plan.dead_letters is not None, "dead letters, and no topic for them"
+    return plan.dead_letters
+
+
+def _plain(frames: Frames) -> Frames:
+    """The batches without the mark of a transaction; their checksum is taken when they go out."""
+    low = CHECKED_FROM + 1  # attributes are two bytes
+    return [
+        (
+            partition,
+            EncodedBatch(
+                encoded.record_count,
+                b"".join(
+                    (
+                        encoded.data[:low],
+                        bytes([encoded.data[low] & ~TRANSACTIONAL]),
+                        encoded.data[low + 1 :],
+                    )
+                ),
+            ),
+        )
+        for partition, encoded in frames
+    ]
+
+
+def _idempotent_producer(client: Client) -> Producer:
+    """A producer id without a transactional id: any broker gives one out."""
+
+    def make() -> Any:
+        return protocol.InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=0x7FFFFFFF,
+            producer_id=-1,
+            producer_epoch=-1,
+            min_version=3,
+            max_version=5,
+        )
+
+    answer = client.call(
+        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
+    )
+    return Producer("", int(answer.producer_id), int(answer.producer_epoch))

@@ -1,0 +1,116 @@
+"""The transactional ids of a sink with one transaction per task: whose an id is, by its text alone.
+
+    <prefix>/<sink's uid>/<task>/<slot>        tallystick-flights/kafka/3/0
+
+Ids are pooled: the slot is Spark's number of the task's attempt, so two attempts of a task never
+share an id, and no epoch makes new ones. The prefix is `tallystick-<pipeline>` unless a user chose
+another one.
+
+Invariants:
+    * An id has one reading. It is read from its end, where nothing but the prefix may hold a `/`:
+      neither the uid of a sink nor the name of a pipeline has one. With dashes, sink `b-c` of
+      pipeline `a` and sink `c` of pipeline `a-b` would share their ids.
+    * Owned is what has exactly one of the given prefixes and one of the given sinks, with whatever
+      task and slot: also a task that no longer exists after a scale-down.
+
+Source: the behaviours of Flink's TransactionalIdFactory, TransactionOwnership (FLIP-511).
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from tallystick.errors import OptionError
+
+SLOT_COUNT = 16
+"""How many attempts of one task have an id; Spark gives up after `spark.task.maxFailures`, 4."""
+SEPARATOR = "/"
+
+
+class PooledId(NamedTuple):
+    """A transactional id, taken apart."""
+
+    prefix: str
+    sink: str
+    task: int
+    slot: int
+
+    def __str__(self) -> str:
+        return SEPARATOR.join((self.prefix, self.sink, str(self.task), str(self.slot)))
+
+
+def default_prefix(pipeline: str) -> str:
+    """The prefix of a pipeline that chose no other; rights on it cover the token groups too."""
+    return f"tallystick-{pipeline}"
+
+
+def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
+    """The id that one attempt of a task writes with."""
+    assert prefix, "an empty prefix owns everybody's ids"
+    assert sink, "a sink without a uid"
+    assert SEPARATOR not in sink, sink
+    assert task >= 0, task
+    assert 0 <= slot < SLOT_COUNT, slot
+    return str(PooledId(prefix, sink, task, slot))
+
+
+def token_group(transactional_id: str) -> str:
+    """The consumer group under which transactions of an id keep their token."""
+    return f"{transactional_id}-token"
+
+
+def slot_of(attempt: int, task: int) -> int:
+    """The slot of an attempt.
+
+    Raises:
+        OptionError: the task has used up its ids.
+    """
+    if attempt >= SLOT_COUNT:
+        raise OptionError(
+            f"attempt {attempt} of task {task}: a task has {SLOT_COUNT} transactional ids, one for "
+            f"each attempt, and attempts 0 to {SLOT_COUNT - 1} had theirs. Find out why they "
+            f"failed, and lower spark.task.maxFailures to {SLOT_COUNT} or less."
+        )
+    return attempt
+
+
+def parse(transactional_id: str) -> PooledId | None:
+    """Take an id apart; None if it is none of ours."""
+    parts = transactional_id.rsplit(SEPARATOR, 3)
+    if len(parts) != 4 or not all(_is_number(part) for part in parts[2:]):
+        return None
+    prefix, sink, task, slot = parts
+    if not prefix or not sink:
+        return None
+    return PooledId(prefix, sink, int(task), int(slot))
+
+
+def _is_number(text: str) -> bool:
+    """Digits as we write them, so that each id has one text."""
+    return text.isascii() and text.isdigit() and str(int(text)) == text
+
+
+def owned(
+    listed: Iterable[str], prefixes: Collection[str], sinks: Collection[str]
+) -> tuple[PooledId, ...]:
+    """Which of a cluster's transactional ids are those of these sinks of one pipeline.
+
+    Args:
+        listed: whatever the cluster knows.
+        prefixes: every one that the pipeline has ever used.
+        sinks: their uids.
+    """
+    found = (parse(each) for each in listed)
+    return tuple(
+        sorted(
+            each
+            for each in found
+            if each is not None and each.prefix in prefixes and each.sink in sinks
+        )
+    )
+
+
+def pool_of(task: int, prefixes: Iterable[str], sink: str) -> Iterator[str]:
+    """All ids that attempts of one task may have left open."""
+    for prefix in sorted(set(prefixes)):
+        for slot in range(SLOT_COUNT):
+            yield transactional_id(prefix, sink, task, slot)

@@ -1,0 +1,137 @@
+"""What the tests of the sink with one transaction per task share."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pickle import dumps, loads  # as Spark sends plans to tasks
+from typing import Any
+
+import pyarrow as pa
+
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.kafka.task_transaction import TaskPlan
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
+
+LINEAGE = "lineage-1"
+
+
+def settings_of(config: KafkaConfig, topic: str, pipeline: str, **changes: Any) -> Any:
+    """Settings as `KafkaSink` would make them."""
+    values: dict[str, Any] = {
+        "config": config,
+        "topic": topic,
+        "token_topic": topic,
+        "json": False,
+        "key": None,
+        "compression": "lz4",
+        "batch_bytes": 900_000,
+        "transaction_timeout_ms": 60_000,
+        "dead_letter_topic": None,
+        "guarantee": Guarantee.EXACTLY_ONCE,
+        "id_prefix": f"tallystick-{pipeline}",
+    }
+    return KafkaTaskSettings(**(values | changes))
+
+
+@contextmanager
+def opened(
+    config: KafkaConfig, topic: str, pipeline: str, lineage: str = LINEAGE, **changes: Any
+) -> Iterator[KafkaTaskSink]:
+    """A sink named `out` for one run."""
+    owner = Owner(pipeline, "out", lineage)
+    sink = KafkaTaskSink(settings_of(config, topic, pipeline, **changes), owner, RunFacts(tasks=2))
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def place_of(
+    pipeline: str, epoch: int = 0, task: int = 0, attempt: int = 0, lineage: str = LINEAGE
+) -> Place:
+    nonce = os.urandom(8).hex()
+    return Place(Owner(pipeline, "out", lineage), epoch, task, attempt, nonce)
+
+
+def rows_of(*texts: str, partition: int = 0) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"value": pa.array(texts), "partition": pa.array([partition] * len(texts), pa.int32())}
+    )
+
+
+def written_by(plan: TaskPlan, place: Place, *texts: str, partition: int = 0) -> Committable:
+    """What a task hands over that writes these rows."""
+    transaction = plan.begin(place)
+    transaction.write(rows_of(*texts, partition=partition))
+    (committable,) = transaction.prepare()
+    return committable
+
+
+def written_in_another_process(plan: TaskPlan, place: Place, *texts: str) -> Committable:
+    """The same by a process that is killed (-9) as soon as it has handed over."""
+    task = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert task.stdin is not None
+    assert task.stdout is not None
+    task.stdin.write(b64encode(dumps((plan, place, texts))).decode() + "\n")
+    task.stdin.flush()
+    line = task.stdout.readline()
+    task.send_signal(signal.SIGKILL)
+    task.wait()
+    task.stdin.close()
+    task.stdout.close()
+    return Committable.from_fields(json.loads(line))
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def state_of(client: Client, committable: Committable) -> str:
+    name = json.loads(committable.details)["transactional_id"]
+    state = transaction_state(client, name)
+    return "" if state is None else str(state.transaction_state)
+
+
+def settled(client: Client, committable: Committable) -> None:
+    """Wait for the markers, which Kafka writes after it has answered."""
+    until(lambda: not state_of(client, committable).startswith("Prepare"))
+
+
+def committed(client: Client, sink: KafkaTaskSink, committable: Committable) -> Outcome:
+    outcome = sink.commit(committable)
+    settled(client, committable)
+    return outcome
+
+
+def taken_over(config: KafkaConfig, committable: Committable) -> None:
+    """Fence, as the next user of the id does."""
+    broker = KafkaBroker(config)
+    broker.fence(json.loads(committable.details)["transactional_id"], None)
+    broker.close()
+
+
+def _main() -> None:
+    plan, place, texts = loads(b64decode(sys.stdin.readline()))
+    committable = written_by(plan, place, *texts)
+    sys.stdout.write(json.dumps(committable.to_fields()) + "\n")
+    sys.stdout.flush()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    _main()
