@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ports": VALUES,
     "job": CORE | {"state_files", "wholeness"},
     "decision_log": CORE,
+    "handover": CORE,
     "participants": VALUES,
     "sim": CORE | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"},
     # The doors: ports and values, nothing of each other.
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "java": WORDS | {"cache"},
     "exclusive": WORDS,
     "storage": WORDS | {"exclusive"},
+    "files": WORDS | {"sink", "storage"},
     "state_files": CORE,
     "lmdb_environment": WORDS,
     "lmdb_view": WORDS | {"state"},
@@ -65,21 +67,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"lmdb_store", "savepoint_files", "savepoints", "state_contents", "state_files"},
     "registry": VALUES | {"formats"},
     "kafka": VALUES | COLUMNS | {"ports"},
+    "postgres": VALUES | COLUMNS,
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
     "task": VALUES | {"exchange", "formats", "kafka"},
+    "fan_out": VALUES | {"exchange", "task"},
     "processors": WORDS | {"state"},
     "steps": VALUES | {"task"},
     "exchanged_rows": WORDS,
     "keyed_task": CORE | {"exchange", "exchanged_rows", "state_files", "task"},
-    "keyed_epoch": CORE | {"exchange", "keyed_task", "task"},
+    "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_task", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "source"},
     "option_page": {"option_table"},
     "options": WORDS | {"formats", "option_table", "source"},
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
-    | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"},
+    | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
+    | {"decision_log", "fan_out", "handover", "participants"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS

@@ -16,6 +16,7 @@ from tallystick.cache import cache_directory
 
 WARM_UP_MODULES = (
     "tallystick.kafka.records",
+    "tallystick.postgres.binary_copy",
     "tallystick.sink.json_writer",
     "tallystick.sink.partitioner",
     "tallystick.source.avro_reader",

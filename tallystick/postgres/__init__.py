@@ -1,0 +1,1 @@
+"""PostgreSQL as a participant: rows by binary COPY, held back until the epoch is decided."""

@@ -1,0 +1,224 @@
+"""Connections of a process: made once, lent to one transaction at a time, thrown away on failure.
+
+Invariants:
+    * A connection that met a failure is closed and never lent again.
+    * A connection is used by the process that made it only: a worker that Spark's daemon forked
+      finds none of its parent's.
+    * Commits are on disk when they are answered, whatever the role's synchronous_commit; no wait
+      for a lock, a statement or a silent peer is without end.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, LiteralString, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+
+from tallystick.errors import OptionError, RetriableError
+from tallystick.postgres.faults import ours, secrets_of
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Result = TypeVar("Result")
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+    "fallback_application_name": "tallystick",
+}
+_TIMEOUTS = {
+    "lock_timeout": "30s",
+    "statement_timeout": "1h",
+    "idle_in_transaction_session_timeout": "1h",
+}
+"""Set where neither the server, the role nor the connection string has set one."""
+_KEPT_MAX = 2
+"""Idle connections of a process and connection string: two sinks may write in one task."""
+
+_kept: dict[tuple[int, str], list[Connection]] = {}
+
+
+def query(text: str) -> LiteralString:
+    """SQL whose names were quoted by the server or by `quoted`, as psycopg's types want it."""
+    checked: Any = text
+    found: LiteralString = checked
+    return found
+
+
+def quoted(name: str) -> str:
+    """A name as SQL."""
+    return sql.Identifier(name).as_string(None)
+
+
+def literal(text: str) -> str:
+    """A text as SQL, for statements that take no parameters."""
+    return sql.Literal(text).as_string(None)
+
+
+def connect(dsn: str) -> Connection:
+    """A new connection, in autocommit, to a server that takes writes.
+
+    Raises:
+        OptionError: the connection string is wrong, or refused.
+        RetriableError: there is no answer, or a standby answers.
+    """
+    secrets = secrets_of(dsn)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        given = None
+    if given is None:  # libpq's own message repeats parts of the string
+        raise OptionError(
+            "PostgreSQL: dsn is not a connection string: expected 'host=… dbname=… user=…' or "
+            "'postgresql://user@host/database'"
+        )
+    defaults: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
+    with ours("connecting", secrets):
+        made = psycopg.connect(
+            dsn, autocommit=True, prepare_threshold=None, client_encoding="UTF8", **defaults
+        )
+    try:
+        with ours("setting up the session", secrets):
+            _set_up(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _set_up(connection: Connection) -> None:
+    parts = [
+        f"CASE WHEN current_setting('{name}') = '0' THEN set_config('{name}', '{value}', false) END"
+        for name, value in _TIMEOUTS.items()
+    ]
+    parts.append(
+        "CASE WHEN current_setting('synchronous_commit') = 'off' "
+        "THEN set_config('synchronous_commit', 'on', false) END"
+    )
+    row = connection.execute(query(f"SELECT pg_is_in_recovery(), {', '.join(parts)}")).fetchone()
+    assert row is not None
+    if row[0]:
+        raise RetriableError(
+            "PostgreSQL: the server is a standby, in recovery: it takes no writes, and does not "
+            "show what is prepared; the dsn must lead to the primary"
+        )
+
+
+def lend(dsn: str) -> Connection:
+    """A connection inside a new transaction, for the caller alone.
+
+    Raises:
+        OptionError: see `connect`.
+        RetriableError: see `connect`.
+    """
+    kept = _kept.setdefault((os.getpid(), dsn), [])
+    while kept:
+        connection = kept.pop()
+        try:
+            connection.execute(BEGIN)
+            return connection
+        except psycopg.Error:  # it was cut while it was idle, which says nothing of the server
+            close(connection)
+    connection = connect(dsn)
+    try:
+        with ours("beginning a transaction", secrets_of(dsn)):
+            connection.execute(BEGIN)
+    except BaseException:
+        close(connection)
+        raise
+    return connection
+
+
+def give_back(dsn: str, connection: Connection) -> None:
+    """Keep a connection for the next transaction, if it is whole and there is room."""
+    kept = _kept.setdefault((os.getpid(), dsn), [])
+    idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+    if idle and len(kept) < _KEPT_MAX:
+        kept.append(connection)
+    else:
+        close(connection)
+
+
+def close(connection: Connection) -> None:
+    """Close it; never raises."""
+    with suppress(Exception):
+        connection.close()
+
+
+def close_kept() -> None:
+    """Close every idle connection of this process."""
+    for key in [key for key in _kept if key[0] == os.getpid()]:
+        for connection in _kept.pop(key):
+            close(connection)
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """A transaction that is committed at the end of the block; on failure nobody says ROLLBACK.
+
+    The caller throws the connection away instead, which does the same and cannot fail.
+
+    Raises:
+        RetriableError: it was not committed.
+    """
+    connection.execute(BEGIN)
+    yield
+    finish(connection, "COMMIT")
+
+
+def finish(connection: Connection, statement: str, tag: str = "COMMIT") -> None:
+    """End a transaction; the server answers ROLLBACK, and no error, where it had failed before.
+
+    Raises:
+        RetriableError: it was rolled back.
+    """
+    answer = connection.execute(query(statement)).statusmessage
+    if answer != tag:
+        raise RetriableError(f"PostgreSQL answered {answer!r} to {tag}: it was rolled back")
+
+
+class Session:
+    """The driver's connection: made when it is needed, made again after a failure."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.secrets = secrets_of(dsn)
+        self._connection: Connection | None = None
+
+    def run(self, doing: str, work: Callable[[Connection], Result]) -> Result:
+        """Do work that may be done twice: once more where a kept connection turns out to be cut.
+
+        Raises:
+            TallystickError: as `ours` says it.
+        """
+        was_kept = self._connection is not None
+        try:
+            return self._run(doing, work)
+        except RetriableError:
+            cut = self._connection is None
+            if not (was_kept and cut):
+                raise
+        return self._run(doing, work)
+
+    def _run(self, doing: str, work: Callable[[Connection], Result]) -> Result:
+        if self._connection is None:
+            self._connection = connect(self._dsn)
+        try:
+            with ours(doing, self.secrets):
+                return work(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            close(self._connection)
+            self._connection = None

@@ -1,0 +1,114 @@
+"""What psycopg raises, as errors of ours: by what the reader has to do, and without secrets.
+
+The texts of libpq and of the server may repeat what the connection string holds, and values of
+rows: a text of theirs is cut, and every secret in it is blotted out. Their exceptions are not kept
+as causes, which a traceback would print.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tallystick.errors import OptionError, RecordError, RetriableError, TallystickError
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+_TEXT_MAX = 300
+_OPTION_STATES = ("0A", "28", "3D", "3F", "42")
+_RECORD_STATES = ("22", "23", "44", "P0")
+_REFUSED = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "permission denied",
+    "certificate",
+    "server does not support SSL",
+)
+_COPY_CONTEXT = re.compile(r"COPY .*?, line (\d+)(?:, column ([^:]+))?")
+
+
+def secrets_of(dsn: str) -> tuple[str, ...]:
+    """What of a connection string may be seen nowhere; the string itself among it."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return (dsn,)
+    named = [given.get(name) for name in _SECRETS] + [os.environ.get("PGPASSWORD")]
+    return tuple(sorted((str(each) for each in [dsn, *named] if each), key=len, reverse=True))
+
+
+def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
+    """The text on one line, cut, with every secret blotted out."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]}…"
+
+
+@contextmanager
+def ours(
+    doing: str, secrets: tuple[str, ...], columns: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Run a block; what psycopg raises in it becomes an error of ours.
+
+    Args:
+        doing: what was tried, for the message.
+        secrets: see `secrets_of`.
+        columns: what the rows' columns are, for what is wrong with a value.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        translated = translate(error, doing, secrets, columns or {})
+    else:
+        return
+    raise translated  # outside the handler: psycopg's error is not even its context
+
+
+def translate(
+    error: psycopg.Error, doing: str, secrets: tuple[str, ...], columns: Mapping[str, str]
+) -> TallystickError:
+    """The error of ours that a psycopg error stands for."""
+    state = error.sqlstate or ""
+    said = error.diag.message_primary or str(error)
+    text = f"PostgreSQL: {doing}: {scrubbed(said, secrets)}{f' ({state})' if state else ''}"
+    if not state:
+        refused = isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError)
+        if refused or any(each in said for each in _REFUSED):
+            return OptionError(text)
+        return RetriableError(text)
+    if state == "42501":
+        return OptionError(f"{text}: grant the pipeline's role what it needs")
+    if state.startswith(_OPTION_STATES):
+        return OptionError(f"{text}: was the table, or the server, changed?")
+    if state.startswith(_RECORD_STATES):
+        return RecordError(f"{text}{_where(error, columns)}")
+    if state == "53200" and "prepared" in said:
+        return RetriableError(
+            f"{text}: raise max_prepared_transactions, and look for forgotten ones in "
+            f"pg_prepared_xacts"
+        )
+    return RetriableError(text)
+
+
+def _where(error: psycopg.Error, columns: Mapping[str, str]) -> str:
+    """Which table, constraint, column and row; never the row's values."""
+    diag = error.diag
+    copied = _COPY_CONTEXT.match(diag.context or "")
+    column = diag.column_name or (copied and copied[2])
+    parts = [
+        diag.table_name and f"table {diag.table_name}",
+        diag.constraint_name and f"constraint {diag.constraint_name}",
+        column and f"column {column}{_type_of(column, columns)}",
+        copied and f"row {copied[1]} of those sent together",
+    ]
+    said = ", ".join(part for part in parts if part)
+    return f"; {said}" if said else ""
+
+
+def _type_of(column: str, columns: Mapping[str, str]) -> str:
+    return f" ({columns[column]})" if column in columns else ""

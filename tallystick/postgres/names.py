@@ -1,0 +1,71 @@
+"""What PostgreSQL knows a transaction by: a text that says whose it is, and can be read back.
+
+    tallystick:<pipeline>:<sink>:<lineage's hash>:<checkpoint_id>:<task>:<attempt>:<nonce>
+
+Invariants:
+    * A name is shorter than 200 bytes, PostgreSQL's limit of a prepared transaction's identifier.
+    * Names of one owner begin with the same text, and names of another owner do not. The lineage
+      belongs to the owner: a pipeline that was started from a savepoint, beside the one that it
+      was taken of, leaves the other one's transactions alone.
+"""
+
+from hashlib import sha256
+from urllib.parse import quote
+
+from tallystick.sink.two_phase import Committable, Owner, Place
+
+NAME_BYTES_MAX = 199
+_PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 32, 16
+_PARTS = 8
+
+
+def owner_prefix(owner: Owner) -> str:
+    """What all names of an owner begin with."""
+    pipeline, sink = _short(owner.pipeline, _PIPELINE_MAX), _short(owner.sink, _SINK_MAX)
+    return f"tallystick:{pipeline}:{sink}:{_hash(owner.lineage)}:"
+
+
+def name_of(place: Place) -> str:
+    """The name of one attempt's transaction."""
+    prefix, nonce = owner_prefix(place.owner), _short(place.nonce, _NONCE_MAX)
+    name = f"{prefix}{place.checkpoint_id}:{place.task}:{place.attempt}:{nonce}"
+    assert len(name) <= NAME_BYTES_MAX, name
+    return name
+
+
+def prefix_of(name: str) -> str:
+    """The owner's part of a name."""
+    return name.rsplit(":", 4)[0] + ":"
+
+
+def found(
+    name: str, sink: str, details: str, record_count: int = 0, begun_ms: int = 0
+) -> Committable:
+    """What a recovery finds under a name.
+
+    Args:
+        name: as `name_of` made it.
+        sink: its uid, which the name may hold in a shortened form.
+        details: see `Committable`.
+        record_count: 0: not known.
+        begun_ms: 0: not known.
+    """
+    parts = name.split(":")
+    assert len(parts) == _PARTS, name
+    return Committable(sink, int(parts[4]), int(parts[5]), name, record_count, begun_ms, details)
+
+
+def staged_id(name: str) -> int:
+    """The number that stands for a name in each staged row."""
+    return int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_HASH]
+
+
+def _short(text: str, limit: int) -> str:
+    quoted = quote(text, safe="")
+    if len(quoted) <= limit:
+        return quoted
+    return f"{quoted[: limit - _HASH - 1]}~{_hash(text)}"

@@ -1,0 +1,270 @@
+"""The tables: the user's as it is, and ours beside it, in its schema.
+
+tallystick_committed        a token per committed transaction: the proof of what became of it
+tallystick_staged           a row per transaction that is staged and not committed
+tallystick_staged_<table>   the rows of those; the user's columns, and two of ours
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import psycopg
+from psycopg import errors
+
+from tallystick.errors import OptionError
+from tallystick.postgres.columns import TableColumn
+from tallystick.postgres.connection import Connection, literal, query, quoted
+
+logger = logging.getLogger(__name__)
+
+ID, POSITION = "tallystick_id", "tallystick_position"
+STAGING_COLUMNS = (
+    TableColumn(ID, "bigint", "int8", not_null=True),
+    TableColumn(POSITION, "bigint", "int8", not_null=True),
+)
+_NAME_BYTES_MAX = 63
+_COLUMNS = """
+    WITH RECURSIVE base AS (
+        SELECT a.attnum, a.attname, t.oid, t.typbasetype, t.typtype, t.typname,
+               CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END AS modifier,
+               a.attnotnull OR t.typnotnull AS not_null
+        FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL
+        SELECT b.attnum, b.attname, t.oid, t.typbasetype, t.typtype, t.typname,
+               CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE b.modifier END,
+               b.not_null OR t.typnotnull
+        FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+    )
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+           CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
+           b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '', a.attgenerated <> ''
+    FROM base b JOIN pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = b.attnum
+    WHERE b.typtype <> 'd' ORDER BY a.attnum
+"""
+_TABLE = """
+    SELECT c.oid, quote_ident(n.nspname), c.relname, c.relkind, c.relpersistence,
+           has_table_privilege(c.oid, 'INSERT') OR has_any_column_privilege(c.oid, 'INSERT'),
+           has_table_privilege(c.oid, 'UPDATE') OR has_any_column_privilege(c.oid, 'UPDATE'),
+           has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass(%s)
+"""
+_UNIQUE = """
+    SELECT 1 FROM pg_index i
+    WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+      AND i.indpred IS NULL AND i.indexprs IS NULL
+      AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text)
+           FROM pg_attribute a
+           WHERE a.attrelid = i.indrelid
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The user's table, as the server has it.
+
+    Args:
+        schema: quoted.
+        name: not quoted.
+        columns: in the table's order.
+    """
+
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+
+    @property
+    def sql(self) -> str:
+        """As SQL."""
+        return f"{self.schema}.{quoted(self.name)}"
+
+    @property
+    def staging(self) -> str:
+        """The table of its staged rows, as SQL."""
+        name = f"tallystick_staged_{self.name}"
+        if len(name.encode()) > _NAME_BYTES_MAX:
+            digest = sha256(self.name.encode()).hexdigest()[:16]
+            kept = self.name.encode()[: _NAME_BYTES_MAX - 35].decode(errors="ignore")
+            name = f"tallystick_staged_{kept}_{digest}"
+        return f"{self.schema}.{quoted(name)}"
+
+
+def tokens_of(schema: str) -> str:
+    """The table of tokens, as SQL."""
+    return f"{schema}.tallystick_committed"
+
+
+def registry_of(schema: str) -> str:
+    """The table of what is staged, as SQL."""
+    return f"{schema}.tallystick_staged"
+
+
+def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
+    """Look the table up, and see that rows can be written into it.
+
+    Raises:
+        OptionError: it is not there, or not as it must be; all problems are named.
+    """
+    try:
+        row = connection.execute(_TABLE, [table]).fetchone()
+    except (errors.SyntaxError, errors.InvalidName) as error:
+        row, reason = None, f": {error.diag.message_primary}"
+    else:
+        reason = ""
+    if row is None:
+        raise OptionError(
+            f"table={table!r} is not there, or the role may not see its schema{reason}: create it, "
+            f"or name it as SQL does: schema.table, with double quotes around names that have "
+            f"capitals or signs"
+        )
+    oid, schema, name, kind, persistence, inserts, updates, selects = row
+    columns = tuple(
+        TableColumn(*each) for each in connection.execute(_COLUMNS, {"oid": oid}).fetchall()
+    )
+    problems = []
+    if kind not in {"r", "p"} or persistence == "t":
+        problems.append("is a view, a foreign or a temporary table: expected an ordinary one")
+    if not inserts:
+        problems.append("may not be inserted into by this role: GRANT INSERT")
+    if key:
+        if not (updates and selects):
+            problems.append("may not be updated and read by this role, for key=: GRANT both")
+        problems += _key_problems(connection, oid, columns, key)
+    if problems:
+        raise OptionError(f"table={table!r} " + "; and ".join(problems))
+    if persistence == "u":
+        logger.warning("table %s is unlogged: a crash of the server empties it", table)
+    return Table(schema, name, columns)
+
+
+def _key_problems(
+    connection: Connection, oid: int, columns: Sequence[TableColumn], key: Sequence[str]
+) -> list[str]:
+    missing = sorted(set(key) - {each.name for each in columns})
+    if missing:
+        return [f"has no column {', '.join(map(repr, missing))}, named in key="]
+    if connection.execute(_UNIQUE, [oid, sorted(key)]).fetchone() is None:
+        names = ", ".join(map(quoted, key))
+        return [
+            f"has no unique index over exactly its key ({names}), without conditions: CREATE "
+            f"UNIQUE INDEX, or a PRIMARY KEY, is needed for upserts"
+        ]
+    return []
+
+
+def ensure_tokens(connection: Connection, schema: str) -> None:
+    """Create the table of tokens, where it is missing.
+
+    Raises:
+        OptionError: the role may not; it says what to run by hand.
+    """
+    # The collation lets the primary key's index find all names that begin alike.
+    _ensure(
+        connection,
+        tokens_of(schema),
+        f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
+    name text COLLATE "C" PRIMARY KEY,
+    pipeline text NOT NULL, sink text NOT NULL, lineage text NOT NULL,
+    checkpoint_id bigint NOT NULL, task integer NOT NULL,
+    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())""",
+        "INSERT, SELECT, UPDATE, DELETE",
+    )
+
+
+def ensure_staging(connection: Connection, table: Table) -> None:
+    """Create the tables of staged rows, where they are missing, and bring them up to date.
+
+    Raises:
+        OptionError: the role may not; it says what to run by hand.
+    """
+    _ensure(
+        connection,
+        registry_of(table.schema),
+        f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
+    name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
+    target text NOT NULL, staging text NOT NULL, columns text[] NOT NULL, key text[] NOT NULL,
+    record_count bigint NOT NULL, begun_ms bigint NOT NULL)""",
+        "INSERT, SELECT, DELETE",
+    )
+    # CHECKs come along: what breaks one is refused while it can still be, before the decision.
+    # NOT NULL does not, since a column that rows leave out gets its default at the commit only.
+    loosened = "".join(
+        f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
+        for each in _attributes_not_null(connection, table)
+    )
+    _ensure(
+        connection,
+        table.staging,
+        f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
+        f"{loosened};\nALTER TABLE {table.staging} "
+        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL;\n"
+        f"CREATE INDEX ON {table.staging} ({ID})",
+        "INSERT, SELECT, DELETE",
+    )
+    changes = _differences(connection, table)
+    if changes:
+        _run_ddl(connection, f"ALTER TABLE {table.staging} {', '.join(changes)}", table.staging)
+
+
+def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
+    found = connection.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnotnull "
+        "AND attnum > 0 AND NOT attisdropped",
+        [table.sql],
+    ).fetchall()
+    names = {row[0] for row in found}
+    return [each for each in table.columns if each.name in names]
+
+
+def _differences(connection: Connection, table: Table) -> list[str]:
+    """What the user's table has got since its staging table was made."""
+    found: dict[str, str] = dict(
+        connection.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+            [table.staging],
+        ).fetchall()
+    )
+    changes = []
+    for column in table.columns:
+        name, kind = quoted(column.name), column.type_name
+        if column.name not in found:
+            changes.append(f"ADD COLUMN {name} {kind}")
+        elif found[column.name] != kind:
+            changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
+    return changes
+
+
+def _ensure(connection: Connection, table: str, ddl: str, privileges: str) -> None:
+    if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() == (None,):
+        _run_ddl(connection, ddl, table)
+    asked = [
+        f"has_table_privilege({literal(table)}, {literal(each)})" for each in privileges.split(", ")
+    ]
+    if connection.execute(query(f"SELECT {' AND '.join(asked)}")).fetchone() != (True,):
+        raise OptionError(
+            f"the role lacks privileges on {table}: run GRANT {privileges} ON {table} TO it"
+        )
+
+
+def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
+    """Run it in one transaction, one of all drivers at a time, and only if it is needed still."""
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('tallystick'))")
+            known = connection.execute("SELECT to_regclass(%s)", [table]).fetchone()
+            if ddl.startswith("ALTER") or known == (None,):
+                for statement in ddl.split(";\n"):
+                    connection.execute(query(statement))
+    except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction) as error:
+        refused: psycopg.Error = error
+    else:
+        return
+    raise OptionError(
+        f"the role may not create or change {table} ({refused.diag.message_primary}): have its "
+        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n{ddl};"
+    )

@@ -1,0 +1,51 @@
+"""SQL that tasks and the driver share."""
+
+from collections.abc import Sequence
+
+from tallystick.postgres.connection import quoted
+from tallystick.postgres.names import prefix_of
+from tallystick.postgres.schema import ID, POSITION, tokens_of
+from tallystick.sink.two_phase import Committable
+
+
+def insert_token(
+    schema: str, committable: Committable, *, lost: bool = False
+) -> tuple[str, list[object]]:
+    """The proof of what became of a committable, with its parameters.
+
+    It waits for whoever writes the same one, and does nothing if it is there.
+    """
+    _, pipeline, sink, lineage, *_ = prefix_of(committable.name).split(":")
+    return (
+        f"INSERT INTO {tokens_of(schema)} (name, pipeline, sink, lineage, checkpoint_id, task, "
+        f"lost) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING",
+        [
+            committable.name,
+            pipeline,
+            sink,
+            lineage,
+            committable.checkpoint_id,
+            committable.task,
+            lost,
+        ],
+    )
+
+
+def move(source: str, target: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    """Staged rows into the user's table; the parameter is their number.
+
+    With a key, the last one of each key counts. In the key's order, so that two such statements
+    take the rows' locks in one order.
+    """
+    names = ", ".join(map(quoted, columns))
+    into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
+    if not key:
+        return f"{into} {source} WHERE {ID} = %s ORDER BY {POSITION}"
+    keys = ", ".join(map(quoted, key))
+    others = [quoted(each) for each in columns if each not in key]
+    changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
+    return (
+        f"{into} (SELECT DISTINCT ON ({keys}) {names} FROM {source} WHERE {ID} = %s "
+        f"ORDER BY {keys}, {POSITION} DESC) AS last "
+        f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
+    )

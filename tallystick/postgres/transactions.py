@@ -1,0 +1,357 @@
+"""What a task writes into: one transaction of PostgreSQL per attempt, on a connection of its own.
+
+Invariants:
+    * Rows and their token are of one transaction: both are there or neither.
+    * What is handed over is on the server's disk; what is not handed over is not visible, and is
+      found by `lingering` if it is there at all.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from tallystick.errors import OptionError, RecordError, RetriableError
+from tallystick.postgres.binary_copy import HEADER, TRAILER, chunks, encoders_for
+from tallystick.postgres.columns import Encoder, TableColumn
+from tallystick.postgres.connection import (
+    close,
+    finish,
+    give_back,
+    lend,
+    literal,
+    query,
+    quoted,
+)
+from tallystick.postgres.faults import ours, secrets_of
+from tallystick.postgres.names import name_of, staged_id
+from tallystick.postgres.schema import (
+    ID,
+    POSITION,
+    STAGING_COLUMNS,
+    Table,
+    registry_of,
+)
+from tallystick.postgres.statements import insert_token, move
+from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
+
+logger = logging.getLogger(__name__)
+
+_SENT_BYTES = 4 << 20
+"""Batches are collected to this much: a COPY costs a round trip or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What the driver needs of a committable besides its name.
+
+    Args:
+        mode: `prepared` or `staged`.
+        schema: where our tables are, quoted.
+        table: the user's, as SQL.
+        server: the system identifier of the server; empty: it did not say.
+        database: its name.
+    """
+
+    mode: str
+    schema: str
+    table: str
+    server: str
+    database: str
+
+    def to_text(self) -> str:
+        """As a committable carries it."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read back what `to_text` made."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class PostgresPlan:
+    """How tasks write in one run; see `PostgresSink` for what its settings mean."""
+
+    dsn: str = field(repr=False)
+    table: Table
+    key: tuple[str, ...]
+    details: Details
+    guarantee: Guarantee
+
+    def begin(self, place: Place) -> Transaction:
+        """See `TransactionPlan`. Names are of one attempt only: no other one is touched."""
+        if self.guarantee is Guarantee.NONE:
+            return _Lossy(self, place)
+        if self.guarantee is Guarantee.AT_LEAST_ONCE:
+            return _Direct(self)
+        return _Prepared(self, place) if self.details.mode == "prepared" else _Staged(self, place)
+
+
+class _Writing:
+    """An open transaction, and the rows on their way into one table in it."""
+
+    def __init__(self, plan: PostgresPlan, target: str) -> None:
+        self._dsn = plan.dsn
+        self._secrets = secrets_of(plan.dsn)
+        self._table = plan.table
+        self._key = plan.key
+        self._target = target
+        self._schema: pa.Schema | None = None
+        self._encoders: tuple[Encoder, ...] = ()
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.columns: tuple[str, ...] = ()
+        self.record_count = 0
+        self._over = False
+        self.connection = lend(plan.dsn)
+
+    def run(self, statement: str, parameters: Sequence[object] = ()) -> None:
+        """Run one statement."""
+        with ours(f"writing into table {self._table.name}", self._secrets):
+            self.connection.execute(query(statement), parameters or None)
+
+    def write(self, rows: pa.RecordBatch, extra: Sequence[pa.Array] = ()) -> None:
+        """Take rows, with the columns of `STAGING_COLUMNS` behind them if they are staged."""
+        if self._schema is None:
+            self._fit(rows.schema, staged=bool(extra))
+        elif not rows.schema.equals(self._schema):
+            raise OptionError(
+                f"table {self._table.name}: a batch has columns ({_shown(rows.schema)}), and those "
+                f"before it had ({_shown(self._schema)}): all must be alike"
+            )
+        self.record_count += rows.num_rows
+        for column, values in zip(STAGING_COLUMNS, extra, strict=bool(extra)):
+            rows = rows.append_column(column.name, values)
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= _SENT_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as one COPY."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        names = ", ".join(map(quoted, waiting[0].schema.names))
+        statement = f"COPY {self._target} ({names}) FROM STDIN (FORMAT binary)"
+        types = {each.name: str(each.type) for each in waiting[0].schema}
+        with ours(f"COPY into table {self._table.name}", self._secrets, types):
+            with self.connection.cursor().copy(query(statement)) as copy:
+                copy.write(HEADER)
+                for rows in waiting:
+                    for chunk in chunks(rows, self._encoders):
+                        copy.write(chunk)
+                copy.write(TRAILER)
+
+    def end(self, statement: str, tag: str) -> None:
+        """End the transaction, and let others have the connection."""
+        with ours(f"{tag} of rows of table {self._table.name}", self._secrets):
+            finish(self.connection, statement, tag)
+        self._over = True  # from here on the connection is another one's
+        give_back(self._dsn, self.connection)
+
+    def drop(self) -> None:
+        """Cut the connection, which rolls back what is open."""
+        if not self._over:
+            close(self.connection)
+
+    def _fit(self, schema: pa.Schema, *, staged: bool) -> None:
+        known = {each.name: each for each in self._table.columns}
+        problems = [f"there is no column {name!r}" for name in schema.names if name not in known]
+        problems += [
+            f"column {name!r} comes twice"
+            for name in sorted({each for each in schema.names if schema.names.count(each) > 1})
+        ]
+        problems += [
+            f"column {each.name!r} is NOT NULL without a default, and the rows do not have it"
+            for each in self._table.columns
+            if each.not_null and not each.has_default and not each.generated
+            if each.name not in schema.names
+        ]
+        problems += [
+            f"column {name!r} is in key=, and the rows do not have it"
+            for name in self._key
+            if name not in schema.names
+        ]
+        if problems:
+            raise OptionError(f"table {self._table.name}: {'; '.join(problems)}")
+        columns = [_with_key(known[name], self._key) for name in schema.names]
+        encoders = encoders_for(schema, columns, self._table.name)
+        if staged:
+            fields = [pa.field(each.name, pa.int64()) for each in STAGING_COLUMNS]
+            encoders += encoders_for(pa.schema(fields), STAGING_COLUMNS, self._table.name)
+        self._schema, self._encoders, self.columns = schema, encoders, tuple(schema.names)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{each.name} {each.type}" for each in schema)
+
+
+def _with_key(column: TableColumn, key: Sequence[str]) -> TableColumn:
+    """A null in a key equals nothing: each would be inserted again."""
+    if column.name not in key:
+        return column
+    return TableColumn(column.name, column.type_name, column.kind, column.modifier, not_null=True)
+
+
+class _Prepared:
+    """Rows in the table itself, behind PREPARE TRANSACTION."""
+
+    def __init__(self, plan: PostgresPlan, place: Place) -> None:
+        self._plan, self._place, self._begun_ms = plan, place, _now_ms()
+        self._writing = _Writing(plan, plan.table.sql)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writing.write(rows)
+
+    def prepare(self) -> Sequence[Committable]:
+        writing, name = self._writing, name_of(self._place)
+        writing.flush()
+        writing.run(*insert_token(self._plan.details.schema, self._committable(name)))
+        writing.end(f"PREPARE TRANSACTION {literal(name)}", "PREPARE TRANSACTION")
+        return [self._committable(name)]
+
+    def abort(self) -> None:
+        self._writing.drop()
+
+    def _committable(self, name: str) -> Committable:
+        return _committable(self._plan, self._place, name, self._writing, self._begun_ms)
+
+
+class _Staged:
+    """Rows in the staging table, in a transaction that is over when they are handed over."""
+
+    def __init__(self, plan: PostgresPlan, place: Place) -> None:
+        self._plan, self._place, self._begun_ms = plan, place, _now_ms()
+        self._name = name_of(place)
+        self._writing = _Writing(plan, plan.table.staging)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writing.write(rows, _positions(staged_id(self._name), self._writing, rows))
+
+    def prepare(self) -> Sequence[Committable]:
+        writing, table = self._writing, self._plan.table
+        writing.flush()
+        writing.run(
+            f"INSERT INTO {registry_of(self._plan.details.schema)} (name, id, target, staging, "
+            f"columns, key, record_count, begun_ms) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                self._name,
+                staged_id(self._name),
+                table.sql,
+                table.staging,
+                list(writing.columns),
+                list(self._plan.key),
+                writing.record_count,
+                self._begun_ms,
+            ],
+        )
+        writing.end("COMMIT", "COMMIT")
+        return [_committable(self._plan, self._place, self._name, writing, self._begun_ms)]
+
+    def abort(self) -> None:
+        self._writing.drop()
+
+
+class _Direct:
+    """Rows that are visible as soon as the task is through."""
+
+    def __init__(self, plan: PostgresPlan) -> None:
+        self._plan = plan
+        self._temporary = "pg_temp.tallystick_upserted" if plan.key else ""
+        self._writing = _Writing(plan, self._temporary or plan.table.sql)
+        if self._temporary:
+            self._writing.run(
+                f"CREATE TEMPORARY TABLE tallystick_upserted ON COMMIT DROP AS SELECT *, "
+                f"0::bigint AS {ID}, 0::bigint AS {POSITION} FROM {plan.table.sql} WITH NO DATA"
+            )
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        extra = _positions(0, self._writing, rows) if self._temporary else ()
+        self._writing.write(rows, extra)
+
+    def prepare(self) -> Sequence[Committable]:
+        writing, plan = self._writing, self._plan
+        writing.flush()
+        if self._temporary and writing.columns:
+            writing.run(move(self._temporary, plan.table.sql, writing.columns, plan.key), [0])
+        writing.end("COMMIT", "COMMIT")
+        return []
+
+    def abort(self) -> None:
+        self._writing.drop()
+
+
+class _Lossy:
+    """Each batch by itself; what cannot be written is counted, told once, and left out."""
+
+    def __init__(self, plan: PostgresPlan, place: Place) -> None:
+        self._plan, self._place = plan, place
+        self._lost_count, self._first = 0, ""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        direct: _Direct | None = None
+        try:
+            direct = _Direct(self._plan)
+            direct.write(rows)
+            direct.prepare()
+        except (RecordError, RetriableError) as error:
+            self._lost_count += rows.num_rows
+            self._first = self._first or str(error)
+            if direct is not None:
+                direct.abort()
+        except BaseException:
+            if direct is not None:
+                direct.abort()
+            raise
+
+    def prepare(self) -> Sequence[Committable]:
+        self._tell()
+        return []
+
+    def abort(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._lost_count:
+            logger.warning(
+                "%d rows were not written into table %s in epoch %d, and are lost, as "
+                "guarantee='none' has it; the first error: %s",
+                self._lost_count,
+                self._plan.table.name,
+                self._place.checkpoint_id,
+                self._first,
+            )
+        self._lost_count, self._first = 0, ""
+
+
+def _positions(number: int, writing: _Writing, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    start = writing.record_count
+    return (
+        pa.array(np.full(rows.num_rows, number, np.int64)),
+        pa.array(np.arange(start, start + rows.num_rows)),
+    )
+
+
+def _committable(
+    plan: PostgresPlan, place: Place, name: str, writing: _Writing, begun_ms: int
+) -> Committable:
+    return Committable(
+        sink=place.owner.sink,
+        checkpoint_id=place.checkpoint_id,
+        task=place.task,
+        name=name,
+        record_count=writing.record_count,
+        begun_ms=begun_ms,
+        details=plan.details.to_text(),
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,60 @@
+"""One server for all modules; tests that kill one start their own."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from real_postgres import PostgresServer
+
+from tallystick.postgres.connection import close_kept
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A running server with prepared transactions."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def table(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Creates a table of its own in a schema of its own, of which nothing stays."""
+    schema = f"s{next(_numbers)}"
+    postgres.query(f"CREATE SCHEMA {schema}")
+
+    def create(columns: str, name: str = "t") -> str:
+        postgres.query(f"CREATE TABLE {schema}.{name} ({columns})")
+        return f"{schema}.{name}"
+
+    yield create
+    close_kept()
+    for (gid,) in postgres.query("SELECT gid FROM pg_prepared_xacts"):
+        postgres.query(f"ROLLBACK PREPARED '{gid}'")
+    postgres.query(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(autouse=True)
+def _no_connection_is_left(postgres: PostgresServer, table: object) -> Iterator[None]:
+    """After each test, when what a process keeps was closed."""
+    yield
+    close_kept()
+    left = _sessions(postgres)
+    assert not left, left
+
+
+def _sessions(postgres: PostgresServer) -> list[str]:
+    import time
+
+    asked = (
+        "SELECT query FROM pg_stat_activity "
+        "WHERE application_name = 'tallystick' AND backend_type = 'client backend'"
+    )
+    for _ in range(100):
+        left = [text for (text,) in postgres.query(asked)]
+        if not left:
+            break
+        time.sleep(0.02)
+    return left

