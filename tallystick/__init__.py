@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tallystick.endpoints import KafkaSink, KafkaSource
+    from tallystick.endpoints import KafkaSource
     from tallystick.errors import (
         AuthorizationError,
         BrokerUnavailableError,
@@ -27,8 +27,22 @@ if TYPE_CHECKING:
         TallystickError,
         TopicRecreatedError,
     )
+    from tallystick.files.sink import FileSink
     from tallystick.formats import Avro, Json, Text
+    from tallystick.kafka_sink import KafkaSink
     from tallystick.pipeline import Pipeline
+    from tallystick.postgres.sink import PostgresSink
+    from tallystick.sink.two_phase import (
+        Committable,
+        Outcome,
+        Owner,
+        Place,
+        RunFacts,
+        Sink,
+        Timeout,
+        Transaction,
+        TwoPhaseCommitSink,
+    )
     from tallystick.source.losses import LossPolicy
     from tallystick.spark.progress import SourceProgress, source_progress
     from tallystick.spark.session import configure, spark_session
@@ -54,8 +68,10 @@ __all__ = [
     "AuthorizationError",
     "Avro",
     "BrokerUnavailableError",
+    "Committable",
     "DataLossError",
     "FencedError",
+    "FileSink",
     "ForeignRowsError",
     "Json",
     "KafkaSink",
@@ -65,17 +81,26 @@ __all__ = [
     "LossPolicy",
     "ManifestError",
     "OptionError",
+    "Outcome",
+    "Owner",
     "PartitionRemovedError",
     "Pipeline",
+    "Place",
+    "PostgresSink",
     "RecordError",
     "RecordsExpiredError",
+    "RunFacts",
+    "Sink",
     "SourceProgress",
     "StateError",
     "StateFileError",
     "StorageError",
     "TallystickError",
     "Text",
+    "Timeout",
     "TopicRecreatedError",
+    "Transaction",
+    "TwoPhaseCommitSink",
     "Update",
     "aggregate",
     "configure",
@@ -96,14 +121,25 @@ __all__ = [
 
 _HOMES = {
     "Avro": "formats",
+    "Committable": "sink.two_phase",
+    "FileSink": "files.sink",
     "Json": "formats",
-    "KafkaSink": "endpoints",
+    "KafkaSink": "kafka_sink",
     "KafkaSource": "endpoints",
     "KeyedBatch": "state.keyed_batch",
     "LossPolicy": "source.losses",
+    "Outcome": "sink.two_phase",
+    "Owner": "sink.two_phase",
     "Pipeline": "pipeline",
+    "Place": "sink.two_phase",
+    "PostgresSink": "postgres.sink",
+    "RunFacts": "sink.two_phase",
+    "Sink": "sink.two_phase",
     "SourceProgress": "spark.progress",
     "Text": "formats",
+    "Timeout": "sink.two_phase",
+    "Transaction": "sink.two_phase",
+    "TwoPhaseCommitSink": "sink.two_phase",
     "Update": "state.keyed_batch",
     "aggregate": "state.ready_made",
     "configure": "spark.session",

@@ -1,23 +1,17 @@
-"""The two ends of a pipeline as values: what is read, and what is written to."""
+"""What a pipeline reads, as a value."""
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from functools import cached_property
-
-from pyspark.sql import DataFrame
 
 from tallystick.errors import OptionError
 from tallystick.formats import Avro, Json, Text
-from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.option_table import GROUP_OPTION, KAFKA_PREFIX
 from tallystick.options import parse_source_options
 from tallystick.source.losses import LossPolicy
-from tallystick.spark.epochs import SinkSettings, foreach_batch_runner
-from tallystick.spark.query import RunnerPerRun
 
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
@@ -126,103 +120,7 @@ class KafkaSource:
     def config(self) -> KafkaConfig:
         """How to reach the cluster."""
         client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
-        return _config(self.bootstrap_servers, client)
-
-
-@dataclass(frozen=True)
-class KafkaSink:
-    """A topic to write to, exactly once: one Kafka transaction per epoch, over all partitions.
-
-    The last step of a pipeline, or the function of `writeStream.foreachBatch` of any query; there
-    the rows have the columns of Spark's own Kafka sink (value, and if present key, topic,
-    partition, headers, timestamp).
-
-    Args:
-        bootstrap_servers: `host:port,host:port`.
-        topic: where rows go; None: each row names its topic in column `topic`.
-        key: with `value=Json()`, the column whose text is the record's key.
-        value: Json(): the value is made of all columns, one JSON object per row; None: columns
-            `key`, `value`, … are written as they are.
-        compression: none, gzip, snappy, lz4 or zstd.
-        batch_bytes: how large a record batch becomes before compression.
-        transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
-            wait no longer than this for a pipeline that died.
-        dead_letter_topic: where records go that cannot be parsed, inside the same transaction; for
-            pipelines whose source has `mode="deadletter"`.
-        token_topic: an existing topic under whose name the pipeline's token is kept; None: `topic`.
-        name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
-        accept: for foreachBatch only: decisions to state, as an error message names them.
-        options: further client settings under the names of Spark's connector.
-
-    Raises:
-        OptionError: a setting is of the wrong type, or contradicts another.
-    """
-
-    bootstrap_servers: str
-    _: KW_ONLY
-    topic: str | None = None
-    key: str | None = None
-    value: Json | None = None
-    compression: str = "lz4"
-    batch_bytes: int = 900_000
-    transaction_timeout_ms: int = 300_000
-    dead_letter_topic: str | None = None
-    token_topic: str | None = None
-    name: str | None = None
-    accept: Collection[str] = ()
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.compression not in CODEC_IDS:
-            raise OptionError(
-                f"compression={self.compression!r}: expected one of {', '.join(CODEC_IDS)}"
-            )
-        if self.topic is None and self.token_topic is None:
-            raise OptionError(
-                "rows name their topics themselves (topic is None), so token_topic= must name an "
-                "existing topic under which the pipeline's token is kept"
-            )
-        if self.key is not None and self.value is None:
-            raise OptionError(
-                f"key={self.key!r} names a column for value=Json(); without it, the record's key "
-                f"is the column 'key'"
-            )
-        if self.batch_bytes < 1024:
-            raise OptionError(f"batch_bytes={self.batch_bytes}: expected at least 1024")
-        _ = self.config
-
-    def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch in one transaction; for `foreachBatch`."""
-        self._runner(rows, batch_id)
-
-    @cached_property
-    def _runner(self) -> RunnerPerRun:
-        made = foreach_batch_runner(self.settings, self.name, frozenset(self.accept))
-        # cached_property has no lock, and two queries may come here at once: the first one stays.
-        runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
-        return runner
-
-    @property
-    def config(self) -> KafkaConfig:
-        """How to reach the cluster."""
-        return _config(self.bootstrap_servers, self.options)
-
-    @property
-    def settings(self) -> SinkSettings:
-        """What the shell needs of the sink."""
-        token_topic = self.token_topic or self.topic
-        assert token_topic is not None, "one of them is set"
-        return SinkSettings(
-            config=self.config,
-            topic=self.topic,
-            token_topic=token_topic,
-            json=self.value is not None,
-            key=self.key,
-            compression=self.compression,
-            batch_bytes=self.batch_bytes,
-            transaction_timeout_ms=self.transaction_timeout_ms,
-            dead_letter_topic=self.dead_letter_topic,
-        )
+        return client_config(self.bootstrap_servers, client)
 
 
 def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -235,7 +133,12 @@ def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[
     return {"kafka.bootstrap.servers": bootstrap_servers, **options}
 
 
-def _config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaConfig:
+def client_config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaConfig:
+    """How to reach a cluster, by settings under the names of Spark's connector.
+
+    Raises:
+        OptionError: a setting is not known, or contradicts another.
+    """
     return KafkaConfig.from_options(
         {
             name.removeprefix(KAFKA_PREFIX): value

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tallystick.errors import BrokenInvariantError
 from tallystick.exchange import check_same_attempts
+from tallystick.fan_out import FanOut, check_notes, split_notes
 from tallystick.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
 from tallystick.ports import Prepared
 from tallystick.state.compatibility import Wanted, check, starting_point
@@ -82,7 +83,7 @@ class KeyedSteps:
         timestamp_ms: int,
         token: str,
         state: tuple[StepState, ...],
-        encode: EncodePlan,
+        last: EncodePlan | FanOut,
     ) -> "KeyedEpoch":
         """Plan one epoch.
 
@@ -91,10 +92,11 @@ class KeyedSteps:
             timestamp_ms: its clock.
             token: drawn for this attempt.
             state: the committed one.
-            encode: where the rows go in the end; with the functions of a pipeline without steps.
+            last: where the rows go in the end; with the functions of a pipeline without steps.
         """
         bases = self.check(state)
-        outlet: Outlet = replace(encode, functions=self.steps[-1].functions) if bases else encode
+        outlet: Outlet = replace(last, functions=self.steps[-1].functions) if bases else last
+        encode = last.encode if isinstance(last, FanOut) else last
         plans: list[ProcessPlan] = []
         for at in reversed(range(len(self.steps))):
             step, base = _started(self.steps[at], bases[at]), bases[at]
@@ -113,7 +115,14 @@ class KeyedSteps:
             plans.insert(0, plan)
             before = self.steps[at - 1].functions if at else self.functions
             outlet = RoutePlan(step, base.max_parallelism, base.parallelism, encode, before)
-        return KeyedEpoch(tuple(plans), outlet, encode.target_count, Version(checkpoint_id, token))
+        writer_count = 0 if encode is None else encode.target_count
+        return KeyedEpoch(
+            tuple(plans),
+            outlet,
+            writer_count,
+            Version(checkpoint_id, token),
+            has_sinks=isinstance(last, FanOut),
+        )
 
     def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
         base = starting_point(_wanted(step), held, self.task_count)
@@ -148,14 +157,17 @@ class KeyedEpoch:
     Args:
         plans: of the keyed steps.
         first: where readers send their rows.
-        writer_count: how many tasks write.
+        writer_count: how many tasks write into the epoch's own transaction; 0: it has none, and the
+            last tasks before them tell themselves what they did.
         version: of the state that the epoch leaves.
+        has_sinks: the last tasks tell what they prepared in sinks.
     """
 
     plans: tuple[ProcessPlan, ...]
     first: Outlet
     writer_count: int
     version: Version
+    has_sinks: bool = False
 
     @property
     def stage(self) -> int:
@@ -169,11 +181,15 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: a task was not heard of.
         """
-        notes = [TaskNote.from_json(text) for report in reports for text in report.notes]
+        texts, prepared = split_notes(text for report in reports for text in report.notes)
+        notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
         )
         self._check_heard(reports, notes)
+        if self.has_sinks:
+            heard = [attempt for report in reports for attempt in report.attempts]
+            check_notes(prepared, heard, self.stage)
         state = tuple(
             self._after(plan, [note for note in notes if note.uid == plan.base.uid])
             for plan in self.plans
@@ -185,17 +201,18 @@ class KeyedEpoch:
             produced=tuple(each for report in reports for each in report.produced),
             state=state,
             late=tuple((uid, count) for uid, count in late.items() if count),
+            committables=tuple(each for note in prepared for each in note.committables),
         )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
         """Every keyed task left exactly one note: what it changed would be lost without."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
         heard = sorted((note.uid, note.index) for note in notes)
-        if heard != sorted(expected) or (self.plans and len(reports) != self.writer_count):
+        count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)
+        if heard != sorted(expected) or (self.plans and len(reports) != count):
             raise BrokenInvariantError(
                 f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
-                f"{len(reports)} reports came back, expected {sorted(expected)} and "
-                f"{self.writer_count}"
+                f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 
     def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:

@@ -32,7 +32,17 @@ from tallystick.state.restore import Load
 from tallystick.state.retention import TRAIL_LENGTH
 from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView, one_batch
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
-from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Outlet, Sent, apply, send
+from tallystick.task import (
+    BatchFunction,
+    DeadLetters,
+    EncodePlan,
+    Opened,
+    Outlet,
+    Passing,
+    Sent,
+    apply,
+    send,
+)
 
 KEEP_UP_EPOCHS = TRAIL_LENGTH // 4
 OVERTAKEN_MAX = 5
@@ -99,19 +109,25 @@ class RoutePlan:
         step: whose tasks they are.
         max_parallelism: its key groups.
         target_count: its tasks.
-        letters: how malformed records become frames, which pass by the keyed tasks.
+        letters: how malformed records become frames, which pass by the keyed tasks; None: there
+            are none.
         functions: what rows pass through first.
     """
 
     step: KeyedStep
     max_parallelism: int
     target_count: int
-    letters: EncodePlan
+    letters: EncodePlan | None
     functions: tuple[BatchFunction, ...] = ()
 
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """See `Outlet.begun`."""
+        return Passing(self.frames, source, attempt)
+
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """See `Outlet.frames`; all that only passes by goes by one task, so it stays in order."""
+        """What a batch becomes; all that only passes by goes by one task, so it stays in order."""
         if isinstance(sent, DeadLetters):
+            assert self.letters is not None, "checked before the start"
             for frame in self.letters.frames(sent, source, sequence, attempt):
                 yield frame._replace(target=source % self.target_count)
             return
@@ -212,12 +228,13 @@ class ProcessPlan:
     doors: Doors
     outlet: Outlet
 
-    def run(self, frames: Iterable[Frame], index: int) -> Iterator[Frame]:
+    def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
         """Process what one task got.
 
         Args:
             frames: sorted by source and sequence.
             index: of the task.
+            attempt_number: Spark's.
 
         Raises:
             OptionError, RecordError: the rows, or the function's output, are not as declared.
@@ -236,7 +253,8 @@ class ProcessPlan:
             )
             return [own.to_json(), *heard.notes]
 
-        yield from send(self.outlet, self._sent(heard.with_rows(frames), index, left), index, notes)
+        sent = self._sent(heard.with_rows(frames), index, left)
+        yield from send(self.outlet, sent, index, notes, attempt_number)
 
     def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
         batches = []

@@ -124,3 +124,27 @@ OPTIONS = (
 )  # fmt: skip
 
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
+
+GUARANTEES = ("exactly_once", "at_least_once", "none")
+WRITTEN_FORMATS = ("raw", "json")
+_ROWS = "What is written"
+_COMMIT = "When it becomes visible"
+
+WRITE_OPTIONS = (
+    Option("topic", "topic name", "none: column `topic`", "Where all rows go. Without it each row names its topic in a column `topic`.", "counts", _ROWS),
+    Option("value.format", choices(*WRITTEN_FORMATS), "raw",
+           "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row.", "json", _ROWS),
+    Option("key.field", "column name", "none", "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS),
+    Option("compression", choices("none", "gzip", "snappy", "lz4", "zstd"), "lz4", "How record batches are compressed.", "zstd", _ROWS),
+    Option("batch.bytes", "bytes, from 1024", "900000", "How large a record batch becomes before compression.", "100000", _ROWS),
+    Option("guarantee", choices(*GUARANTEES), "exactly_once", "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT),
+    Option("transaction.timeout.ms", "ms", "900000",
+           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`.", "600000", _COMMIT),
+    Option("max.recovery.time.ms", "ms", "not set", "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT),
+    Option("transactional.id.prefix", "text", "`tallystick-<id of the query>`", "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions.", "billing-counts", _COMMIT),
+    Option("transactional.id.prefixes.earlier", "texts, by comma", "none", "Prefixes that the query had before, for one start: what is open there is aborted.", "counts", _COMMIT),
+    Option("token.topic", "topic name", "`topic`", "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT),
+    Option("accept", "words, by comma", "none", "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT),
+)  # fmt: skip
+"""Those of `writeStream.format("tallystick")`, beside the client settings with `kafka.`."""
+WRITE_BY_NAME = {option.name.lower(): option for option in WRITE_OPTIONS}

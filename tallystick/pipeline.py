@@ -26,10 +26,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tallystick.endpoints import KafkaSink, KafkaSource
+from tallystick.endpoints import KafkaSource
 from tallystick.errors import OptionError, StepMissingError
 from tallystick.job import Listener
+from tallystick.kafka_sink import written
 from tallystick.processors.row_mode import row_processor
+from tallystick.sink.two_phase import Sink
 from tallystick.spark.running import PipelineRun, start_query
 from tallystick.state.processing import NO_TIME, Processor
 from tallystick.state.ready_made import Aggregate
@@ -41,7 +43,7 @@ NAME_LENGTH_MAX = 200
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Kafka to Kafka, exactly once. Immutable: each step returns a new pipeline.
+    """Kafka to Kafka and elsewhere, exactly once. Immutable: each step returns a new pipeline.
 
     Args:
         name: names the pipeline in Kafka (transactional id, groups). Two running pipelines must
@@ -54,7 +56,7 @@ class Pipeline:
     name: str
     source: KafkaSource | None = None
     steps: tuple[Step, ...] = ()
-    sink: KafkaSink | None = None
+    sinks: tuple[Sink, ...] = ()
 
     def __post_init__(self) -> None:
         plain = self.name.replace(".", "").replace("_", "").replace("-", "")
@@ -100,9 +102,13 @@ class Pipeline:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
         return KeyedPipeline(self, columns, max_parallelism)
 
-    def write(self, sink: KafkaSink) -> Self:
-        """Say where the rows go; the last step."""
-        return replace(self, sink=sink)
+    def write(self, *sinks: Sink) -> Self:
+        """Say where the rows go; the last step.
+
+        Every sink gets all rows, and none ever shows an epoch that another one has not: what they
+        hold back is committed behind one decision.
+        """
+        return replace(self, sinks=sinks)
 
     def start(
         self,
@@ -132,14 +138,14 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        if self.source is None or self.sink is None:
+        if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         run = PipelineRun(
             name=self.name,
             spark=spark,
             source_options=self.source.to_options(self.name),
             steps=self.steps,
-            sink=self.sink.settings,
+            written=written(self.sinks),
             listener=listener,
             allow_dropped_state=_uids(allow_dropped_state),
         )

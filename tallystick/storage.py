@@ -51,7 +51,7 @@ class FileStorage:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._location = shown(uri)
-        self._query = uri.partition("?")[2] if _local_path(uri) is None else ""
+        self._query = uri.partition("?")[2] if local_path(uri) is None else ""
         self._roots = {self._location: _root(uri)}
         self._exclusive: dict[str, ExclusiveStore] = {}
 
@@ -75,7 +75,7 @@ class FileStorage:
         try:
             place = self._place(path)
             if isinstance(place, Path):
-                _put_local(place, data)
+                put_local(place, data)
             else:
                 files, whole = place
                 with files.open_output_stream(whole) as stream:
@@ -102,7 +102,7 @@ class FileStorage:
         except OSError as error:
             raise StorageError(
                 f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
-                f"{_without_secrets(str(error), self._uri)}. Whether it was created is unknown. "
+                f"{without_secrets(str(error), self._uri)}. Whether it was created is unknown. "
                 f"Make room or give access, then start again."
             ) from None
 
@@ -115,7 +115,7 @@ class FileStorage:
         if place not in self._exclusive:
             files, _ = _reached(self._place(path))
             is_alike = _scheme(whole) == _scheme(self._location)
-            user = _user(self._uri) if is_alike else ""
+            user = user_part(self._uri) if is_alike else ""
             uri = f"{_scheme(whole)}://{user}{bucket}?{self._query if is_alike else ''}"
             region = files.region if isinstance(files, fs.S3FileSystem) else ""
             self._exclusive[place] = ExclusiveStore(uri, shown(whole), region)
@@ -208,7 +208,7 @@ _Place = Path | tuple[fs.FileSystem, str]
 
 def shown(uri: str) -> str:
     """A location without what may be secret: the access key before the host, and options."""
-    if _local_path(uri) is not None:
+    if local_path(uri) is not None:
         return uri
     scheme, _, rest = uri.partition("?")[0].partition("://")
     return f"{scheme}://{rest[_secret_length(rest, scheme) :]}".rstrip("/")
@@ -224,7 +224,7 @@ def _secret_length(rest: str, scheme: str) -> int:
     return rest.rfind("@") + 1 if colon and not is_port else 0
 
 
-def _without_secrets(text: str, uri: str) -> str:
+def without_secrets(text: str, uri: str) -> str:
     """An error's text about a URI, without what `shown` leaves out of that."""
     base, _, query = uri.partition("?")
     scheme, _, rest = base.partition("://")
@@ -253,27 +253,41 @@ def _reached(place: _Place) -> tuple[fs.FileSystem, str]:
     return (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
 
 
-def _user(uri: str) -> str:
+def user_part(uri: str) -> str:
     """What stands before the host, with the @: an access key and its secret; "": nothing."""
     scheme, _, rest = uri.partition("?")[0].partition("://")
     return rest[: _secret_length(rest, scheme)]
 
 
-def _local_path(uri: str) -> Path | None:
+def local_path(uri: str) -> Path | None:
+    """Where it is on a local disk, from the root on; None: it is elsewhere."""
     if "://" not in uri and not uri.startswith("file:"):
         return Path(uri).absolute()
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _root(uri: str) -> _Place:
-    local = _local_path(uri)
+def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it.
+
+    Args:
+        uri: as for `FileStorage`.
+        what: names the setting that it comes from, in errors.
+
+    Raises:
+        OptionError: it is of a file system that pyarrow does not know.
+    """
+    return _reached(_root(uri, what))
+
+
+def _root(uri: str, what: str = "checkpoint location") -> _Place:
+    local = local_path(uri)
     if local is not None:
         return local
     scheme, _, rest = uri.partition("://")
     if _secret_length(rest.partition("?")[0], scheme) > len(rest.partition("/")[0]):
         raise OptionError(
-            f"checkpoint location {shown(uri)}: the secret before the host has a slash, which ends "
+            f"{what} {shown(uri)}: the secret before the host has a slash, which ends "
             f"the host. Write it as %2F; or give it by environment variables."
         )
     scheme = _SCHEMES.get(scheme, scheme)
@@ -282,15 +296,16 @@ def _root(uri: str) -> _Place:
     try:
         files, root = fs.FileSystem.from_uri(f"{scheme}://{rest}")
     except Exception as error:
-        reason = _without_secrets(str(error), uri)
+        reason = without_secrets(str(error), uri)
         raise OptionError(
-            f"checkpoint location {shown(uri)}: expected a path or a URI of a file system that "
+            f"{what} {shown(uri)}: expected a path or a URI of a file system that "
             f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
         ) from None
     return files, root.rstrip("/")
 
 
-def _put_local(path: Path, data: bytes) -> None:
+def put_local(path: Path, data: bytes) -> None:
+    """Write a file on a local disk, atomically and durably."""
     with _durable_draft(path, data) as draft:
         draft.rename(path)
     fsync_folder(path.parent)

@@ -173,17 +173,53 @@ Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
 """What a task hands on: rows, malformed records, or a finished frame that only passes by."""
 
 
+class Opened(Protocol):
+    """An outlet, as one attempt of a task uses it."""
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """What a batch becomes, numbered from `sequence` on."""
+        ...
+
+    def finish(self) -> Iterable[str]:
+        """All batches are through: what the driver is to be told."""
+        ...
+
+    def abandon(self) -> None:
+        """The attempt failed, or nobody wants its frames any more."""
+        ...
+
+
 class Outlet(Protocol):
-    """Where the rows of a task go: to tasks that write them, or to those of a keyed step."""
+    """Where the rows of a task go: to tasks that write them, to those of a keyed step, to sinks."""
 
     @property
     def target_count(self) -> int:
         """How many tasks there are."""
         ...
 
-    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """What a batch becomes, numbered from `sequence` on."""
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """For one attempt of a task: its index, the number it drew, and the one Spark gave it."""
         ...
+
+
+@dataclass(frozen=True)
+class Passing:
+    """The `Opened` of an outlet that makes frames and keeps nothing."""
+
+    make: Callable[[Sent, int, int, int], Iterator[Frame]]
+    source: int
+    attempt: int
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """See `Opened.frames`."""
+        return self.make(sent, self.source, sequence, self.attempt)
+
+    def finish(self) -> Iterable[str]:
+        """See `Opened.finish`."""
+        return ()
+
+    def abandon(self) -> None:
+        """See `Opened.abandon`."""
 
 
 def send(
@@ -191,6 +227,7 @@ def send(
     batches: Iterable[Sent],
     source: int,
     notes: Callable[[], Iterable[str]] = tuple,
+    attempt_number: int = 0,
 ) -> Iterator[Frame]:
     """All frames of one attempt of a task, those that say which attempt it was included.
 
@@ -199,13 +236,20 @@ def send(
         batches: what the task made.
         source: the task's index.
         notes: asked when all batches are through; what the first target is told.
+        attempt_number: Spark's.
     """
     sequence, attempt = 0, secrets.randbits(63)
-    for batch in batches:
-        for frame in outlet.frames(batch, source, sequence, attempt):
-            yield frame
-            sequence += 1
-    yield from last_frames(source, sequence, attempt, outlet.target_count, notes())
+    opened = outlet.begun(source, attempt, attempt_number)
+    try:
+        for batch in batches:
+            for frame in opened.frames(batch, sequence):
+                yield frame
+                sequence += 1
+        said = [*notes(), *opened.finish()]
+    except BaseException:
+        opened.abandon()
+        raise
+    yield from last_frames(source, sequence, attempt, outlet.target_count, said)
 
 
 @dataclass(frozen=True)
@@ -229,12 +273,12 @@ class EncodePlan:
     functions: tuple[BatchFunction, ...] = ()
     dead_letters: RowLayout | None = None
 
-    def encode(self, batches: Iterable[Sent], source: int) -> Iterator[Frame]:
-        """Partition, encode and compress; `source` is this task's index."""
-        return send(self, batches, source)
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """See `Outlet.begun`."""
+        return Passing(self.frames, source, attempt)
 
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """See `Outlet.frames`."""
+        """Partition, encode and compress a batch."""
         if isinstance(sent, Frame):
             target = target_of(sent.topic_partition, self.target_count)
             yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)

@@ -6,7 +6,7 @@ import pytest
 from tallystick.errors import EpochAbortedError
 from tallystick.exchange import Heard, check_same_attempts
 from tallystick.sink.rows import RowLayout
-from tallystick.task import EncodePlan
+from tallystick.task import EncodePlan, send
 
 ROWS = pa.record_batch({"value": pa.array([b"a", b"b", b"c"])})
 TASKS = 3
@@ -16,7 +16,7 @@ def heard_by_each_writer(batches):
     """Run a source once; what each writer hears of it, and the frames with rows that it gets."""
     layout = RowLayout({"t": 3}, "t", False, None)
     plan = EncodePlan(layout, TASKS, compression="none", batch_bytes=1000)
-    frames = list(plan.encode(batches, source=0))
+    frames = list(send(plan, batches, source=0))
     heard = [Heard(0) for _ in range(TASKS)]
     rows = [
         [*heard[target].with_rows(f for f in frames if f.target == target)]

@@ -17,7 +17,7 @@ from tallystick.source.columns import Layout
 from tallystick.source.dead_letters import OWN_HEADERS
 from tallystick.source.json_reader import JsonReader
 from tallystick.source.split import SplitRange
-from tallystick.task import DeadLetters, EncodePlan, ReadPlan
+from tallystick.task import DeadLetters, EncodePlan, ReadPlan, send
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
 
@@ -116,7 +116,7 @@ def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
     letters = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"x"]}))
 
     with pytest.raises(AssertionError, match="no topic"):
-        list(encode.encode([letters], source=0))
+        list(send(encode, [letters], source=0))
 
 
 TOPICS = ("out", "dead")

@@ -81,28 +81,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "option_table": WORDS | {"formats", "source"},
     "option_page": {"option_table"},
     "options": WORDS | {"formats", "option_table", "source"},
+    "write_options": WORDS | {"option_table"},
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
-    | {"decision_log", "fan_out", "handover", "participants"},
+    | {"decision_log", "fan_out", "handover", "participants", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
-    "endpoints": WORDS
-    | {
-        "formats",
-        "kafka",
-        "option_table",
-        "options",
-        "source",
-        "spark",
-    },
+    "endpoints": WORDS | {"formats", "kafka", "option_table", "options", "source"},
     "state_columns": VALUES | {"processors"},
     "state_table": CORE
     | {"newest_epoch", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
-    "pipeline": VALUES | {"endpoints", "job", "processors", "spark", "steps", "task"},
+    "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
+    "pipeline": VALUES | {"endpoints", "job", "kafka_sink", "processors", "spark", "steps", "task"},
     "__init__": WORDS
-    | {"endpoints", "formats", "pipeline", "source", "spark", "state", "state_table"},
+    | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres"}
+    | {"sink", "source", "spark", "state", "state_table"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},

@@ -202,10 +202,13 @@ class RunFacts:
     Args:
         trigger_interval_ms: how long Spark waits between two epochs.
         tasks: how many tasks Spark runs at a time.
+        earlier_ids: transactional ids of the pipeline that the checkpoint's newest manifests name,
+            besides the present one: its prefix was changed.
     """
 
     trigger_interval_ms: int | None = None
     tasks: int = 1
+    earlier_ids: frozenset[str] = frozenset()
 
 
 class Sink(Protocol):

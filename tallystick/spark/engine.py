@@ -3,6 +3,9 @@
     splits      read ─► decode ─► functions ─► encode ─┐ frames  ┌─► write ─► report
     DataFrame   any Spark plan ─► functions ─► encode ─┘ shuffle └
 
+Without a Kafka transaction for the epoch there is no writing stage: the tasks that have the rows
+write them, each into transactions of its own.
+
 A keyed step is one more stage before the encoding one: readers route rows to its tasks, in frames
 of the same kind.
 
@@ -26,6 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.exchange import FRAME_DDL, Frame
+from tallystick.fan_out import CollectPlan, FanOut
 from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
 from tallystick.keyed_task import ProcessPlan
 from tallystick.ports import Prepared
@@ -37,8 +41,9 @@ from tallystick.spark.failures import meaning_of
 from tallystick.state.handles import StepState
 from tallystick.task import EncodePlan, Outlet, ReadPlan, Report, WritePlan, send
 
-MakeWritePlan = Callable[[Producer], WritePlan]
-MakeEncodePlan = Callable[[], EncodePlan]
+MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]
+MakeLast = Callable[[int], EncodePlan | FanOut]
+"""Where the rows of an epoch go in the end."""
 REPORT_DDL = "report string"
 NO_ROWS = -(1 << 31)
 """The source of frames that only begin an epoch; no task's index."""
@@ -78,7 +83,7 @@ class SplitsEngine:
 
     spark: SparkSession
     unread: Unread
-    encode: MakeEncodePlan
+    last: MakeLast
     write: MakeWritePlan
     keyed: KeyedSteps = NO_STEPS
     timestamp_ms: int = 0
@@ -89,18 +94,19 @@ class SplitsEngine:
         """Read, transform and write all of the epoch into the producer's open transaction."""
         if self.keyed.is_idle(state) and not any(self.unread.shares):
             return Prepared((), self.keyed.carried(state))
-        encode = self.encode()
-        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, encode)
+        last = self.last(checkpoint_id)
+        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
         return _collect(lambda: self._reports(epoch, write), epoch)
 
-    def _reports(self, epoch: KeyedEpoch, write: WritePlan) -> list[Report]:
+    def _reports(self, epoch: KeyedEpoch, write: WritePlan | CollectPlan) -> list[Report]:
         shares, read, first = self.unread.shares, self.unread.plan, epoch.first
         context, task_count = self.spark.sparkContext, len(shares)
 
         def read_share(index: int, unread: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(unread, maxlen=0)  # Spark does not reuse a worker that left input unread
-            for frame in send(first, read.read_both(shares[index]), source=index):
+            rows = read.read_both(shares[index])
+            for frame in send(first, rows, source=index, attempt_number=_attempt_number()):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
@@ -112,15 +118,16 @@ class SplitsEngine:
         for plan in epoch.plans:
             routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
             frames = routed.mapPartitionsWithIndex(_process_pairs(plan))
-        routed = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
-        return routed.mapPartitions(write_frames).collect()
+        if epoch.writer_count:
+            frames = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
+        return frames.mapPartitions(write_frames).collect()
 
 
 def _process_pairs(
     plan: ProcessPlan,
 ) -> Callable[[int, Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]:
     def process(index: int, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        for frame in plan.run(_frames(pairs), index):
+        for frame in plan.run(_frames(pairs), index, _attempt_number()):
             yield frame[:3], frame[3:]
 
     return process
@@ -139,7 +146,7 @@ class DataFrameEngine:
     """
 
     rows: DataFrame
-    encode: MakeEncodePlan
+    last: MakeLast
     write: MakeWritePlan
     dead_letters: Unread | None = None
     keyed: KeyedSteps = NO_STEPS
@@ -149,20 +156,24 @@ class DataFrameEngine:
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> Prepared:
         """Encode and write all rows into the producer's open transaction."""
-        encode = self.encode()
-        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, encode)
+        last = self.last(checkpoint_id)
+        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
         return _collect(lambda: write_rows(self.rows, epoch, write, self.dead_letters), epoch)
 
 
 def write_rows(
-    rows: DataFrame, epoch: KeyedEpoch, write: WritePlan, dead_letters: Unread | None = None
+    rows: DataFrame,
+    epoch: KeyedEpoch,
+    write: WritePlan | CollectPlan,
+    dead_letters: Unread | None = None,
 ) -> list[Report]:
     """One Spark job: encode where the rows are, route the frames, write them."""
     first = epoch.first
 
     def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in send(first, batches, source=_task_index()):
+        number = _attempt_number()
+        for frame in send(first, batches, source=_task_index(), attempt_number=number):
             yield _frame_row(frame)
 
     def write_frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -176,7 +187,9 @@ def write_rows(
         frames = frames.union(_opening_frames(rows.sparkSession, first))
     for plan in epoch.plans:
         frames = _routed(frames, plan.base.parallelism).mapInArrow(_process_rows(plan), FRAME_DDL)
-    reports = _routed(frames, epoch.writer_count).mapInArrow(write_frames, REPORT_DDL).collect()
+    if epoch.writer_count:
+        frames = _routed(frames, epoch.writer_count)
+    reports = frames.mapInArrow(write_frames, REPORT_DDL).collect()
     return [Report.from_json(row["report"]) for row in reports]
 
 
@@ -184,7 +197,7 @@ def _process_rows(
     plan: ProcessPlan,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def process(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in plan.run(_frames_of(batches), _task_index()):
+        for frame in plan.run(_frames_of(batches), _task_index(), _attempt_number()):
             yield _frame_row(frame)
 
     return process
@@ -227,7 +240,8 @@ def _dead_letter_frames(spark: SparkSession, unread: Unread, first: Outlet) -> D
     def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
         # A source of its own: Spark may run both sides of the union as one task.
-        for frame in send(first, letters, source=-1 - _task_index()):
+        source, number = -1 - _task_index(), _attempt_number()
+        for frame in send(first, letters, source=source, attempt_number=number):
             yield _frame_row(frame)
 
     return _one_row_per_reader(spark, unread).mapInArrow(encode_share, FRAME_DDL)

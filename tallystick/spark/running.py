@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,11 +25,12 @@ from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
-from tallystick.spark.epochs import SinkCluster, SinkSettings, driver_of, engine_of, preflight
+from tallystick.spark.epochs import engine_of
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
+from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
 from tallystick.steps import Step, arrange
@@ -47,18 +48,18 @@ class PipelineRun:
         spark: SparkSession,
         source_options: Mapping[str, str],
         steps: tuple[Step, ...],
-        sink: SinkSettings,
+        written: Written,
         listener: Listener | None,
         allow_dropped_state: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.spark = spark
-        self._sink = sink
+        self._written = written
         self._listener = listener
-        self._cluster: SinkCluster | None = None
+        self._sinks: Sinks | None = None
         self._source_cluster = ""
         options = parse_source_options(source_options, streaming=True)
-        _check_dead_letters(options, sink)
+        _check_dead_letters(options, written)
         columns = columns_ddl(options)
         layout = layout_of(options, _parse(spark, columns), dead_letters=True)
         self._subscription = options.subscription
@@ -84,6 +85,11 @@ class PipelineRun:
                 "between would be in neither output. Use map_batches instead of transform, or "
                 "another mode."
             )
+        if written.decider is None and written.dead_letter_topic and (keyed or frames is not None):
+            raise OptionError(
+                "dead letters of a pipeline with process or transform steps travel with the "
+                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
+            )
 
     def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
         """Find what cannot work before anything starts.
@@ -104,38 +110,40 @@ class PipelineRun:
             self._source_cluster = cluster_id = source.cluster_id()
         finally:
             source.close()
-        self._cluster = SinkCluster(self._sink)
-        is_same = cluster_id == self._cluster.broker.cluster_id()
-        if self._sink.topic in topics and is_same:
+        self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms)
+        self._check_circle(topics, cluster_id)
+        self._sinks.check()
+
+    def _check_circle(self, topics: Collection[str], cluster_id: str) -> None:
+        """Tell of output that is read again by this very pipeline."""
+        cluster = None if self._sinks is None else self._sinks.cluster
+        if cluster is None or cluster_id != cluster.broker.cluster_id():
+            return
+        if cluster.settings.topic in topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
                 self.name,
-                self._sink.topic,
+                cluster.settings.topic,
             )
-        dead_letter_topic = self._sink.dead_letter_topic
-        if dead_letter_topic in topics and is_same:
+        dead_letter_topic = cluster.settings.dead_letter_topic
+        if dead_letter_topic in topics:
             raise OptionError(
                 f"dead_letter_topic {dead_letter_topic!r} is read by this very pipeline: its dead "
                 f"letters would come back to it for ever. Name another topic, or read others."
             )
-        preflight(self._cluster, self.spark, trigger_interval_ms)
 
     def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
         """Called once per run of the query."""
-        assert self._cluster is not None, "checked before it is started"
+        assert self._sinks is not None, "checked before it is started"
         doors = LocalState(run.checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
-        return driver_of(
-            self._cluster,
-            identity,
-            storage,
-            listener=LateRows(self.name, self._listener),
-        )
+        listener = LateRows(self.name, self._listener)
+        return self._sinks.make_driver(identity, storage, listener=listener)
 
     def make_engine(self, batch: Batch) -> Engine:
         """Called once per epoch."""
-        assert self._cluster is not None, "checked before it is started"
-        cluster, stages = self._cluster, self._stages
+        assert self._sinks is not None, "checked before it is started"
+        sinks, stages = self._sinks, self._stages
         stop = from_json(json.loads(batch.sources[0]))
         check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
@@ -146,8 +154,8 @@ class PipelineRun:
             return SplitsEngine(
                 spark=self.spark,
                 unread=unread,
-                encode=lambda: cluster.encode_plan(self.spark, ()),
-                write=cluster.write_plan,
+                last=lambda checkpoint_id: sinks.last((), checkpoint_id),
+                write=sinks.write_plan,
                 keyed=self.keyed,
                 timestamp_ms=batch.timestamp_ms,
             )
@@ -156,7 +164,7 @@ class PipelineRun:
             rows = function(rows)
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
-        return engine_of(cluster, rows, after, twice, self.keyed, batch.timestamp_ms)
+        return engine_of(sinks, rows, after, twice, self.keyed, batch.timestamp_ms)
 
 
 def start_query(
@@ -195,9 +203,9 @@ def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
     return {**others, "value.mode": DROPMALFORMED}
 
 
-def _check_dead_letters(options: SourceOptions, sink: SinkSettings) -> None:
+def _check_dead_letters(options: SourceOptions, written: Written) -> None:
     """Mode and topic come together, and the topic is one of its own."""
-    topic, wanted = sink.dead_letter_topic, options.value_mode == DEADLETTER
+    topic, wanted = written.dead_letter_topic, options.value_mode == DEADLETTER
     if wanted and topic is None:
         raise OptionError(
             "the source's values have mode='deadletter', but the sink has no topic for malformed "
@@ -209,7 +217,7 @@ def _check_dead_letters(options: SourceOptions, sink: SinkSettings) -> None:
             f"{options.value_mode!r}: set mode='deadletter' there, e.g. "
             f"value=Json(..., mode='deadletter'), or remove the topic"
         )
-    if topic is not None and topic == sink.topic:
+    if written.decider is not None and topic is not None and topic == written.decider.topic:
         raise OptionError(
             f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
             f"records: name another"

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -35,6 +36,7 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import listen
 from tallystick.spark.planning import StreamPlanner
+from tallystick.spark.stream_writer import StreamWriter
 from tallystick.spark.topics import (
     check_named,
     ending_positions,
@@ -83,6 +85,10 @@ class TallystickSource(DataSource):
         """For `spark.readStream`."""
         options = parse_source_options(self.options, streaming=True)
         return StreamReader(options, layout_of(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For `writeStream`; a topic is appended to in complete mode too."""
+        return StreamWriter(self.options)
 
 
 def read_plan(options: SourceOptions, layout: Layout) -> ReadPlan:

@@ -35,7 +35,7 @@ def settings_of(config: KafkaConfig, topic: str, pipeline: str, **changes: Any) 
         "key": None,
         "compression": "lz4",
         "batch_bytes": 900_000,
-        "transaction_timeout_ms": 60_000,
+        "transaction_timeout_ms": 120_000,
         "dead_letter_topic": None,
         "guarantee": Guarantee.EXACTLY_ONCE,
         "id_prefix": f"tallystick-{pipeline}",
@@ -126,7 +126,7 @@ def taken_over(config: KafkaConfig, committable: Committable) -> None:
 
 
 def _main() -> None:
-    plan, place, texts = loads(b64decode(sys.stdin.readline()))
+    plan, place, texts = loads(b64decode(sys.stdin.readline()))  # noqa: S301  our own bytes
     committable = written_by(plan, place, *texts)
     sys.stdout.write(json.dumps(committable.to_fields()) + "\n")
     sys.stdout.flush()

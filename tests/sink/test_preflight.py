@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tallystick.sink.cluster_facts import ClusterFacts
-from tallystick.sink.preflight import Settings, check
+from tallystick.sink.preflight import Settings, check, check_recovery
 
 FACTS = ClusterFacts(
     transaction_version=2,
@@ -68,3 +68,16 @@ def test_all_problems_are_told_at_once():
     settings = replace(SETTINGS, speculation=True, delivery_timeout_ms=300_000)
 
     assert len(check(FACTS, settings).problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "recovery", "fits"),
+    [(1_000, 299_000, False), (1_000, 298_999, True), (None, 300_000, False), (1_000, None, True)],
+)
+def test_a_transaction_must_outlive_the_interval_and_the_recovery(interval, recovery, fits):
+    """All numbers are told, so that it is clear which one to change."""
+    problems = list(check_recovery(replace(SETTINGS, trigger_interval_ms=interval), recovery))
+
+    assert (problems == []) == fits
+    for number in () if fits else (300_000, interval or 0, recovery, (interval or 0) + recovery):
+        assert str(number) in problems[0]

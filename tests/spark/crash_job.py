@@ -24,7 +24,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.checkpoint import protocol as c
-from tallystick.spark.epochs import SinkCluster
+from tallystick.spark.sinks import SinkCluster
 from tallystick.spark.query import EpochRunner
 from tallystick.task import Report, WritePlan
 

@@ -32,11 +32,22 @@ class FakeDriver:
 
 
 @dataclass(eq=False)
-class FakeCluster:
+class FakeSinks:
     """Is called `of` the pipeline that opened it, and stands for its engines, too."""
 
-    settings: Any
+    queries: "Queries"
     of: str = ""
+
+    def check(self) -> None:
+        """The seconds between an open storage and an open driver; `slow` waits in them."""
+        self.of = self.queries.thread.run
+        if self.of == "slow":
+            self.queries.opening.set()
+            assert self.queries.may_open.wait(WAIT_S)
+
+    def make_driver(self, identity: Any, _: Any) -> FakeDriver:
+        """The driver of the pipeline."""
+        return FakeDriver(identity.pipeline)
 
     def run_epoch(self, *_: Any) -> None:
         """See `ports.Engine.run_epoch`."""
@@ -58,13 +69,6 @@ class Queries:
         name = self.thread.run.rstrip("'")
         return query.QueryRun(spark, f"id-{name}", name, str(self.folder / name), None)
 
-    def preflight(self, cluster: FakeCluster, *_: Any) -> None:
-        """The seconds between an open storage and an open driver; `slow` waits in them."""
-        cluster.of = self.thread.run
-        if cluster.of == "slow":
-            self.opening.set()
-            assert self.may_open.wait(WAIT_S)
-
     def run(self, run: str, *batch_ids: int) -> None:
         """Micro-batches of a run; a quote after the query's name makes it another run."""
         self.thread.run = run
@@ -83,7 +87,7 @@ class Rows:
     sparkSession = None  # noqa: N815
 
 
-committed: list[tuple[str, tuple[str, ...], FakeCluster]] = []
+committed: list[tuple[str, tuple[str, ...], FakeSinks]] = []
 
 
 @pytest.fixture
@@ -92,10 +96,8 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     monkeypatch.setattr(query, "current_run", found.current_run)
     monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
-    monkeypatch.setattr(epochs, "SinkCluster", FakeCluster)
-    monkeypatch.setattr(epochs, "preflight", found.preflight)
-    monkeypatch.setattr(epochs, "driver_of", lambda _, who, __: FakeDriver(who.pipeline))
-    monkeypatch.setattr(epochs, "engine_of", lambda cluster, _: cluster)
+    monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
+    monkeypatch.setattr(epochs, "engine_of", lambda sinks, _: sinks)
     committed.clear()
     yield found
     found.may_open.set()

@@ -1,0 +1,203 @@
+"""Where the rows of a pipeline go in the end, if not to one Kafka transaction alone.
+
+    rows ─► functions ─┬─► transaction of sink 1 ─► committable ─┐
+                       ├─► transaction of sink 2 ─► committable ─┴─► note ─► driver
+                       └─► frames for the tasks that write into the epoch's transaction
+
+It all happens in the task that has the rows: no exchange. Each attempt of a task has transactions
+of its own, so Spark may run it again, and at the same time: what counts is what the note of the
+attempt names whose rows, or whose report, Spark took.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+import pyarrow as pa
+
+from tallystick.errors import BrokenInvariantError, TallystickError
+from tallystick.exchange import Attempt, Frame, Heard
+from tallystick.sink.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
+from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
+
+
+class Branch(NamedTuple):
+    """One sink, as tasks get it.
+
+    Args:
+        owner: whose transactions they are.
+        plan: how they are begun.
+    """
+
+    owner: Owner
+    plan: TransactionPlan
+
+
+@runtime_checkable
+class TakesDeadLetters(Protocol):
+    """A transaction that has a place for malformed records too."""
+
+    def write_dead_letters(self, records: pa.RecordBatch) -> None:
+        """Take malformed records, as the reader found them."""
+        ...
+
+
+@dataclass(frozen=True)
+class SinkNote:
+    """What one attempt of a task prepared, for the driver."""
+
+    source: int
+    attempt: int
+    committables: tuple[Committable, ...]
+
+    def to_json(self) -> str:
+        """As it travels in a frame."""
+        held = [each.to_fields() for each in self.committables]
+        return json.dumps({"source": self.source, "attempt": self.attempt, "committables": held})
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Read back what `to_json` made."""
+        found = tuple(map(Committable.from_fields, fields["committables"]))
+        return cls(fields["source"], fields["attempt"], found)
+
+
+def split_notes(texts: Iterable[str]) -> tuple[list[str], list[SinkNote]]:
+    """The notes of keyed tasks, as they are, and those of sinks."""
+    others: list[str] = []
+    found: list[SinkNote] = []
+    for text in texts:
+        fields = json.loads(text)
+        if "committables" in fields:
+            found.append(SinkNote.from_fields(fields))
+        else:
+            others.append(text)
+    return others, found
+
+
+def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
+    """Check that every task which sent to sinks was heard of once: its output would be lost.
+
+    Args:
+        notes: what came back.
+        heard: all attempts of tasks whose frames were taken.
+        stage: of the tasks that send to sinks.
+
+    Raises:
+        BrokenInvariantError: a note is missing, or there is one too many.
+    """
+    expected = sorted({(each.source, each.attempt) for each in heard if each.stage == stage})
+    found = sorted((note.source, note.attempt) for note in notes)
+    if found != expected:
+        raise BrokenInvariantError(
+            f"notes of the sinks came from the attempts {found}, expected {expected}"
+        )
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """The last outlet of a pipeline with participants.
+
+    Args:
+        branches: the participants.
+        encode: how rows become frames of the epoch's own transaction; None: there is none.
+        checkpoint_id: the epoch.
+        functions: what rows pass through first.
+    """
+
+    branches: tuple[Branch, ...]
+    encode: EncodePlan | None
+    checkpoint_id: int
+    functions: tuple[BatchFunction, ...] = ()
+
+    @property
+    def target_count(self) -> int:
+        """How many tasks write frames; without any, each task tells itself what it prepared."""
+        return 1 if self.encode is None else self.encode.target_count
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> "_Sending":
+        """See `Outlet.begun`."""
+        return _Sending(self, source, attempt, attempt_number)
+
+
+@dataclass
+class _Sending:
+    """One attempt of a task that sends to sinks; a transaction is begun with the first rows."""
+
+    plan: FanOut
+    source: int
+    attempt: int
+    attempt_number: int
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    transactions: list[Transaction] = field(default_factory=list)
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """See `Opened.frames`."""
+        encode = self.plan.encode
+        if isinstance(sent, Frame) or (isinstance(sent, DeadLetters) and encode is not None):
+            assert encode is not None, "frames are of the epoch's own transaction"
+            yield from encode.frames(sent, self.source, sequence, self.attempt)
+            return
+        if isinstance(sent, DeadLetters):
+            self._write_dead_letters(sent.records)
+            return
+        for rows in apply(self.plan.functions, sent):
+            for transaction in self._begun():
+                transaction.write(rows)
+            if encode is not None:
+                for frame in encode.frames(rows, self.source, sequence, self.attempt):
+                    yield frame
+                    sequence += 1
+
+    def finish(self) -> list[str]:
+        """See `Opened.finish`."""
+        prepared = [each for transaction in self.transactions for each in transaction.prepare()]
+        return [SinkNote(self.source, self.attempt, tuple(prepared)).to_json()]
+
+    def abandon(self) -> None:
+        """See `Opened.abandon`."""
+        for transaction in self.transactions:
+            transaction.abort()
+
+    def _write_dead_letters(self, records: pa.RecordBatch) -> None:
+        for transaction in self._begun():
+            if isinstance(transaction, TakesDeadLetters):
+                transaction.write_dead_letters(records)
+                return
+        raise BrokenInvariantError("malformed records, and no sink that takes them")
+
+    def _begun(self) -> list[Transaction]:
+        if not self.transactions:
+            for branch in self.plan.branches:
+                place = Place(
+                    owner=branch.owner,
+                    checkpoint_id=self.plan.checkpoint_id,
+                    task=self.source,
+                    attempt=self.attempt_number,
+                    nonce=self.nonce,
+                )
+                self.transactions.append(branch.plan.begin(place))
+        return self.transactions
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """In the place of a `WritePlan` where nothing is written but by the sinks: tells of them.
+
+    `stage` is that of the tasks whose frames it gets.
+    """
+
+    stage: int = 0
+
+    def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+        """Gather what the frames say; any attempt may."""
+        try:
+            heard = Heard(self.stage)
+            rows = sum(1 for _ in heard.with_rows(frames))
+            if rows:
+                raise BrokenInvariantError(f"{rows} frames with rows, and no task to write them")
+            return Report(attempts=heard.attempts, notes=tuple(heard.notes))
+        except TallystickError as error:
+            return Report(error=type(error).__name__, message=str(error))

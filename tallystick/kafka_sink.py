@@ -1,0 +1,250 @@
+"""What a pipeline writes to: `KafkaSink`, and how several sinks are put in order."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+
+from pyspark.sql import DataFrame
+
+from tallystick.endpoints import client_config
+from tallystick.errors import OptionError
+from tallystick.formats import Json
+from tallystick.kafka.compression import CODEC_IDS
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.sink.two_phase import Guarantee, Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.spark.epochs import foreach_batch_runner
+from tallystick.spark.query import RunnerPerRun
+from tallystick.spark.sinks import ID_PREFIX, SinkSettings, Written
+
+EPOCH, TASK = "epoch", "task"
+UID_LENGTH_MAX = 60
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """A topic to write to, exactly once.
+
+    The last step of a pipeline, or the function of `writeStream.foreachBatch` of any query; there
+    the rows have the columns of Spark's own Kafka sink (value, and if present key, topic,
+    partition, headers, timestamp).
+
+    The page "Writing exactly once" says which mode and guarantee to choose, and what each risks.
+
+    Args:
+        bootstrap_servers: `host:port,host:port`.
+        topic: where rows go; None: each row names its topic in column `topic`.
+        key: with `value=Json()`, the column whose text is the record's key.
+        value: Json(): the value is made of all columns, one JSON object per row; None: columns
+            `key`, `value`, … are written as they are.
+        compression: none, gzip, snappy, lz4 or zstd.
+        batch_bytes: how large a record batch becomes before compression.
+        transactions: "epoch": one transaction per epoch over all partitions, which decides it for
+            the whole pipeline. "task": one per task, without an exchange of rows; committed behind
+            the decision, so a down time longer than the timeout may lose it.
+        guarantee: "exactly_once", "at_least_once" (rows are visible at once; an epoch that runs
+            again writes them again) or "none" (nothing is waited for; rows may be lost too).
+        transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
+            wait no longer than this for a pipeline that died.
+        timeout_warning_share: with transactions="task": a commit that comes later than at this
+            share of the timeout is warned about.
+        max_recovery_ms: with transactions="task": how long the pipeline may be down between the end
+            of an epoch's work and its commit without losing output; the start is refused if the
+            timeout is too short for it. None: not checked.
+        dead_letter_topic: where records go that cannot be parsed, inside the same transaction; for
+            pipelines whose source has `mode="deadletter"`.
+        token_topic: an existing topic under whose name the pipeline's token is kept; None: `topic`.
+        transactional_id_prefix: put before the pipeline's name in transactional ids, and in the
+            groups of its tokens, for clusters whose ACLs ask for one.
+        uid: names the sink in the pipeline, for as long as its transactions may be pending; None:
+            `kafka-1` for the first one, and so on.
+        name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
+        accept: for foreachBatch only: decisions to state, as an error message names them.
+        options: further client settings under the names of Spark's connector.
+
+    Raises:
+        OptionError: a setting is of the wrong type, or contradicts another.
+    """
+
+    bootstrap_servers: str
+    _: KW_ONLY
+    topic: str | None = None
+    key: str | None = None
+    value: Json | None = None
+    compression: str = "lz4"
+    batch_bytes: int = 900_000
+    transactions: str = EPOCH
+    guarantee: str = Guarantee.EXACTLY_ONCE.value
+    transaction_timeout_ms: int = 300_000
+    timeout_warning_share: float = 0.8
+    max_recovery_ms: int | None = None
+    dead_letter_topic: str | None = None
+    token_topic: str | None = None
+    transactional_id_prefix: str = ID_PREFIX
+    uid: str | None = None
+    name: str | None = None
+    accept: Collection[str] = ()
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.compression not in CODEC_IDS:
+            raise OptionError(
+                f"compression={self.compression!r}: expected one of {', '.join(CODEC_IDS)}"
+            )
+        if self.topic is None and self.token_topic is None:
+            raise OptionError(
+                "rows name their topics themselves (topic is None), so token_topic= must name an "
+                "existing topic under which the pipeline's token is kept"
+            )
+        if self.key is not None and self.value is None:
+            raise OptionError(
+                f"key={self.key!r} names a column for value=Json(); without it, the record's key "
+                f"is the column 'key'"
+            )
+        if self.batch_bytes < 1024:
+            raise OptionError(f"batch_bytes={self.batch_bytes}: expected at least 1024")
+        if self.transactions not in (EPOCH, TASK):
+            raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
+        check_guarantee(self.guarantee)
+        if not 0 < self.timeout_warning_share <= 1:
+            raise OptionError(
+                f"timeout_warning_share={self.timeout_warning_share}: expected more than 0, and 1 "
+                f"at most"
+            )
+        if self.max_recovery_ms is not None and self.transactions == EPOCH:
+            raise OptionError(
+                "max_recovery_ms is for transactions='task': with one transaction per epoch an "
+                "epoch that timed out runs again, and nothing is lost however long it takes"
+            )
+        _ = self.config
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch in one transaction; for `foreachBatch`."""
+        self._runner(rows, batch_id)
+
+    @cached_property
+    def _runner(self) -> RunnerPerRun:
+        made = foreach_batch_runner(written([self]), self.name, frozenset(self.accept))
+        # cached_property has no lock, and two queries may come here at once: the first one stays.
+        runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
+        return runner
+
+    @property
+    def config(self) -> KafkaConfig:
+        """How to reach the cluster."""
+        return client_config(self.bootstrap_servers, self.options)
+
+    @property
+    def decides(self) -> bool:
+        """Whether its transaction can decide epochs."""
+        return self.transactions == EPOCH and self.guarantee == Guarantee.EXACTLY_ONCE.value
+
+    @property
+    def kind(self) -> str:
+        """See `sink.two_phase.Sink`."""
+        return "kafka"
+
+    def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
+        """See `sink.two_phase.Sink`; for a sink that does not decide."""
+        settings = self.settings
+        return KafkaTaskSink(
+            KafkaTaskSettings(
+                config=settings.config,
+                topic=settings.topic,
+                token_topic=settings.token_topic,
+                json=settings.json,
+                key=settings.key,
+                compression=settings.compression,
+                batch_bytes=settings.batch_bytes,
+                transaction_timeout_ms=settings.transaction_timeout_ms,
+                dead_letter_topic=settings.dead_letter_topic,
+                guarantee=Guarantee(self.guarantee),
+                id_prefix=f"{self.transactional_id_prefix}{owner.pipeline}",
+                earlier_prefixes=facts.earlier_ids,
+                warn_share=self.timeout_warning_share,
+                max_recovery_ms=self.max_recovery_ms,
+            ),
+            owner,
+            facts,
+        )
+
+    @property
+    def settings(self) -> SinkSettings:
+        """What the shell needs of the sink."""
+        token_topic = self.token_topic or self.topic
+        assert token_topic is not None, "one of them is set"
+        return SinkSettings(
+            config=self.config,
+            topic=self.topic,
+            token_topic=token_topic,
+            json=self.value is not None,
+            key=self.key,
+            compression=self.compression,
+            batch_bytes=self.batch_bytes,
+            transaction_timeout_ms=self.transaction_timeout_ms,
+            dead_letter_topic=self.dead_letter_topic,
+            id_prefix=self.transactional_id_prefix,
+        )
+
+
+def check_guarantee(guarantee: str) -> None:
+    """Refuse a word that is no guarantee.
+
+    Raises:
+        OptionError: it is none.
+    """
+    known = [each.value for each in Guarantee]
+    if guarantee not in known:
+        raise OptionError(f"guarantee={guarantee!r}: expected one of {', '.join(known)}")
+
+
+def written(sinks: Sequence[Sink]) -> Written:
+    """Which sink decides, and the uids of the others.
+
+    Raises:
+        OptionError: two could decide, or two have one uid.
+    """
+    deciders = [each for each in sinks if isinstance(each, KafkaSink) and each.decides]
+    if len(deciders) > 1:
+        topics = ", ".join(str(each.topic) for each in deciders)
+        raise OptionError(
+            f"several KafkaSinks with transactions='epoch' (topics {topics}): one transaction "
+            f"decides an epoch. Give all but one transactions='task'; or write to several topics "
+            f"with one sink, whose rows name theirs in column 'topic'"
+        )
+    by_uid = _by_uid(sinks)
+    others = {uid: each for uid, each in by_uid.items() if each not in deciders}
+    kafka = [each for each in sinks if isinstance(each, KafkaSink)]
+    letters = [each.dead_letter_topic for each in kafka if each.dead_letter_topic is not None]
+    if len(letters) > 1:
+        raise OptionError(f"several sinks with a dead_letter_topic ({', '.join(letters)}): one may")
+    if letters and deciders and deciders[0].dead_letter_topic is None:
+        raise OptionError(
+            f"dead_letter_topic={letters[0]!r}: malformed records go with the epoch's own "
+            f"transaction: name the topic in the KafkaSink that has transactions='epoch'"
+        )
+    return Written(
+        decider=deciders[0].settings if deciders else None,
+        others=tuple(others.items()),
+        dead_letter_topic=letters[0] if letters else None,
+        kafka=kafka[0].config if kafka else None,
+        id_prefix=kafka[0].transactional_id_prefix if kafka else ID_PREFIX,
+    )
+
+
+def _by_uid(sinks: Sequence[Sink]) -> dict[str, Sink]:
+    count: Counter[str] = Counter()
+    found: dict[str, Sink] = {}
+    for sink in sinks:
+        count[sink.kind] += 1
+        uid = sink.uid or f"{sink.kind}-{count[sink.kind]}"
+        plain = uid.replace(".", "").replace("_", "").replace("-", "")
+        if not (plain.isascii() and plain.isalnum()) or len(uid) > UID_LENGTH_MAX:
+            raise OptionError(
+                f"uid={uid!r}: expected up to {UID_LENGTH_MAX} letters, digits, '.', '_' and '-'"
+            )
+        if uid in found:
+            raise OptionError(f"two sinks have the uid {uid!r}: give each its own")
+        found[uid] = sink
+    return found

@@ -1,0 +1,276 @@
+"""What epochs are written to: the cluster whose transaction decides, if any, and other sinks."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.checkpoint.verdict import Identity
+from tallystick.decision_log import DecisionLog, newest_entry
+from tallystick.errors import OptionError
+from tallystick.fan_out import Branch, CollectPlan, FanOut
+from tallystick.handover import Earlier, Handover
+from tallystick.job import Driver, Listener, Target
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
+from tallystick.participants import OpenSinks
+from tallystick.ports import Broker
+from tallystick.sink.preflight import Settings, check
+from tallystick.sink.rows import RowLayout
+from tallystick.sink.transaction import Producer
+from tallystick.sink.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.spark.session import tell_what_is_missing
+from tallystick.storage import FileStorage, SystemClock
+from tallystick.task import BatchFunction, EncodePlan, WritePlan
+from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+DELETES_AT_A_TIME = 16
+"""An object store takes some 30 ms for each file that is removed."""
+ID_PREFIX = "tallystick-"
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """What the shell needs of a sink; see `KafkaSink` for the meaning of each."""
+
+    config: KafkaConfig
+    topic: str | None
+    token_topic: str
+    json: bool
+    key: str | None
+    compression: str
+    batch_bytes: int
+    transaction_timeout_ms: int
+    dead_letter_topic: str | None = None
+    id_prefix: str = ID_PREFIX
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a pipeline writes to.
+
+    Args:
+        decider: the sink whose Kafka transaction decides; None: the checkpoint decides.
+        others: the other sinks, by uid.
+        dead_letter_topic: where one of them takes malformed records; None: nowhere.
+        kafka: how to reach the cluster that decided before, if the checkpoint decides now.
+        id_prefix: what transactional ids of the pipeline begin with, before its name.
+    """
+
+    decider: SinkSettings | None
+    others: tuple[tuple[str, Sink], ...] = ()
+    dead_letter_topic: str | None = None
+    kafka: KafkaConfig | None = None
+    id_prefix: str = ID_PREFIX
+
+
+class SinkCluster:
+    """The driver's side of a sink: its broker, and the plans that it gives to tasks."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self.settings = settings
+        self.broker = KafkaBroker(settings.config, settings.transaction_timeout_ms)
+
+    def target(self, pipeline: str) -> Target:
+        """Where the pipeline of this name keeps its decision."""
+        transactional_id = f"{self.settings.id_prefix}{pipeline}"
+        return Target(
+            transactional_id=transactional_id,
+            token_group=token_group(transactional_id),
+            token_partition=TopicPartition(self.settings.token_topic, 0),
+            cluster_id=self.broker.cluster_id(),
+        )
+
+    def encode_plan(self, spark: SparkSession, functions: tuple[BatchFunction, ...]) -> EncodePlan:
+        """How this epoch's tasks encode, with the partitions that the topics have now."""
+        counts = self._partition_counts()
+        partition_count, dead_letters = sum(counts.values()), None
+        topic = self.settings.dead_letter_topic
+        if topic is not None:
+            dead_letters = RowLayout(self.broker.partition_counts([topic]), topic)
+            partition_count += dead_letters.partition_counts[topic]
+        task_count = min(spark.sparkContext.defaultParallelism, partition_count)
+        return EncodePlan(
+            rows=RowLayout(counts, self.settings.topic, self.settings.json, self.settings.key),
+            target_count=task_count,
+            compression=self.settings.compression,
+            batch_bytes=self.settings.batch_bytes,
+            functions=functions,
+            dead_letters=dead_letters,
+        )
+
+    def write_plan(self, producer: Producer) -> WritePlan:
+        """How this epoch's tasks write."""
+        return WritePlan(self.settings.config, producer, self.broker.transaction_version)
+
+    def _partition_counts(self) -> Mapping[str, int]:
+        if self.settings.topic is not None:
+            return self.broker.partition_counts([self.settings.topic])
+        return self.broker.partition_counts(self.broker.topics())
+
+
+def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: int | None) -> None:
+    """Check cluster, topics and settings before anything starts.
+
+    Raises:
+        OptionError: something cannot work; all problems are named.
+    """
+    settings = cluster.settings
+    topics = (settings.token_topic, settings.topic, settings.dead_letter_topic)
+    cluster.broker.partition_counts({topic for topic in topics if topic is not None})
+    findings = check(
+        cluster.broker.cluster_facts(),
+        Settings(
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            delivery_timeout_ms=settings.config.delivery_timeout_ms,
+            batch_bytes=settings.batch_bytes,
+            trigger_interval_ms=trigger_interval_ms,
+            speculation=spark.sparkContext.getConf().get("spark.speculation", "false") == "true",
+        ),
+    )
+    for warning in findings.warnings:
+        logger.warning("%s", warning)
+    if findings.problems:
+        raise OptionError("; ".join(findings.problems))
+    tell_what_is_missing(spark)
+
+
+def token_group(transactional_id: str) -> str:
+    """The group under which a pipeline's token is kept."""
+    return f"{transactional_id}-token"
+
+
+class Sinks:
+    """All sinks of one run of a pipeline, on the driver.
+
+    Args:
+        written: what they are.
+        pipeline: its name.
+        spark: whose tasks write.
+        trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+    """
+
+    def __init__(
+        self,
+        written: Written,
+        pipeline: str,
+        spark: SparkSession,
+        trigger_interval_ms: int | None,
+    ) -> None:
+        self._written = written
+        self._pipeline = pipeline
+        self._spark = spark
+        self._facts = RunFacts(trigger_interval_ms, spark.sparkContext.defaultParallelism)
+        self._open: dict[str, TwoPhaseCommitSink] = {}
+        self._owners: dict[str, Owner] = {}
+        self.cluster = None if written.decider is None else SinkCluster(written.decider)
+
+    def check(self) -> None:
+        """Check clusters, topics, tables and settings before anything starts.
+
+        Raises:
+            OptionError: something cannot work.
+        """
+        if self.cluster is not None:
+            preflight(self.cluster, self._spark, self._facts.trigger_interval_ms)
+        for uid, sink in self._written.others:
+            sink.open(Owner(self._pipeline, uid, ""), self._facts).close()
+
+    def make_driver(
+        self, identity: Identity, storage: FileStorage, *, listener: Listener | None = None
+    ) -> Driver:
+        """The driver of one query run, with the real ports."""
+        target = self._target()
+        newest = _newest_manifests(storage)
+        ids = {each.producer.transactional_id for each in newest} - {target.transactional_id}
+        facts = RunFacts(self._facts.trigger_interval_ms, self._facts.tasks, frozenset(ids))
+        for uid, sink in self._written.others:
+            self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
+            self._open[uid] = sink.open(self._owners[uid], facts)
+        make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
+        if listener is not None:
+            make = partial(make, listener=listener)
+        return make(
+            identity,
+            target,
+            self._decider(target, identity, storage, newest),
+            storage,
+            SystemClock(),
+            participants=OpenSinks(self._open, self._owners) if self._open else None,
+            decided_by=CHECKPOINT if self.cluster is None else KAFKA,
+        )
+
+    def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
+        """Where the rows of an epoch go, and what they pass through before."""
+        if not self._open:
+            assert self.cluster is not None, "something is written to"
+            return self.cluster.encode_plan(self._spark, functions)
+        encode = None if self.cluster is None else self.cluster.encode_plan(self._spark, ())
+        branches = [Branch(self._owners[uid], sink.plan()) for uid, sink in self._open.items()]
+        return FanOut(tuple(branches), encode, checkpoint_id, functions)
+
+    def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
+        """How an epoch's last tasks write, or tell what was written."""
+        return CollectPlan() if self.cluster is None else self.cluster.write_plan(producer)
+
+    def _target(self) -> Target:
+        if self.cluster is not None:
+            return self.cluster.target(self._pipeline)
+        transactional_id = f"{self._written.id_prefix}{self._pipeline}"
+        group = token_group(transactional_id)
+        return Target(transactional_id, group, TopicPartition(group, 0), cluster_id="")
+
+    def _decider(
+        self,
+        target: Target,
+        identity: Identity,
+        storage: FileStorage,
+        newest: list[Manifest],
+    ) -> Broker:
+        """Kafka or the log; with whatever decided before, as long as it may know more."""
+        earlier: list[Earlier] = []
+        for transactional_id in sorted(
+            {
+                each.producer.transactional_id
+                for each in newest
+                if each.decided_by == KAFKA
+                and each.lineage == identity.lineage
+                and each.origin is None
+            }
+        ):
+            if self.cluster is None or transactional_id != target.transactional_id:
+                broker = self._earlier_kafka(identity)
+                earlier.append(Earlier(broker, transactional_id, token_group(transactional_id)))
+        log = DecisionLog(storage, SystemClock())
+        current: Broker = log if self.cluster is None else self.cluster.broker
+        if self.cluster is not None and newest_entry(storage) is not None:
+            earlier.append(Earlier(log, target.transactional_id, target.token_group))
+        if not earlier:
+            return current
+        return Handover(current, tuple(earlier), target.token_partition, identity.lineage)
+
+    def _earlier_kafka(self, identity: Identity) -> KafkaBroker:
+        if self.cluster is not None:
+            return self.cluster.broker
+        if self._written.kafka is None:
+            raise OptionError(
+                f"pipeline {identity.pipeline!r}: the epochs of checkpoint {identity.checkpoint} "
+                f"were decided by transactions of a KafkaSink, and the pipeline has no KafkaSink "
+                f"any more: which of them was committed last cannot be asked. Keep the KafkaSink, "
+                f"with whatever transactions= and guarantee=, for one start."
+            )
+        return KafkaBroker(self._written.kafka)
+
+
+def _newest_manifests(storage: FileStorage) -> list[Manifest]:
+    """Those of the two newest epochs that have any, of all attempts."""
+    paths = m.manifests(storage.names(m.FOLDER))
+    epochs = sorted({m.epoch_of(path) for path in paths})[-2:]
+    found = [(path, storage.get(path)) for path in paths if m.epoch_of(path) in epochs]
+    return [m.decode(data, path) for path, data in found if data is not None]
