@@ -1,0 +1,342 @@
+"""The driver's side of `writeStream.format("tallystick")`: before the tasks, and behind them.
+
+    plan process      streamWriter ─► pickled for the tasks       `plan`: recover, let tasks begin
+    tasks             begin ─► write … ─► prepare ─► message
+    commit process    streamWriter ─► commit(messages)            `decide`: decide, then commit
+                                   └► abort(messages)             `give_up`
+
+Both are processes that Spark keeps beside its driver, and asks once per micro-batch. They share no
+memory, with each other or with the user's program; what one knows the other gets by the tasks.
+
+Invariants:
+    * No task of an epoch begins before everything that was decided is committed, and all else is
+      aborted: tasks run what is pickled by the plan, and it is pickled behind the recovery.
+    * The plan takes the log of decisions over. A commit goes on with the plan's hold and takes over
+      from nobody, so a driver that was replaced cannot decide.
+    * An epoch that is decided already has no tasks that write.
+    * `give_up` aborts only what it proved undecided, and cannot be decided any more: Spark calls it
+      also when a commit failed, before or behind the decision.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tallystick.checkpoint.manifest import CHECKPOINT, decode
+from tallystick.checkpoint.protocol import Event
+from tallystick.checkpoint.retention import COLLECT_EVERY
+from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.decision_log import DecisionLog, Hold, newest_entry
+from tallystick.errors import DataLossError, FencedError, TallystickError
+from tallystick.job import Driver, Listener, Target
+from tallystick.participants import OpenSinks
+from tallystick.ports import Participants, Prepared
+from tallystick.sink.transaction import Producer
+from tallystick.sink.two_phase import (
+    Committable,
+    Lost,
+    Owner,
+    TransactionPlan,
+    TwoPhaseCommitSink,
+    to_abort,
+)
+from tallystick.spark.query import logged_batch
+from tallystick.state.handles import StepState
+from tallystick.storage import FileStorage, SystemClock
+from tallystick.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+SINK_UID = "kafka"
+"""A streaming query has one sink."""
+DELETES_AT_A_TIME = 16
+
+OpenSink = Callable[[Owner], TwoPhaseCommitSink]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpoch:
+    """What the plan of an epoch found; it goes with the tasks, and comes back with their messages.
+
+    Args:
+        checkpoint_id: the epoch.
+        hold: under which it may be decided; None: it is decided and committed already.
+        lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
+            that the epoch runs again.
+    """
+
+    checkpoint_id: int
+    hold: Hold | None
+    lost: tuple[Lost, ...] = ()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Of JSON's own types."""
+        return {
+            "checkpoint_id": self.checkpoint_id,
+            "hold": self.hold,
+            "lost": [[each.committable.to_fields(), each.what] for each in self.lost],
+        }
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Read back what `to_fields` made."""
+        hold = fields["hold"]
+        lost = (Lost(Committable.from_fields(each), what) for each, what in fields["lost"])
+        return cls(fields["checkpoint_id"], None if hold is None else Hold(*hold), tuple(lost))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What this process planned last for a checkpoint."""
+
+    checkpoint_id: int
+    run: str
+
+
+_planned: dict[str, _Planned] = {}
+"""By lineage. Only saves work: Spark may ask another process any time."""
+
+
+class WriteEpochs:
+    """The epochs of one query, as one process of Spark's sees them.
+
+    Args:
+        storage: the query's checkpoint.
+        query_name: None if it has none.
+        accepted: the decisions that a person stated.
+        open_sink: connects, or gives what is connected already.
+        listener: told every event of the driver.
+    """
+
+    def __init__(
+        self,
+        storage: FileStorage,
+        query_name: str | None,
+        accepted: frozenset[str],
+        open_sink: OpenSink,
+        listener: Listener | None = None,
+    ) -> None:
+        self._storage = storage
+        lineage = stored_lineage(storage)
+        self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
+        self._target = _target(lineage)
+        self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
+        self._sink = open_sink(self.owner)
+        self._sinks = OpenSinks({SINK_UID: self._sink}, {SINK_UID: self.owner})
+        self._listener = listener or _ignore
+
+    def plan(self) -> PlannedEpoch:
+        """Recover, and settle under which hold the tasks of the next epoch may prepare.
+
+        Raises:
+            DataLossError: going on needs a person's decision.
+            TallystickError: the recovery failed, nothing has begun.
+        """
+        checkpoint_id = newest_batch(self._storage)
+        planned = self._next(checkpoint_id) or self._recovered(checkpoint_id)
+        if planned.hold is not None:
+            _planned[self._identity.lineage] = _Planned(checkpoint_id, planned.hold.run)
+        return planned
+
+    def transaction_plan(self) -> TransactionPlan:
+        """How tasks write; asked behind `plan`."""
+        return self._sink.plan()
+
+    def decide(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
+        """Take the decision for what tasks prepared, then commit it.
+
+        Raises:
+            FencedError: another run has taken over since the plan.
+            TallystickError: it failed; Spark asks to give up then.
+        """
+        assert planned.hold is not None, "what is decided has no tasks that write"
+        epoch = PreparedEpoch(self._sinks, committables, planned.lost)
+        log = DecisionLog(self._storage, SystemClock(), planned.hold)
+        self._driver(log, epoch, planned.checkpoint_id).run_epoch(
+            self._request(planned.checkpoint_id), epoch
+        )
+        assert epoch.has_run, "what the plan found open is decided by its hold only"
+
+    def give_up(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
+        """Abort what tasks prepared, if it is not decided, and so that it never will be."""
+        if planned.hold is None:
+            return
+        log = DecisionLog(self._storage, SystemClock(), planned.hold)
+        producer = Producer(self._target.transactional_id, 0, planned.hold.slot)
+        try:
+            # As the owner: it takes the slot that an unanswered decision may be on its way to.
+            log.fence(self._target.transactional_id, producer)
+        except FencedError:
+            return  # whoever took over settles everything
+        named = self._decided_last()
+        if named is not None:
+            self._sinks.abort(to_abort(committables, named))
+
+    def _decided_last(self) -> tuple[Committable, ...] | None:
+        """What the newest decision names; None where that cannot be told."""
+        newest = newest_entry(self._storage)
+        token = None if newest is None else newest.token
+        if token is None or not token.manifest_path:
+            return ()
+        data = self._storage.get(token.manifest_path)
+        return None if data is None else decode(data, token.manifest_path).committables
+
+    def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
+        """The epoch behind the one that this process planned last, which is decided since.
+
+        Spark asks for it only once it has logged that one, so behind its commit: all is settled.
+        """
+        last = _planned.get(self._identity.lineage)
+        if last is None or last.checkpoint_id != checkpoint_id - 1:
+            return None
+        newest = newest_entry(self._storage)
+        if newest is None or newest.run != last.run or newest.token is None:
+            return None
+        if newest.token.checkpoint_id != checkpoint_id - 1:
+            return None
+        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot))
+
+    def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
+        sinks = _Noting(self._sinks)
+        log = DecisionLog(self._storage, SystemClock())
+        producer = self._driver(log, sinks, checkpoint_id).recover(self._request(checkpoint_id))
+        if producer is None:
+            return PlannedEpoch(checkpoint_id, None)
+        return PlannedEpoch(checkpoint_id, log.hold_of(producer), tuple(sinks.lost))
+
+    def _driver(self, log: DecisionLog, sinks: Participants, checkpoint_id: int) -> Driver:
+        return Driver(
+            self._identity,
+            self._target,
+            log,
+            self._storage,
+            SystemClock(),
+            participants=sinks,
+            decided_by=CHECKPOINT,
+            listener=self._listener,
+            collect_every=COLLECT_EVERY if checkpoint_id % COLLECT_EVERY == 0 else 0,
+            deletes_at_a_time=DELETES_AT_A_TIME,
+        )
+
+    def _request(self, checkpoint_id: int) -> Request:
+        return Request(checkpoint_id, logged_batch(self._storage, checkpoint_id).sources)
+
+
+class PreparedEpoch:
+    """An epoch whose tasks have prepared: the engine and the sinks of the driver that decides it.
+
+    The plan has settled all that came before, so only what these tasks prepared is asked about.
+
+    Args:
+        sinks: where they prepared.
+        committables: what they prepared.
+        lost: what the plan found lost.
+    """
+
+    def __init__(
+        self, sinks: Participants, committables: tuple[Committable, ...], lost: tuple[Lost, ...]
+    ) -> None:
+        self._sinks = sinks
+        self._committables = committables
+        self._lost_before = {each.committable: each for each in lost}
+        self._lost: tuple[Lost, ...] = ()
+        self.has_run = False
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        """See `ports.Engine.run_epoch`: it has been run.
+
+        Raises:
+            TallystickError: what it prepared is lost since, and only Spark can run it again.
+        """
+        self.has_run = True
+        if self._lost:
+            what = "; ".join(each.what for each in self._lost)
+            raise TallystickError(
+                f"epoch {checkpoint_id} was decided, and all of its transactions were aborted "
+                f"before they could be committed, by a timeout or by hand: {what}. Nothing of it "
+                f"is visible. Start the query again: the epoch is run again, nothing is lost or "
+                f"repeated. If it comes back, give transactions a longer timeout."
+            )
+        return Prepared((), committables=self._committables)
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        """See `ports.Participants.commit`."""
+        own = tuple(each for each in committables if each in self._committables)
+        self._lost = self._sinks.commit(own)
+        before = (self._lost_before.get(each) for each in committables)
+        return (*self._lost, *(each for each in before if each is not None))
+
+    def lingering(self) -> tuple[Committable, ...]:
+        """What failed attempts left; what waits for this very decision does not linger."""
+        return to_abort(self._sinks.lingering(), self._committables)
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.abort`."""
+        self._sinks.abort(committables)
+
+
+class _Noting:
+    """Sinks, and what they lost."""
+
+    def __init__(self, sinks: Participants) -> None:
+        self._sinks = sinks
+        self.lost: tuple[Lost, ...] = ()
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        self.lost = self._sinks.commit(committables)
+        return self.lost
+
+    def lingering(self) -> tuple[Committable, ...]:
+        return self._sinks.lingering()
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        self._sinks.abort(committables)
+
+
+def stored_lineage(storage: FileStorage) -> str:
+    """The id of the query that a checkpoint is of, which Spark stores there before it runs.
+
+    Raises:
+        DataLossError: it is missing or damaged.
+    """
+    data = storage.get("metadata")
+    try:
+        return str(json.loads(data or b"")["id"])
+    except (ValueError, KeyError, TypeError):
+        found = "no such file" if data is None else f"{len(data)} bytes"
+        raise DataLossError(
+            f"checkpoint {storage.location}: its file metadata should hold the query's id, found "
+            f"{found}. Nothing was changed. Put a whole copy of the checkpoint back; or start from "
+            f"a new checkpoint."
+        ) from None
+
+
+def newest_batch(storage: FileStorage) -> int:
+    """The micro-batch that Spark is about to run: it logs one, then plans it.
+
+    Raises:
+        DataLossError: there is none.
+    """
+    names = (path.rpartition("/")[2] for path in storage.names("offsets"))
+    logged = [int(name) for name in names if name.isdecimal()]
+    if not logged:
+        raise DataLossError(
+            f"checkpoint {storage.location}: offsets/ should hold the micro-batch that Spark is "
+            f"about to run, found none. Nothing was changed. Put a whole copy of the checkpoint "
+            f"back."
+        )
+    return max(logged)
+
+
+def _target(lineage: str) -> Target:
+    """The log of decisions has one place, and no cluster."""
+    group = f"tallystick-{lineage}"
+    return Target(group, group, TopicPartition(group, 0), cluster_id="")
+
+
+def _ignore(_: Event) -> None:
+    return
