@@ -1,0 +1,119 @@
+"""How drafts, markers and final files are named, and what a committable says of them."""
+
+import json
+import re
+from typing import NamedTuple, Self
+from urllib.parse import quote
+
+from tallystick.sink.two_phase import Committable, Owner, Place
+
+HIDDEN = "_tallystick"
+"""Spark, Hive and pyarrow leave out what begins with an underscore."""
+DRAFT = ".draft"
+"""Behind the final name: DuckDB's `**/*.parquet` does look into hidden folders."""
+_NAME = re.compile(r"(\d{8,})-(\d{5,})-([0-9a-f]+)", re.ASCII)
+_FINAL = re.compile(r"(?:(.+)/)?part-(\d{8,}-\d{5,}-[0-9a-f]+)(?:\.(\d+))?\.parquet", re.ASCII)
+
+
+class File(NamedTuple):
+    """One file of a committable.
+
+    Args:
+        folder: of its partition, below the sink's path; "" without partitions.
+        number: from 0 on: one task's files of one folder.
+        size: in bytes.
+    """
+
+    folder: str
+    number: int
+    size: int
+
+
+class Drafts(NamedTuple):
+    """What one attempt of a task wrote.
+
+    Args:
+        location: of the sink, when they were written.
+        hidden: the folder of its pipeline, sink and lineage, below the location.
+        name: of epoch, task and nonce.
+        files: what a commit makes visible; None if that is not known (what a recovery finds).
+    """
+
+    location: str
+    hidden: str
+    name: str
+    files: tuple[File, ...] | None = None
+
+    @classmethod
+    def of(cls, committable: Committable) -> Self:
+        """Read what `details` made."""
+        held = json.loads(committable.details)
+        files = None if held["files"] is None else tuple(File(*each) for each in held["files"])
+        return cls(held["location"], held["hidden"], committable.name, files)
+
+    @property
+    def details(self) -> str:
+        """What a committable carries."""
+        return json.dumps(
+            {"location": self.location, "hidden": self.hidden, "files": self.files},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+
+    @property
+    def pending(self) -> str:
+        """The folder of the drafts."""
+        return f"{pending_folder(self.hidden)}/{self.name}"
+
+    @property
+    def marker(self) -> str:
+        """The file that proves that the commit began, and so that all drafts were there."""
+        return f"{marker_folder(self.hidden)}/{self.name}"
+
+    def draft(self, file: File) -> str:
+        """Where a file lies until it is committed."""
+        return f"{self.pending}/{self.final(file)}{DRAFT}"
+
+    def final(self, file: File) -> str:
+        """Where a file lies when it is committed."""
+        number = f".{file.number}" if file.number else ""
+        name = f"part-{self.name}{number}.parquet"
+        return f"{file.folder}/{name}" if file.folder else name
+
+
+def hidden_folder(owner: Owner) -> str:
+    """Where drafts and markers of one sink of one pipeline lie, below the sink's path."""
+    parts = (owner.pipeline, owner.sink, owner.lineage)
+    return "/".join((HIDDEN, *map(_part, parts)))
+
+
+def pending_folder(hidden: str) -> str:
+    """With a folder for each attempt of a task."""
+    return f"{hidden}/pending"
+
+
+def marker_folder(hidden: str) -> str:
+    """With a file for each commit that has begun."""
+    return f"{hidden}/committed"
+
+
+def name_of(place: Place) -> str:
+    """Of an attempt's files: no other attempt has it."""
+    return f"{place.checkpoint_id:08d}-{place.task:05d}-{place.nonce}"
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """The epoch and the task of a name; None: it is something else."""
+    found = _NAME.fullmatch(name)
+    return found and (int(found[1]), int(found[2]))
+
+
+def parse_draft(path: str, size: int) -> File | None:
+    """The file that a draft, relative to its pending folder, is for; None: it is something else."""
+    found = _FINAL.fullmatch(path.removesuffix(DRAFT)) if path.endswith(DRAFT) else None
+    return found and File(found[1] or "", int(found[3] or 0), size)
+
+
+def _part(text: str) -> str:
+    """Any name as one folder's: no slash, and neither `.` nor `..`."""
+    return quote(text, safe=" ") if text.strip(".") else text.replace(".", "%2E")

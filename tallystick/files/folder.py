@@ -1,0 +1,214 @@
+"""A folder on a local disk, HDFS or an object store: the few steps that drafts and commits need.
+
+A local rename is atomic, and durable when the folder is synced. Object stores cannot rename: there
+the server copies a draft (the copy appears whole), and drafts are deleted when all were copied.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from tallystick.errors import StorageError
+from tallystick.storage import (
+    fsync_folder,
+    local_path,
+    put_local,
+    reach,
+    shown,
+    user_part,
+    without_secrets,
+)
+
+WHAT = "path of a file sink"
+REQUESTS_AT_ONCE = 16
+"""To an object store; each takes some ten milliseconds of waiting."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Folder:
+    """Files below one folder; all paths are relative to it. Picklable, for tasks.
+
+    Args:
+        uri: a path, or a URI as `FileStorage` knows them.
+
+    Raises:
+        OptionError: the URI is of a file system that pyarrow does not know.
+    """
+
+    def __init__(self, uri: str) -> None:
+        local = local_path(uri)
+        self._uri = uri if local is None else str(local)
+        self._files, self._root = reach(self._uri, WHAT)
+        self._is_local = local is not None
+        self.location = shown(self._uri)
+        """The URI without credentials and options."""
+
+    def __repr__(self) -> str:
+        return f"Folder({self.location!r})"
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return Folder, (self._uri,)
+
+    @property
+    def renames(self) -> bool:
+        """Whether a file moves in one step."""
+        return self._is_local or self._files.type_name == "hdfs"
+
+    def at(self, location: str) -> "Folder":
+        """Another folder; on the same kind of storage it is reached in the same way."""
+        if location == self.location:
+            return self
+        scheme, separator, rest = location.partition("://")
+        own, _, options = self._uri.partition("?")
+        if separator and not self._is_local and own.partition("://")[0] == scheme:
+            host = rest if "@" in rest.partition("/")[0] else user_part(self._uri) + rest
+            return Folder(f"{scheme}://{host}" + (f"?{options}" if options else ""))
+        return Folder(location)
+
+    def create(self, path: str) -> Any:
+        """A stream into a new file, and the folders that it needs."""
+        with self._doing("writing", path):
+            if self.renames:
+                self._files.create_dir(self._whole(path.rpartition("/")[0]), recursive=True)
+            return self._files.open_output_stream(self._whole(path))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small file, atomically and durably, in place of what is there."""
+        with self._doing("writing", path):
+            if self._is_local:
+                put_local(Path(self._whole(path)), data)
+                self.sync_folders([path])
+                return
+            with self.create(path) as stream:
+                stream.write(data)
+
+    def get(self, path: str) -> bytes | None:
+        """Read a small file; None if there is none."""
+        with self._doing("reading", path):
+            try:
+                with self._files.open_input_stream(self._whole(path)) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError:
+                return None
+
+    def end(self, path: str, length: int) -> bytes:
+        """The last bytes of a file."""
+        with self._doing("reading", path), self._files.open_input_file(self._whole(path)) as file:
+            size = file.size()
+            return bytes(file.read_at(min(size, length), max(0, size - length)))
+
+    def sizes(self, paths: Iterable[str]) -> dict[str, int]:
+        """Of those that are there."""
+        paths = list(paths)
+        with self._doing("looking for", paths[0] if paths else ""):
+            infos = self._each(lambda path: self._files.get_file_info(self._whole(path)), paths)
+        return {
+            path: info.size
+            for path, info in zip(paths, infos, strict=True)
+            if info.type == fs.FileType.File
+        }
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Make new files durable, with the folders that lead to them."""
+        if not self._is_local:
+            return
+        paths = list(paths)
+        for path in paths:
+            with self._doing("syncing", path), open(self._whole(path), "rb+") as file:
+                os.fsync(file.fileno())
+        self.sync_folders(paths)
+
+    def sync_folders(self, paths: Iterable[str]) -> None:
+        """Make the names of files durable, and those of all folders down to them."""
+        if not self._is_local:
+            return
+        folders = {
+            parent for path in paths for parent in Path(path).parents if not parent.is_absolute()
+        }
+        root = Path(self._root)
+        with self._doing("syncing", ""):
+            for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+                fsync_folder(root / folder)
+            fsync_folder(root.parent)
+
+    def reveal(self, moves: Iterable[tuple[str, str]]) -> None:
+        """Give drafts their final names; on an object store the drafts stay for now."""
+
+        def one(move: tuple[str, str]) -> None:
+            draft, final = move
+            with self._doing("making visible", final):
+                if self._is_local:
+                    os.makedirs(os.path.dirname(self._whole(final)), exist_ok=True)
+                    os.rename(self._whole(draft), self._whole(final))
+                elif self.renames:
+                    self._files.create_dir(self._whole(final.rpartition("/")[0]), recursive=True)
+                    self._files.move(self._whole(draft), self._whole(final))
+                else:
+                    self._files.copy_file(self._whole(draft), self._whole(final))
+
+        moves = list(moves)
+        self._each(one, moves)
+        self.sync_folders(final for _, final in moves)
+
+    def names(self, folder: str) -> list[str]:
+        """Of the files and folders in a folder, sorted; empty if there is no such folder."""
+        with self._doing("listing", folder):
+            selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
+            return sorted(info.base_name for info in self._files.get_file_info(selector))
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The paths below a folder, relative to it, with their sizes."""
+        whole = self._whole(folder)
+        with self._doing("listing", folder):
+            selector = fs.FileSelector(whole, allow_not_found=True, recursive=True)
+            infos = self._files.get_file_info(selector)
+        start = len(whole.rstrip("/")) + 1
+        return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
+
+    def remove(self, folder: str) -> None:
+        """A folder with all that is in it; nothing happens if there is none."""
+        with self._doing("removing", folder):
+            if self._is_local:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(self._whole(folder))
+                return
+            with contextlib.suppress(FileNotFoundError):
+                self._files.delete_dir(self._whole(folder))
+
+    def remove_file(self, path: str) -> None:
+        """Nothing happens if there is none."""
+        with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._whole(path))
+
+    def _whole(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _each(self, do: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+        if self._is_local or len(items) < 2:
+            return [do(item) for item in items]
+        with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(items))) as pool:
+            return list(pool.map(do, items))
+
+    @contextlib.contextmanager
+    def _doing(self, doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise self.failed(f"{doing} {path}", error) from None
+
+    def failed(self, doing: str, error: Exception) -> StorageError:
+        """What to raise when a step did not work."""
+        reason = without_secrets(str(error), self._uri)
+        return StorageError(
+            f"file sink {self.location}: {doing} failed: {reason}. Nothing is visible that was not "
+            f"decided, and it is tried again; make room or give access."
+        )
