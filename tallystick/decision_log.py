@@ -17,6 +17,8 @@ its high-availability service, which elects one leader.
 """
 
 import json
+import logging
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -28,10 +30,13 @@ from tallystick.sink.tokens import decode_token, encode_token
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.topic_partition import TopicPartition
 
+logger = logging.getLogger(__name__)
+
 DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
 NO_SLOT = -1
 VERSION = 1
+_NAME = re.compile(r"(\d{16})\.json", re.ASCII)
 
 
 class Hold(NamedTuple):
@@ -71,12 +76,11 @@ def newest_entry(storage: Storage) -> Entry | None:
     Raises:
         ManifestError: its file is damaged.
     """
-    slots = _slots(storage)
-    while slots:
-        slot = slots.pop()
-        data = storage.get(slot_path(slot))
+    while slots := _slots(storage):
+        data = storage.get(slot_path(slots[-1]))
         if data is not None:
-            return _decode(slot, data)
+            return _decode(slots[-1], data)
+        # It was removed since, so there are newer ones; what else was listed counts no more.
     return None
 
 
@@ -87,9 +91,19 @@ class DecisionLog:
         storage: the checkpoint.
         clock: draws the run's name.
         hold: go on with this hold, and take over from nobody; None: a new run.
+        kept_slots: how many old slots stay; what is older is removed now and then.
     """
 
-    def __init__(self, storage: Storage, clock: Clock, hold: Hold | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock,
+        hold: Hold | None = None,
+        *,
+        kept_slots: int = KEPT_SLOTS,
+    ) -> None:
+        assert kept_slots > 0, "the newest slot stays"
+        self._kept_slots = kept_slots
         self._storage = storage
         self._run = clock.nonce() if hold is None else hold.run
         self._hold = hold
@@ -159,10 +173,8 @@ class DecisionLog:
         if not self._put(Entry(slot, self._run, self._staged)):
             raise _fenced(newest_entry(self._storage))
         self._staged = None
-        if slot % KEPT_SLOTS == 0:
-            for old in _slots(self._storage):
-                if old <= slot - KEPT_SLOTS:
-                    self._storage.delete(slot_path(old))
+        if slot % self._kept_slots == 0:
+            self._remove_old(slot)
         return self._producer(producer.transactional_id, slot)
 
     def abort_transaction(self, producer: Producer) -> None:
@@ -184,6 +196,20 @@ class DecisionLog:
     def close(self) -> None:
         """Nothing is kept open."""
 
+    def _remove_old(self, newest: int) -> None:
+        """Oldest first, so that the newest ones have no holes; it is decided whatever fails."""
+        try:
+            for old in _slots(self._storage):
+                if old <= newest - self._kept_slots:
+                    self._storage.delete(slot_path(old))
+        except Exception as error:
+            logger.warning(
+                "checkpoint %s: removing old decisions failed: %s. It is tried again later; "
+                "nothing else depends on it",
+                self._storage.location,
+                error,
+            )
+
     def _put(self, entry: Entry) -> bool:
         """Write a slot; False if it was taken, or if newer ones are there already."""
         if not self._storage.put_new(slot_path(entry.slot), _encode(entry)):
@@ -196,8 +222,8 @@ class DecisionLog:
 
 
 def _slots(storage: Storage) -> list[int]:
-    names = [path.rpartition("/")[2].removesuffix(".json") for path in storage.names(DECISIONS)]
-    return sorted(int(name) for name in names if name.isdecimal())
+    found = (_NAME.fullmatch(path.rpartition("/")[2]) for path in storage.names(DECISIONS))
+    return sorted(int(name[1]) for name in found if name is not None)
 
 
 def _encode(entry: Entry) -> bytes:

@@ -221,9 +221,9 @@ class Driver:
         match action:
             case c.CommitParticipants(committables):
                 return c.OutputSettled(self._participants.commit(committables))
-            case c.RecoverParticipants(producer, decided):
+            case c.RecoverParticipants(producer, decided, settled):
                 lost = self._participants.commit(decided)
-                return c.Recovered(lost, self._abort_lingering(producer, decided))
+                return c.Recovered(lost, self._abort_lingering(producer, (*decided, *settled)))
 
     def _abort_lingering(self, producer: Producer, decided: tuple[Committable, ...]) -> Producer:
         """Abort what lingers in other sinks, if this run proves that it is not replaced."""
@@ -322,7 +322,7 @@ class Driver:
 
 def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Committable, ...]:
     match action:
-        case c.RecoverParticipants(_, committables) | c.CommitParticipants(committables):
+        case c.RecoverParticipants(_, committables, _) | c.CommitParticipants(committables):
             return committables
 
 

@@ -80,9 +80,15 @@ class OpenSinks:
             raise first
 
     def close(self) -> None:
-        """Close every sink's connections."""
+        """Close every sink's connections; one that cannot leaves no other one open."""
+        first: Exception | None = None
         for sink in self._sinks.values():
-            sink.close()
+            try:
+                sink.close()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def _commit_one(self, committable: Committable) -> Outcome:
         sink = self._sinks.get(committable.sink)

@@ -26,7 +26,10 @@ Invariants:
     * No epoch runs before everything that a decided manifest names is committed, and everything
       else that lingered is aborted. What lingers is aborted only after this run proved, behind the
       question what lingers, that it is not replaced: else it could be a successor's.
-    * A decided epoch runs again only if all of its output is lost, so that nothing is repeated.
+    * What Spark has logged is settled: it is told so only behind SETTLING. So a sink may be taken
+      out of a pipeline once the last epoch with it is logged.
+    * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
+      not if a person stated to go on without it.
     * Before a person is asked to decide, this run proves again that it is not just replaced.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
@@ -144,7 +147,7 @@ class Coordinator:
 
     def _start(self, request: Request) -> Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
-        self._request, self._attempt = request, 1
+        self._request, self._attempt, self._refused_before = request, 1, False
         if self.phase is Phase.READY:
             return self._decide()
         self._become(Phase.FENCING)
@@ -160,10 +163,11 @@ class Coordinator:
                 token = self._token(self._asked.checkpoint_id - 1, base_path)
                 return CommitTransaction(self._producer, token, ())
             case verdict.Run() | verdict.Done():
-                decided = () if known.manifest is None else known.manifest.committables
+                named = () if known.manifest is None else known.manifest.committables
+                decided, settled = ((), named) if isinstance(judged, verdict.Run) else (named, ())
                 if self.phase is Phase.RESTORING and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
-                    return RecoverParticipants(self._producer, decided)
+                    return RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
             case verdict.Refused(error):
                 return self._refuse(error)
@@ -198,24 +202,26 @@ class Coordinator:
         judged = verdict.judge(self._asked, known, self._identity)
         assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
         if lost:
-            assert known.manifest is not None, "what is lost was decided"
-            if isinstance(judged, verdict.Done) and lost_output.is_replayable(known, lost):
-                return self._run(known.before, known.manifest.base_path)
-            if lost_output.accepting_word(known.manifest) not in self._identity.accepted:
-                return self._stop(lost_output.error(self._identity, known.manifest, lost))
+            assert isinstance(judged, verdict.Done), "only what was decided is lost"
+            if self._goes_on_without(judged.manifest):
+                return self._go_on(judged)
+            if lost_output.is_replayable(known, lost):
+                return self._run(known.before, judged.manifest.base_path)
+            return self._refuse(lost_output.error(self._identity, judged.manifest, lost))
         return self._go_on(judged)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
         assert self._manifest is not None
-        accepted = lost_output.accepting_word(self._manifest) in self._identity.accepted
-        if lost and not accepted:
-            if len(lost) == len(self._manifest.committables) and self._attempt < ATTEMPTS_MAX:
-                self._attempt += 1  # the recovery finds it lost again, and may run it again
-                self._become(Phase.FENCING)
-                return FenceProducer(self._owner)
-            return self._stop(lost_output.error(self._identity, self._manifest, lost))
+        if lost and not self._goes_on_without(self._manifest):
+            self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
+            return self._fence_again(
+                lost_output.again_and_again(self._identity, self._manifest, lost)
+            )
         self._become(Phase.CONFIRMING)
         return ConfirmOutput(self._manifest.producer, self._manifest.produced)
+
+    def _goes_on_without(self, manifest: Manifest) -> bool:
+        return lost_output.accepting_word(manifest) in self._identity.accepted
 
     def _refuse(self, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
@@ -223,7 +229,8 @@ class Coordinator:
         A successor that took over between the fence and the question leaves a token or a manifest
         that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
         """
-        if self.phase is Phase.RESTORING and not self._refused_before:
+        looked = self.phase in (Phase.RESTORING, Phase.RECOVERING)
+        if looked and not self._refused_before:
             self._refused_before = True
             self._become(Phase.FENCING)
             return FenceProducer(self._owner)

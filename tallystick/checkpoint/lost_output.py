@@ -2,7 +2,7 @@
 
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
 from tallystick.checkpoint.verdict import Committed, Identity
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import DataLossError, EpochAbortedError, OptionError
 from tallystick.sink.two_phase import Committable, Lost
 from tallystick.source.offsets import parse_source
 
@@ -12,14 +12,19 @@ SHOWN_MAX = 20
 def is_replayable(committed: Committed, lost: tuple[Lost, ...]) -> bool:
     """Whether running the newest decided epoch again repeats nothing.
 
-    So if all of its output is lost, with nothing in the transaction of a deciding producer, and the
-    state that it went on from is still there.
+    So if nothing of it is visible, and the state that it went on from is still there.
     """
     manifest = committed.manifest
-    if manifest is None or manifest.decided_by != CHECKPOINT or manifest.produced:
+    if manifest is None or not is_invisible(manifest, lost):
         return False
-    has_base = committed.before is not None or not manifest.base_path
-    return has_base and {each.committable for each in lost} == set(manifest.committables)
+    return committed.before is not None or not manifest.base_path
+
+
+def is_invisible(manifest: Manifest, lost: tuple[Lost, ...]) -> bool:
+    """Whether all output is lost, with nothing in the transaction of a deciding producer."""
+    if manifest.decided_by != CHECKPOINT or manifest.produced:
+        return False
+    return {each.committable for each in lost} == set(manifest.committables)
 
 
 def accepting_word(manifest: Manifest) -> str:
@@ -49,6 +54,22 @@ def error(identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]) -> Dat
         f"which input they come from); then start once with "
         f"accept={accepting_word(manifest)!r}. To make it less likely, give transactions a longer "
         f"timeout than the longest down time."
+    )
+
+
+def again_and_again(
+    identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]
+) -> DataLossError | EpochAbortedError:
+    """An epoch was lost as often as it was run; unless some of it is visible, nothing is amiss."""
+    if not is_invisible(manifest, lost):
+        return error(identity, manifest, lost)
+    shown = "; ".join(each.what for each in lost[:SHOWN_MAX])
+    return EpochAbortedError(
+        f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and all of "
+        f"its {len(lost)} transactions were aborted before they could be committed, by a timeout "
+        f"or by hand, each time that it was run: {shown}. Nothing of it is visible. Give "
+        f"transactions a longer timeout, and start again: the epoch runs again, nothing is lost "
+        f"or repeated."
     )
 
 

@@ -225,10 +225,14 @@ class CommitTransaction:
 
 @dataclass(frozen=True, slots=True)
 class RecoverParticipants:
-    """Commit in other sinks what a decided manifest names, abort everything else that lingers."""
+    """Commit in other sinks what a decided manifest names, abort everything else that lingers.
+
+    `settled` was committed before Spark logged its epoch; its sinks may be gone from the pipeline.
+    """
 
     producer: Producer
     decided: tuple[Committable, ...]
+    settled: tuple[Committable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
