@@ -226,6 +226,8 @@ def written(sinks: Sequence[Sink]) -> Written:
         )
     return Written(
         decider=deciders[0].settings if deciders else None,
+        sink=deciders[0] if deciders else None,
+        uid=next((uid for uid, each in by_uid.items() if each in deciders), ""),
         others=tuple(others.items()),
         dead_letter_topic=letters[0] if letters else None,
         kafka=kafka[0].config if kafka else None,

@@ -94,7 +94,7 @@ def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_head
         dead_letters=RowLayout({"dead": 1}, "dead"),
     )
 
-    frames = list(encode.encode(read.read_both(splits), source=0))
+    frames = list(send(encode, read.read_both(splits), source=0))
 
     assert [frame.sequence for frame in frames] == list(range(len(frames)))
     counts = {topic: sum(f.record_count for f in frames if f.topic == topic) for topic in TOPICS}

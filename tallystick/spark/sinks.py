@@ -57,6 +57,8 @@ class Written:
 
     Args:
         decider: the sink whose Kafka transaction decides; None: the checkpoint decides.
+        sink: the same, as another run may have had it: with transactions of its tasks.
+        uid: of that.
         others: the other sinks, by uid.
         dead_letter_topic: where one of them takes malformed records; None: nowhere.
         kafka: how to reach the cluster that decided before, if the checkpoint decides now.
@@ -64,6 +66,8 @@ class Written:
     """
 
     decider: SinkSettings | None
+    sink: Sink | None = None
+    uid: str = ""
     others: tuple[tuple[str, Sink], ...] = ()
     dead_letter_topic: str | None = None
     kafka: KafkaConfig | None = None
@@ -193,6 +197,8 @@ class Sinks:
         for uid, sink in self._written.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], facts)
+        settling = {**self._open, **self._of_another_mode(identity, facts, newest)}
+        owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
         if listener is not None:
             make = partial(make, listener=listener)
@@ -202,7 +208,7 @@ class Sinks:
             self._decider(target, identity, storage, newest),
             storage,
             SystemClock(),
-            participants=OpenSinks(self._open, self._owners) if self._open else None,
+            participants=OpenSinks(settling, owners) if settling else None,
             decided_by=CHECKPOINT if self.cluster is None else KAFKA,
         )
 
@@ -218,6 +224,15 @@ class Sinks:
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
         """How an epoch's last tasks write, or tell what was written."""
         return CollectPlan() if self.cluster is None else self.cluster.write_plan(producer)
+
+    def _of_another_mode(
+        self, identity: Identity, facts: RunFacts, newest: list[Manifest]
+    ) -> dict[str, TwoPhaseCommitSink]:
+        """The deciding sink as its tasks' own transactions need it, if there were some lately."""
+        sink, uid = self._written.sink, self._written.uid
+        if sink is None or not any(c.sink == uid for each in newest for c in each.committables):
+            return {}
+        return {uid: sink.open(Owner(identity.pipeline, uid, identity.lineage), facts)}
 
     def _target(self) -> Target:
         if self.cluster is not None:
