@@ -1,0 +1,214 @@
+"""What each guarantee does and does not; what a changed one finds; what is refused at the start."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+from real_kafka import numbers, read_back
+from task_sinks import (
+    committed,
+    opened,
+    place_of,
+    rows_of,
+    settings_of,
+    until,
+    written_by,
+)
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.kafka import admin
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.sink.two_phase import Guarantee, Outcome, RunFacts
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def pipeline() -> str:
+    return f"flights-{next(numbers)}"
+
+
+@pytest.fixture
+def narrow(client: Client) -> str:
+    """A topic that takes small batches only."""
+    name = f"narrow-{next(numbers)}"
+    admin.create_topic(client, name, 1, config={"max.message.bytes": "2000"})
+    return name
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+def test_without_transactions_rows_are_visible_at_once_and_again_when_the_epoch_runs_again(
+    config: KafkaConfig, topic: str, pipeline: str, guarantee: Guarantee
+) -> None:
+    with opened(config, topic, pipeline, guarantee=guarantee) as sink:
+        assert sink.timeout is None
+        failed = sink.plan().begin(place_of(pipeline))
+        for index in range(64):  # as many as are sent together
+            failed.write(rows_of(f"{index:02}"))
+        until(lambda: len(read_back(config, topic)) == 64)
+        failed.abort()
+
+        again = sink.plan().begin(place_of(pipeline, attempt=1))
+        for index in range(130):
+            again.write(rows_of(f"{index:02}"))
+        assert list(again.prepare()) == []
+        if guarantee is Guarantee.NONE:
+            until(lambda: len(read_back(config, topic)) == 64 + 130)
+        assert list(sink.lingering(place_of(pipeline).owner)) == []
+    assert read_back(config, topic) == sorted(
+        [f"{index:02}" for index in range(64)] + [f"{index:02}" for index in range(130)]
+    )
+
+
+def test_at_least_once_tells_of_what_kafka_refuses_and_none_does_not(
+    config: KafkaConfig, narrow: str, pipeline: str
+) -> None:
+    """Not knowing is what `none` means; what comes after it arrives."""
+    many = rows_of(*(f"{index:0100}" for index in range(100)))
+    how: dict[str, Any] = {"compression": "none"}
+    with opened(config, narrow, pipeline, guarantee=Guarantee.AT_LEAST_ONCE, **how) as sink:
+        told = sink.plan().begin(place_of(pipeline))
+        told.write(many)
+        with pytest.raises(RecordError, match=r"max\.message\.bytes"):
+            told.prepare()
+        told.abort()
+    with opened(config, narrow, pipeline, guarantee=Guarantee.NONE, **how) as sink:
+        silent = sink.plan().begin(place_of(pipeline))
+        silent.write(many)
+        assert list(silent.prepare()) == []
+        for index in range(5):  # Kafka has hung up; what is sent into that is lost as well
+
+            def write_one(text: str = f"after {index}") -> bool:
+                following = sink.plan().begin(place_of(pipeline))
+                following.write(rows_of(text))
+                following.prepare()
+                return read_back(config, narrow) != []
+
+            if write_one():
+                break
+        until(lambda: read_back(config, narrow) != [])
+    assert all(text.startswith("after") for text in read_back(config, narrow))
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+def test_a_changed_guarantee_still_settles_what_is_pending(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str, guarantee: Guarantee
+) -> None:
+    """The topic may be another one too."""
+    elsewhere = f"elsewhere-{next(numbers)}"
+    admin.create_topic(client, elsewhere, 1)
+    with opened(config, topic, pipeline) as sink:
+        pending = written_by(sink.plan(), place_of(pipeline), "pending")
+        left = written_by(sink.plan(), place_of(pipeline, task=1), "left")
+    with opened(config, elsewhere, pipeline, guarantee=guarantee) as sink:
+        found = {each.name: each for each in sink.lingering(place_of(pipeline).owner)}
+        assert set(found) == {pending.name, left.name}
+        sink.abort(found[left.name])
+        assert committed(client, sink, pending) is Outcome.COMMITTED
+        assert sink.commit(left) is Outcome.LOST
+    assert read_back(config, topic) == ["pending"]
+
+
+def test_rows_name_their_topics_and_dead_letters_are_part_of_the_transaction(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    """Keys, headers, order and partitions are those of the other ways to write."""
+    dead = f"dead-{next(numbers)}"
+    admin.create_topic(client, dead, 1)
+    rows = pa.record_batch(
+        {
+            "key": pa.array([f"k{index % 7}" for index in range(1000)]),
+            "value": pa.array([f"{index:04}" for index in range(1000)]),
+            "topic": pa.array([topic] * 1000),
+        }
+    )
+    how: dict[str, Any] = {"token_topic": topic, "dead_letter_topic": dead, "batch_bytes": 1024}
+    with opened(config, None, pipeline, **how) as sink:  # type: ignore[arg-type]
+        task = sink.plan().begin(place_of(pipeline))
+        task.write(rows)
+        task.write_dead_letters(pa.record_batch({"value": pa.array([b"malformed"])}))
+        (prepared,) = task.prepare()
+        assert prepared.record_count == 1001
+        assert read_back(config, dead) == []
+        assert committed(client, sink, prepared) is Outcome.COMMITTED
+    assert read_back(config, dead) == ["malformed"]
+    by_key: dict[bytes, list[str]] = {}
+    partitions: dict[bytes, set[int]] = {}
+    for message in messages(config, topic, 1000):
+        by_key.setdefault(message.key(), []).append(message.value().decode())
+        partitions.setdefault(message.key(), set()).add(message.partition())
+    assert sorted(text for texts in by_key.values() for text in texts) == [
+        f"{index:04}" for index in range(1000)
+    ]
+    assert all(texts == sorted(texts) for texts in by_key.values())
+    assert all(len(found) == 1 for found in partitions.values())
+
+
+def messages(config: KafkaConfig, topic: str, count: int) -> list[Any]:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": config.bootstrap_servers, "group.id": "order"}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, part, 0) for part in range(3)])
+    found: list[Any] = []
+    while len(found) < count:
+        got = consumer.consume(count - len(found), 10)
+        assert got, f"only {len(found)}"
+        found += got
+    consumer.close()
+    return found
+
+
+def test_what_cannot_work_is_refused_with_all_numbers(
+    config: KafkaConfig, topic: str, pipeline: str
+) -> None:
+    settings = settings_of(config, topic, pipeline)
+    owner = place_of(pipeline).owner
+
+    def told(facts: RunFacts = RunFacts(), **changes: Any) -> str:  # noqa: B008  a frozen value
+        with pytest.raises(OptionError) as error:
+            KafkaTaskSink(replace(settings, **changes), owner, facts)
+        return str(error.value)
+
+    assert "brokers allow 900000" in told(transaction_timeout_ms=1_000_000)
+    assert "'no-such-token'" in told(token_topic="no-such-token")
+    both = told(
+        RunFacts(trigger_interval_ms=60_000), max_recovery_ms=600_000, transaction_timeout_ms=19_000
+    )
+    assert "660000" in both
+    assert "delivery.timeout.ms is 20000" in both
+    with pytest.raises(OptionError, match="had theirs"):
+        KafkaTaskSink(settings, owner, RunFacts()).plan().begin(place_of(pipeline, attempt=16))
+
+
+def open_sockets() -> int:
+    links = [Path("/proc/self/fd", name.name) for name in Path("/proc/self/fd").iterdir()]
+    return sum(link.is_socket() for link in links)
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_nothing_is_left_of_a_run(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str, guarantee: Guarantee
+) -> None:
+    """No thread and no connection, however tasks end; not after an error either."""
+    before = open_sockets(), threading.active_count()
+    for _ in range(3):
+        with opened(config, topic, pipeline, guarantee=guarantee) as sink:
+            plan = sink.plan()
+            done, failed = (plan.begin(place_of(pipeline, task=task)) for task in range(2))
+            done.write(rows_of("done"))
+            failed.write(rows_of("failed"))
+            failed.abort()
+            for each in done.prepare():
+                assert committed(client, sink, each) is Outcome.COMMITTED
+            assert open_sockets() > before[0]
+    too_long = settings_of(config, topic, pipeline, transaction_timeout_ms=1_000_000)
+    if guarantee is Guarantee.EXACTLY_ONCE:
+        with pytest.raises(OptionError):
+            KafkaTaskSink(too_long, place_of(pipeline).owner, RunFacts())
+    assert (open_sockets(), threading.active_count()) == before

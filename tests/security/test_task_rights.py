@@ -1,0 +1,127 @@
+"""One transaction per task with the least rights, and with each of them missing."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tallystick.errors import AuthorizationError
+from tallystick.kafka.client import Client
+from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.kafka.written import transaction_state
+from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
+from tallystick.testing import EmbeddedKafka
+from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+@contextmanager
+def sink_of(
+    kafka: EmbeddedKafka, user: str, owner: Owner, **changes: Any
+) -> Iterator[KafkaTaskSink]:
+    values: dict[str, Any] = {
+        "config": config_of(kafka, user),
+        "topic": TOPIC,
+        "token_topic": TOPIC,
+        "json": False,
+        "key": None,
+        "compression": "lz4",
+        "batch_bytes": 900_000,
+        "transaction_timeout_ms": 300_000,
+        "dead_letter_topic": None,
+        "guarantee": Guarantee.EXACTLY_ONCE,
+        "id_prefix": f"tallystick-{user}-tasks",
+    }
+    sink = KafkaTaskSink(KafkaTaskSettings(**(values | changes)), owner, RunFacts())
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def owner_of(user: str) -> Owner:
+    return Owner(f"{user}-tasks", f"out-{uuid.uuid4().hex[:6]}", "lineage")
+
+
+def prepared_by(sink: KafkaTaskSink, owner: Owner, task: int = 0) -> Committable:
+    transaction = sink.plan().begin(Place(owner, 0, task, 0, uuid.uuid4().hex))
+    try:
+        transaction.write(pa.record_batch({"value": pa.array(["a row"])}))
+        (committable,) = transaction.prepare()
+    except BaseException:
+        transaction.abort()
+        raise
+    return committable
+
+
+@pytest.mark.parametrize(("user", "token_topic"), [("alice", TOPIC), ("writer", TOKENS)])
+def test_four_rights_are_enough(
+    user: str, token_topic: str, guarded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prepare, commit, commit again after a take-over, list, abort. READ is for the token topic."""
+    owner = owner_of(user)
+    with (
+        caplog.at_level(logging.DEBUG),
+        sink_of(guarded, user, owner, token_topic=token_topic) as sink,
+    ):
+        kept, left = (prepared_by(sink, owner, task) for task in range(2))
+        assert sink.commit(kept) is Outcome.COMMITTED
+        (found,) = sink.lingering(owner)
+        assert found.name == left.name
+        sink.abort(found)
+        assert sink.commit(left) is Outcome.LOST
+        following = prepared_by(sink, owner)
+        assert sink.commit(kept) is Outcome.COMMITTED
+        sink.abort(following)
+        assert list(sink.lingering(owner)) == []
+        shown = "\n".join([caplog.text, repr(sink.plan()), *map(repr, (kept, left, found))])
+    assert [each for each, password in PASSWORDS.items() if password in shown] == []
+    assert "cannot be looked for" not in caplog.text
+
+
+MISSING = {
+    "no-transactional-id": r"'tallystick-no-transactional-id-tasks/.*WRITE on the transactional id",
+    "no-topic-write": rf"Produce for {TOPIC}-[01].*WRITE on the topic",
+    "no-topic-read": rf"TxnOffsetCommit for {TOPIC}-0.*READ on the topic",
+    "no-group": r"group 'tallystick-no-group-tasks/.*READ on the consumer group",
+    "spectator": r"TxnOffsetCommit.*READ on the consumer group",
+}
+
+
+@pytest.mark.parametrize(("user", "says"), MISSING.items(), ids=MISSING)
+def test_a_missing_right_is_named_before_anything_is_prepared(
+    user: str, says: str, guarded: EmbeddedKafka
+) -> None:
+    """And nothing stays open."""
+    owner = owner_of(user)
+    with (
+        sink_of(guarded, user, owner) as sink,
+        pytest.raises(AuthorizationError, match=says),
+    ):
+        prepared_by(sink, owner)
+    client = Client(config_of(guarded, "admin"))
+    state = transaction_state(client, f"tallystick-{user}-tasks/{owner.sink}/0/0")
+    client.close()
+    assert state is None or state.transaction_state != "Ongoing"
+
+
+def test_a_prefix_that_one_may_not_see_is_warned_of_once(
+    guarded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka would leave its ids out of the list without a word."""
+    owner = owner_of("alice")
+    earlier = frozenset({"tallystick-bob"})
+    with (
+        caplog.at_level(logging.WARNING),
+        sink_of(guarded, "alice", owner, earlier_prefixes=earlier) as sink,
+    ):
+        for _ in range(2):
+            assert list(sink.lingering(owner)) == []
+    told = [each for each in caplog.messages if "cannot be looked for" in each]
+    assert len(told) == 1
+    assert "'tallystick-bob'" in told[0]
