@@ -217,6 +217,8 @@ def shown(uri: str) -> str:
 def _secret_length(rest: str, scheme: str) -> int:
     """How much before the host may be a key and its secret; AWS's often hold a slash."""
     authority = rest.partition("/")[0]
+    if scheme in ("abfs", "abfss") and ":" not in authority.partition("@")[0]:
+        return 0  # the container
     if "@" in authority:
         return authority.rindex("@") + 1
     _, colon, port = authority.rpartition(":")

@@ -68,7 +68,10 @@ def test_credentials_are_not_shown(uri):
 
 @pytest.mark.parametrize(
     "uri",
-    ["s3://bucket/a@b", "hdfs://host:8020/a@b", "file:///a:b/c@d", "/a:b/c@d", "s3://b/x:y/z@w"],
+    [
+        *("s3://bucket/a@b", "hdfs://host:8020/a@b", "file:///a:b/c@d", "/a:b/c@d"),
+        *("s3://b/x:y/z@w", "abfss://container@account.dfs.core.windows.net/a@b"),
+    ],
 )
 def test_a_location_without_credentials_is_shown_as_it_is(uri):
     assert shown(uri) == uri

@@ -11,6 +11,8 @@ HIDDEN = "_tallystick"
 """Spark, Hive and pyarrow leave out what begins with an underscore."""
 DRAFT = ".draft"
 """Behind the final name: DuckDB's `**/*.parquet` does look into hidden folders."""
+SEEN = "seen-by-the-driver"
+"""A file that a run's driver writes, and tasks on a local disk look for."""
 _NAME = re.compile(r"(\d{8,})-(\d{5,})-([0-9a-f]+)", re.ASCII)
 _FINAL = re.compile(r"(?:(.+)/)?part-(\d{8,}-\d{5,}-[0-9a-f]+)(?:\.(\d+))?\.parquet", re.ASCII)
 

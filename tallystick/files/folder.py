@@ -48,7 +48,7 @@ class Folder:
         local = local_path(uri)
         self._uri = uri if local is None else str(local)
         self._files, self._root = reach(self._uri, WHAT)
-        self._is_local = local is not None
+        self.is_local = local is not None
         self.location = shown(self._uri)
         """The URI without credentials and options."""
 
@@ -61,7 +61,7 @@ class Folder:
     @property
     def renames(self) -> bool:
         """Whether a file moves in one step."""
-        return self._is_local or self._files.type_name == "hdfs"
+        return self.is_local or self._files.type_name == "hdfs"
 
     def at(self, location: str) -> "Folder":
         """Another folder; on the same kind of storage it is reached in the same way."""
@@ -69,7 +69,7 @@ class Folder:
             return self
         scheme, separator, rest = location.partition("://")
         own, _, options = self._uri.partition("?")
-        if separator and not self._is_local and own.partition("://")[0] == scheme:
+        if separator and not self.is_local and own.partition("://")[0] == scheme:
             host = rest if "@" in rest.partition("/")[0] else user_part(self._uri) + rest
             return Folder(f"{scheme}://{host}" + (f"?{options}" if options else ""))
         return Folder(location)
@@ -84,7 +84,7 @@ class Folder:
     def put(self, path: str, data: bytes) -> None:
         """Write a small file, atomically and durably, in place of what is there."""
         with self._doing("writing", path):
-            if self._is_local:
+            if self.is_local:
                 put_local(Path(self._whole(path)), data)
                 self.sync_folders([path])
                 return
@@ -119,7 +119,7 @@ class Folder:
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Make new files durable, with the folders that lead to them."""
-        if not self._is_local:
+        if not self.is_local:
             return
         paths = list(paths)
         for path in paths:
@@ -129,7 +129,7 @@ class Folder:
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Make the names of files durable, and those of all folders down to them."""
-        if not self._is_local:
+        if not self.is_local:
             return
         folders = {
             parent for path in paths for parent in Path(path).parents if not parent.is_absolute()
@@ -146,7 +146,7 @@ class Folder:
         def one(move: tuple[str, str]) -> None:
             draft, final = move
             with self._doing("making visible", final):
-                if self._is_local:
+                if self.is_local:
                     os.makedirs(os.path.dirname(self._whole(final)), exist_ok=True)
                     os.rename(self._whole(draft), self._whole(final))
                 elif self.renames:
@@ -177,7 +177,7 @@ class Folder:
     def remove(self, folder: str) -> None:
         """A folder with all that is in it; nothing happens if there is none."""
         with self._doing("removing", folder):
-            if self._is_local:
+            if self.is_local:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(self._whole(folder))
                 return
@@ -193,7 +193,7 @@ class Folder:
         return f"{self._root}/{path}" if path else self._root
 
     def _each(self, do: Callable[[Item], Result], items: list[Item]) -> list[Result]:
-        if self._is_local or len(items) < 2:
+        if self.is_local or len(items) < 2:
             return [do(item) for item in items]
         with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(items))) as pool:
             return list(pool.map(do, items))

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.committing import Commits
-from tallystick.files.drafts import Drafts, hidden_folder
+from tallystick.files.drafts import SEEN, Drafts, hidden_folder
 from tallystick.files.folder import Folder
 from tallystick.files.partitions import is_possible
 from tallystick.files.writing import FilePlan
@@ -67,12 +67,10 @@ class FileSink:
         return "files"
 
     def open(self, owner: Owner, facts: RunFacts) -> "OpenFileSink":
-        """See `sink.two_phase.Sink`: a file is written into the hidden folder, and removed."""
+        """See `sink.two_phase.Sink`: a file is written into the hidden folder."""
         folder = Folder(self.path)
-        probe = f"{hidden_folder(owner)}/probe"
         try:
-            folder.put(probe, b"")
-            folder.remove_file(probe)
+            folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
         except StorageError as error:
             raise OptionError(
                 f"the path must be writable for the driver, and for all executors: {error}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tallystick.errors import RecordError, StorageError
+from tallystick.errors import OptionError, RecordError, StorageError
 from tallystick.files import partitions
-from tallystick.files.drafts import Drafts, File, hidden_folder, name_of
+from tallystick.files.drafts import SEEN, Drafts, File, hidden_folder, name_of
 from tallystick.files.folder import Folder
 from tallystick.sink.two_phase import Committable, Guarantee, Place
 
@@ -48,10 +49,21 @@ class FilePlan:
 
     def begin(self, place: Place) -> "FileTransaction | WarnedTransaction":
         """See `TransactionPlan.begin`; no other attempt has its names, so none is in the way."""
+        self._check_disk(place)
         transaction = FileTransaction(self, place)
         if self.guarantee is Guarantee.NONE:
             return WarnedTransaction(transaction, place)
         return transaction
+
+    def _check_disk(self, place: Place) -> None:
+        """A driver that does not see the drafts would take them for lost."""
+        seen = f"{hidden_folder(place.owner)}/{SEEN}"
+        if self.folder.is_local and not self.folder.sizes([seen]):
+            raise OptionError(
+                f"file sink {self.folder.location}: a task on {socket.gethostname()} does not find "
+                f"{seen} there, which the driver wrote: expected one disk that the driver and all "
+                f"executors see. Mount it everywhere, or write to S3, HDFS or the like."
+            )
 
 
 class FileTransaction:

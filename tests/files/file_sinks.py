@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from tallystick.files.drafts import SEEN
 from tallystick.files.sink import FileSink
 from tallystick.sink.two_phase import Owner, Place, RunFacts
 
@@ -39,4 +40,6 @@ def visible(path, filesystem=None):
 
 
 def files_below(path):
-    return sorted(str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+    """All but what a driver writes when it starts."""
+    files = (each for each in path.rglob("*") if each.is_file() and each.name != SEEN)
+    return sorted(str(each.relative_to(path)) for each in files)

@@ -1,5 +1,6 @@
 """Rows go into files that nobody sees before the commit, and everybody once after it."""
 
+import dataclasses
 import datetime
 import decimal
 import pickle
@@ -15,6 +16,7 @@ import pytest
 
 from tallystick.errors import DataLossError, OptionError, RecordError
 from tallystick.files import committing, writing
+from tallystick.files.folder import Folder
 from tallystick.files.sink import FileSink
 from tallystick.sink.two_phase import Committable, Outcome, Owner
 from tests.files.file_sinks import OWNER, files_below, opened, place, prepared, rows, visible
@@ -71,6 +73,23 @@ def test_aborting_leaves_nothing_and_is_lost_for_good(tmp_path):
     assert sink.commit(committable) is Outcome.LOST
     assert sink.commit(committable) is Outcome.LOST
     assert list(sink.lingering(OWNER)) == []
+
+
+def test_a_commit_that_has_begun_is_not_aborted(tmp_path, monkeypatch):
+    """The marker is there and no file is visible yet: a killed driver, and a tool that aborts."""
+    sink = opened(tmp_path)
+    (committable,) = prepared(sink, place(), rows(0, 5))
+    with monkeypatch.context() as killed:
+        killed.setattr(Folder, "reveal", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sink.commit(committable)
+
+    sink.abort(committable)
+    (found,) = sink.lingering(OWNER)
+    sink.abort(found)
+    assert visible(tmp_path) == []
+    assert sink.commit(committable) is Outcome.COMMITTED
+    assert visible(tmp_path) == list(range(5))
 
 
 def test_what_a_reader_took_away_is_not_lost(tmp_path):
@@ -134,6 +153,22 @@ def test_markers_are_kept_for_some_epochs_and_what_is_older_is_no_guess(tmp_path
     assert all(sink.commit(each) is Outcome.COMMITTED for each in committables[-10:])
     with pytest.raises(DataLossError, match=r"ever visible cannot be known.*from epoch 21 on"):
         sink.commit(committables[0])
+
+
+def test_what_was_forgotten_once_stays_so_when_epochs_repeat(tmp_path):
+    """A savepoint sets them back: the markers of the epochs in between are gone all the same."""
+    sink = opened(tmp_path)
+    first, late, again = (
+        prepared(sink, place(epoch, nonce=nonce), rows(0, 1))[0]
+        for epoch, nonce in ((15, "a"), (40, "b"), (12, "c"))
+    )
+    for committable in (first, late, again):
+        assert opened(tmp_path).commit(committable) is Outcome.COMMITTED
+    for file in tmp_path.glob("*.parquet"):
+        file.unlink()
+
+    with pytest.raises(DataLossError, match="ever visible cannot be known"):
+        sink.commit(first)
 
 
 def test_a_run_of_one_epoch_prunes_too(tmp_path):
@@ -235,7 +270,26 @@ def test_an_attempt_without_rows_leaves_nothing(tmp_path):
     assert files_below(tmp_path) == []
 
 
+def test_a_disk_that_the_driver_does_not_see_is_refused_in_the_task(tmp_path):
+    plan = opened(tmp_path / "drivers").plan()
+    elsewhere = dataclasses.replace(plan, folder=Folder(str(tmp_path / "executors")))
+
+    with pytest.raises(OptionError, match="expected one disk that the driver and all executors"):
+        elsewhere.begin(place())
+
+
 # Partitions and schemas
+def test_rows_keep_their_order_in_each_partition(tmp_path):
+    sink = opened(tmp_path, partition_by=["dest"])
+    sink.commit(prepared(sink, place(), rows(0, 5000), rows(5000, 9000))[0])
+
+    files = list(tmp_path.rglob("*.parquet"))
+    assert len(files) == 3
+    for file in files:
+        numbers = pq.ParquetFile(file).read()["n"].to_pylist()
+        assert numbers == sorted(numbers)
+
+
 def test_partitions_are_named_as_spark_names_them(tmp_path, shared_spark):
     """Spark writes the same rows: same folders; and Spark reads ours: same rows."""
     texts = ["a b", "a/b", "a=b", "50%", "ü", "#[x]^{", "", None, "a:b?*'\"\\", "\t.", ".."]
