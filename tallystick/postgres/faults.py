@@ -66,7 +66,7 @@ def ours(
         translated = translate(error, doing, secrets, columns or {})
     else:
         return
-    raise translated  # outside the handler: psycopg's error is not even its context
+    raise translated from None
 
 
 def translate(

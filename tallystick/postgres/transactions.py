@@ -267,10 +267,14 @@ class _Direct:
         self._temporary = "pg_temp.tallystick_upserted" if plan.key else ""
         self._writing = _Writing(plan, self._temporary or plan.table.sql)
         if self._temporary:
-            self._writing.run(
-                f"CREATE TEMPORARY TABLE tallystick_upserted ON COMMIT DROP AS SELECT *, "
-                f"0::bigint AS {ID}, 0::bigint AS {POSITION} FROM {plan.table.sql} WITH NO DATA"
-            )
+            try:
+                self._writing.run(
+                    f"CREATE TEMPORARY TABLE tallystick_upserted ON COMMIT DROP AS SELECT *, "
+                    f"0::bigint AS {ID}, 0::bigint AS {POSITION} FROM {plan.table.sql} WITH NO DATA"
+                )
+            except BaseException:
+                self._writing.drop()
+                raise
 
     def write(self, rows: pa.RecordBatch) -> None:
         extra = _positions(0, self._writing, rows) if self._temporary else ()

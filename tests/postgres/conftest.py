@@ -1,5 +1,6 @@
 """One server for all modules; tests that kill one start their own."""
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -46,8 +47,6 @@ def _no_connection_is_left(postgres: PostgresServer, table: object) -> Iterator[
 
 
 def _sessions(postgres: PostgresServer) -> list[str]:
-    import time
-
     asked = (
         "SELECT query FROM pg_stat_activity "
         "WHERE application_name = 'tallystick' AND backend_type = 'client backend'"

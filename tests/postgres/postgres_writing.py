@@ -1,0 +1,66 @@
+"""What the tests of the participant share: owners, places, and short ways to write."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from tallystick.postgres.sink import PostgresSink
+from tallystick.sink.two_phase import (
+    Committable,
+    Owner,
+    Place,
+    RunFacts,
+    Transaction,
+    TwoPhaseCommitSink,
+)
+
+OWNER = Owner("late flights", "postgres-1", "7a1d5f1c-lineage")
+COLUMNS = "a bigint, b text"
+WAYS = ("prepared", "staged")
+
+
+def rows_of(*numbers: int, text: str = "row") -> pa.RecordBatch:
+    return pa.record_batch(
+        {"a": pa.array(numbers, pa.int64()), "b": pa.array([f"{text} {n}" for n in numbers])}
+    )
+
+
+def place_of(checkpoint_id: int = 1, task: int = 0, owner: Owner = OWNER) -> Place:
+    return Place(owner, checkpoint_id, task, 0, secrets.token_hex(8))
+
+
+def opened(dsn: str, table: str, owner: Owner = OWNER, **settings: Any) -> TwoPhaseCommitSink:
+    return PostgresSink(dsn, table=table, **settings).open(owner, RunFacts(tasks=2))
+
+
+def begun(driver: TwoPhaseCommitSink, *batches: pa.RecordBatch, **where: Any) -> Transaction:
+    transaction = driver.plan().begin(place_of(**where))
+    for rows in batches:
+        transaction.write(rows)
+    return transaction
+
+
+def prepared(
+    driver: TwoPhaseCommitSink, *batches: pa.RecordBatch, **where: Any
+) -> Sequence[Committable]:
+    return begun(driver, *batches, **where).prepare()
+
+
+def attempted(
+    driver: TwoPhaseCommitSink, *batches: pa.RecordBatch, **where: Any
+) -> Sequence[Committable]:
+    """As the engine does it: whatever fails, the transaction is told to let go."""
+    transaction = begun(driver, **where)
+    try:
+        for rows in batches:
+            transaction.write(rows)
+        return transaction.prepare()
+    finally:
+        transaction.abort()
+
+
+def visible(connection: psycopg.Connection[Any], table: str) -> list[Any]:
+    return [a for (a,) in connection.execute(f"SELECT a FROM {table} ORDER BY a").fetchall()]  # type: ignore[arg-type]

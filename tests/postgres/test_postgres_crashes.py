@@ -1,0 +1,329 @@
+"""Kill -9 of writers and of servers, and a crash between every two statements: exactly once."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from dying_writer import ROWS
+from postgres_writing import COLUMNS, OWNER, WAYS, attempted, opened, place_of, prepared, rows_of
+from real_postgres import PostgresServer
+
+from tallystick.errors import RetriableError
+from tallystick.postgres.connection import close_kept
+from tallystick.sink.two_phase import Committable, Outcome, commit_all, to_abort
+
+Create = Callable[..., str]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def name(table: Create) -> str:
+    return table(COLUMNS)
+
+
+def numbers(postgres: PostgresServer, name: str) -> list[int]:
+    return [a for (a,) in postgres.query(f"SELECT a FROM {name} ORDER BY a")]
+
+
+@pytest.fixture
+def writer(postgres: PostgresServer, name: str, way: str) -> Iterator[Callable[[str], Any]]:
+    """Starts a task in a process of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(how: str) -> subprocess.Popen[str]:
+        arguments = [HERE / "dying_writer.py", postgres.dsn, name, way, how]
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE.parents[1],
+            env={"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def gone(postgres: PostgresServer) -> None:
+    """Wait until the server has noticed that its client is dead."""
+    asked = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE application_name = 'tallystick' AND backend_type = 'client backend'"
+    )
+    deadline = time.monotonic() + 30
+    while postgres.query(asked) != [(0,)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_writer_killed_behind_its_prepare_is_committed_by_another_process(
+    postgres: PostgresServer, name: str, way: str, writer: Callable[[str], Any]
+) -> None:
+    process = writer("once")
+    committable = Committable.from_fields(json.loads(process.stdout.readline()))
+    process.kill()
+    gone(postgres)
+
+    driver = opened(postgres.dsn, name, transactions=way)
+    assert [each.name for each in driver.lingering(OWNER)] == [committable.name]
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == list(range(ROWS, 2 * ROWS))
+    driver.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_writer_killed_anywhere_leaves_whole_transactions_only(
+    postgres: PostgresServer, name: str, way: str, writer: Callable[[str], Any], seed: int
+) -> None:
+    """What it told of is committed, the rest is found and aborted: nothing else is ever seen."""
+    process = writer("endless")
+    told = [Committable.from_fields(json.loads(process.stdout.readline()))]
+    time.sleep(random.Random(seed).uniform(0, 0.15))  # fewer than the server allows
+    process.kill()
+    told += [Committable.from_fields(json.loads(line)) for line in process.stdout]
+    gone(postgres)
+
+    driver = opened(postgres.dsn, name, transactions=way)
+    settled = commit_all(told, driver.commit)
+    for each in to_abort(driver.lingering(OWNER), told):
+        driver.abort(each)
+
+    assert (settled.lost, settled.error) == ((), None)
+    epochs = sorted(each.checkpoint_id for each in told)
+    assert epochs == list(range(1, len(told) + 1))
+    assert numbers(postgres, name) == list(range(ROWS, ROWS * (len(told) + 1)))
+    assert list(driver.lingering(OWNER)) == []
+    driver.close()
+
+
+def test_a_server_killed_between_prepare_and_commit() -> None:
+    """Both ways, on one server of its own; what was not prepared is gone with it."""
+    server = PostgresServer()
+    try:
+        server.query("CREATE SCHEMA x")
+        for way in WAYS:
+            server.query(f"CREATE TABLE x.{way} ({COLUMNS})")
+        drivers = {way: opened(server.dsn, f"x.{way}", transactions=way) for way in WAYS}
+        made = {way: prepared(drivers[way], rows_of(1, 2)) for way in WAYS}
+        unfinished = [drivers[way].plan().begin(place_of(2)) for way in WAYS]
+        for each in unfinished:
+            each.write(rows_of(3))
+        server.kill()
+        for way in WAYS:
+            with pytest.raises(RetriableError):
+                drivers[way].commit(made[way][0])
+        for each in unfinished:
+            with pytest.raises(RetriableError):
+                each.prepare()
+            each.abort()
+        server.start()
+
+        for way in WAYS:
+            assert [drivers[way].commit(each) for each in made[way]] == [Outcome.COMMITTED]
+            assert numbers(server, f"x.{way}") == [1, 2]
+            server.kill()
+            server.start()
+            assert drivers[way].commit(made[way][0]) is Outcome.COMMITTED
+            assert numbers(server, f"x.{way}") == [1, 2]
+        for way in WAYS:
+            assert list(drivers[way].lingering(OWNER)) == []
+            drivers[way].close()
+    finally:
+        close_kept()
+        server.stop()
+
+
+class Died(BaseException):
+    """The process is no more: nothing that it would have done is done."""
+
+
+class Accident:
+    """Cuts the connection at the nth statement: before it, or with its answer on the way."""
+
+    def __init__(self, postgres: PostgresServer, nth: int, *, before: bool, dies: bool) -> None:
+        self._postgres, self._left, self._before, self._dies = postgres, nth, before, dies
+        self.happened = False
+
+    def __call__(self, connection: psycopg.Connection[Any], run: Callable[[], Any]) -> Any:
+        self._left -= 1
+        if self._left:
+            return run()
+        self.happened = True
+        if not self._before:
+            run()
+        self._postgres.query("SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
+        while connection.info.backend_pid in self._backends():
+            time.sleep(0.005)
+        if self._dies:
+            connection.close()
+            raise Died
+        if self._before:
+            return run()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    def _backends(self) -> set[int]:
+        return {pid for (pid,) in self._postgres.query("SELECT pid FROM pg_stat_activity")}
+
+
+@pytest.fixture
+def accident(monkeypatch: pytest.MonkeyPatch) -> Callable[[Accident | None], None]:
+    """Has one happen to whatever statement our connections run; None: never mind."""
+    planned: list[Accident] = []
+    execute = psycopg.Connection.execute
+
+    def watched(self: psycopg.Connection[Any], *args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            return execute(self, *args, **kwargs)
+
+        ours = self.info.get_parameters().get("fallback_application_name") == "tallystick"
+        return planned[0](self, run) if planned and ours else run()
+
+    monkeypatch.setattr(psycopg.Connection, "execute", watched)
+
+    def plan(one: Accident | None) -> None:
+        planned[:] = [one] if one else []
+
+    return plan
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["the driver dies", "the connection is cut"])
+@pytest.mark.parametrize(
+    ("way", "key"),
+    [("prepared", ()), ("staged", ()), ("staged", ("a",))],
+    ids=["prepared", "staged", "upsert"],
+)
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+def test_a_commit_cut_at_every_statement_happens_once(
+    postgres: PostgresServer,
+    table: Create,
+    accident: Callable[[Accident | None], None],
+    dies: bool,
+    way: str,
+    key: tuple[str, ...],
+    before: bool,
+) -> None:
+    name = table("a bigint PRIMARY KEY, b text" if key else COLUMNS)
+    settings = {"transactions": way, "key": key}
+    expected: list[int] = []
+    for nth in range(1, 30):
+        driver = opened(postgres.dsn, name, **settings)
+        (committable,) = prepared(driver, rows_of(nth), checkpoint_id=nth)
+        expected.append(nth)
+        planned = Accident(postgres, nth, before=before, dies=dies)
+        accident(planned)
+        with suppress(Died):
+            assert driver.commit(committable) is Outcome.COMMITTED
+        accident(None)
+        driver.close()
+        later = opened(postgres.dsn, name, **settings)
+        assert later.commit(committable) is Outcome.COMMITTED
+        assert numbers(postgres, name) == expected
+        assert list(later.lingering(OWNER)) == []
+        later.close()
+        if not planned.happened:
+            break
+    assert nth > (1 if way == "prepared" else 6), "the accidents reached every statement"
+    assert nth < 29
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+def test_a_task_cut_at_every_statement_leaves_nothing_or_something_to_abort(
+    postgres: PostgresServer,
+    name: str,
+    way: str,
+    accident: Callable[[Accident | None], None],
+    before: bool,
+) -> None:
+    driver = opened(postgres.dsn, name, transactions=way)
+    for nth in range(1, 30):
+        close_kept()
+        planned = Accident(postgres, nth, before=before, dies=True)
+        accident(planned)
+        told: list[Committable] = []
+        with suppress(Died):
+            told = list(attempted(driver, rows_of(nth), checkpoint_id=nth))
+        accident(None)
+        left = list(driver.lingering(OWNER))
+        assert len(left) <= 1
+        for each in to_abort(left, told):
+            driver.abort(each)
+        assert numbers(postgres, name) == []
+        again = told or list(attempted(driver, rows_of(nth), checkpoint_id=nth))
+        assert [driver.commit(each) for each in again] == [Outcome.COMMITTED]
+        assert numbers(postgres, name) == [nth]
+        postgres.query(f"TRUNCATE {name}")
+        if not planned.happened:
+            break
+    assert 4 < nth < 29
+    driver.close()
+
+
+def test_an_epoch_that_runs_again_beside_what_it_left_prepared(
+    postgres: PostgresServer, table: Create
+) -> None:
+    """A prepared transaction holds its keys: the next attempt fails, and succeeds behind it."""
+    name = table("a bigint PRIMARY KEY, b text")
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=200ms'", name)
+    prepared(driver, rows_of(1))
+
+    with pytest.raises(RetriableError, match="lock timeout"):
+        attempted(driver, rows_of(1))
+    for each in driver.lingering(OWNER):
+        driver.abort(each)
+    (committable,) = attempted(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    driver.close()
+
+
+def test_two_drivers_commit_one_committable(postgres: PostgresServer, name: str, way: str) -> None:
+    """A zombie and its successor, at one time: both are told the truth."""
+    drivers = [opened(postgres.dsn, name, transactions=way) for _ in range(2)]
+    expected = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            (committable,) = prepared(drivers[0], rows_of(number))
+            expected.append(number)
+            for outcome in pool.map(lambda each, it=committable: _patiently(each, it), drivers):
+                assert outcome is Outcome.COMMITTED
+    assert numbers(postgres, name) == expected
+    for each in drivers:
+        each.close()
+
+
+def _patiently(driver: Any, committable: Committable) -> Outcome:
+    while True:
+        try:
+            outcome: Outcome = driver.commit(committable)
+            return outcome
+        except RetriableError:  # the other one is just at it
+            time.sleep(0.001)
+
+
+def test_an_empty_batch_is_no_row(postgres: PostgresServer, name: str, way: str) -> None:
+    driver = opened(postgres.dsn, name, transactions=way)
+    (committable,) = prepared(driver, pa.record_batch(rows_of(1)).slice(1))
+
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == []
+    driver.close()

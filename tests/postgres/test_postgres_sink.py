@@ -1,0 +1,534 @@
+"""The participant on a real server: commits, aborts, what lingers, what is checked and refused."""
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from postgres_writing import (
+    COLUMNS,
+    OWNER,
+    WAYS,
+    attempted,
+    begun,
+    opened,
+    place_of,
+    prepared,
+    rows_of,
+)
+from real_postgres import PostgresServer
+
+from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
+from tallystick.postgres import driver as driver_module
+from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
+from tallystick.postgres.sink import PostgresSink
+from tallystick.sink.two_phase import (
+    Committable,
+    Outcome,
+    Owner,
+    Place,
+    RunFacts,
+    Sink,
+    TwoPhaseCommitSink,
+)
+
+Create = Callable[..., str]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def name(table: Create) -> str:
+    return table(COLUMNS)
+
+
+@pytest.fixture
+def driver(postgres: PostgresServer, name: str, way: str) -> Iterator[TwoPhaseCommitSink]:
+    made = opened(postgres.dsn, name, transactions=way)
+    yield made
+    made.close()
+
+
+def numbers(postgres: PostgresServer, name: str) -> list[int]:
+    return [a for (a,) in postgres.query(f"SELECT a FROM {name} ORDER BY a")]
+
+
+def test_rows_are_visible_after_the_commit_only(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    (committable,) = prepared(driver, rows_of(1, 2), rows_of(3))
+
+    assert numbers(postgres, name) == []
+    assert (committable.record_count, committable.begun_ms > 0) == (3, True)
+    assert Committable.from_fields(committable.to_fields()) == committable
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [1, 2, 3]
+
+
+def test_commit_and_abort_may_be_repeated(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    (committable,) = prepared(driver, rows_of(1))
+
+    assert [driver.commit(committable) for _ in range(3)] == [Outcome.COMMITTED] * 3
+    driver.abort(committable)
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [1]
+
+    (other,) = prepared(driver, rows_of(2))
+    driver.abort(other)
+    driver.abort(other)
+    assert driver.commit(other) is Outcome.LOST
+    assert numbers(postgres, name) == [1]
+    assert list(driver.lingering(OWNER)) == []
+
+
+def test_what_was_given_up_by_hand_is_lost_for_ever(
+    postgres: PostgresServer, name: str, way: str, driver: TwoPhaseCommitSink
+) -> None:
+    (committable,) = prepared(driver, rows_of(1))
+    schema = name.split(".")[0]
+    if way == "prepared":
+        postgres.query(f"ROLLBACK PREPARED '{committable.name}'")
+    else:
+        postgres.query(f"DELETE FROM {schema}.tallystick_staged")
+
+    assert [driver.commit(committable) for _ in range(2)] == [Outcome.LOST] * 2
+    assert numbers(postgres, name) == []
+
+
+def test_what_was_committed_by_hand_is_committed(
+    postgres: PostgresServer, name: str, table: Create
+) -> None:
+    driver = opened(postgres.dsn, name)
+    (committable,) = prepared(driver, rows_of(1))
+    postgres.query(f"COMMIT PREPARED '{committable.name}'")
+
+    assert driver.commit(committable) is Outcome.COMMITTED
+    driver.close()
+
+
+def test_an_abandoned_attempt_leaves_nothing(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    transaction = begun(driver, rows_of(1))
+    transaction.abort()
+    transaction.abort()
+
+    assert begun(driver, rows_of(2)).prepare()
+    (left,) = driver.lingering(OWNER)
+    driver.abort(left)
+    assert numbers(postgres, name) == []
+
+
+def test_an_abort_after_prepare_harms_neither_it_nor_the_next_one(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    """The connection is another transaction's by then."""
+    first = begun(driver, rows_of(1))
+    (committable,) = first.prepare()
+    second = begun(driver, rows_of(2))
+    first.abort()
+    (other,) = second.prepare()
+
+    assert [driver.commit(each) for each in (committable, other)] == [Outcome.COMMITTED] * 2
+    assert numbers(postgres, name) == [1, 2]
+
+
+def test_what_lingers_is_found_by_another_run(
+    postgres: PostgresServer, name: str, way: str, driver: TwoPhaseCommitSink
+) -> None:
+    """Of a task that there is no more, of a run that never completed a checkpoint, of both ways."""
+    made = [*prepared(driver, rows_of(1), task=7), *prepared(driver, rows_of(2), checkpoint_id=0)]
+    driver.close()
+
+    other_way = next(each for each in WAYS if each != way)
+    later = opened(postgres.dsn, name, transactions=other_way)
+    found = list(later.lingering(OWNER))
+
+    assert {(each.name, each.checkpoint_id, each.task, each.sink) for each in found} == {
+        (each.name, each.checkpoint_id, each.task, each.sink) for each in made
+    }
+    assert later.commit(made[0]) is Outcome.COMMITTED
+    for each in later.lingering(OWNER):
+        later.abort(each)
+    assert numbers(postgres, name) == [1]
+    assert list(later.lingering(OWNER)) == []
+    assert postgres.query(f"SELECT count(*) FROM {name.split('.')[0]}.tallystick_committed") == [
+        (1,)
+    ]
+    later.close()
+
+
+def test_owners_do_not_see_each_other(driver: TwoPhaseCommitSink) -> None:
+    """Another pipeline, another sink, and a fork: the same pipeline of another checkpoint."""
+    others = [
+        Owner("late flight", OWNER.sink, OWNER.lineage),
+        Owner(OWNER.pipeline, "postgres-10", OWNER.lineage),
+        Owner(OWNER.pipeline, OWNER.sink, "another lineage"),
+    ]
+    for number, owner in enumerate(others):
+        prepared(driver, rows_of(number), owner=owner)
+
+    assert list(driver.lingering(OWNER)) == []
+    for owner in others:
+        (left,) = driver.lingering(owner)
+        driver.abort(left)
+
+
+def test_a_changed_table_and_guarantee_still_settle_what_is_pending(
+    postgres: PostgresServer, name: str, table: Create, driver: TwoPhaseCommitSink
+) -> None:
+    first, second = prepared(driver, rows_of(1))[0], prepared(driver, rows_of(2))[0]
+    driver.close()
+
+    later = opened(postgres.dsn, table(COLUMNS, name="u"), guarantee="none")
+    assert {each.name for each in later.lingering(OWNER)} == {first.name, second.name}
+    assert later.commit(first) is Outcome.COMMITTED
+    later.abort(second)
+    assert numbers(postgres, name) == [1]
+    later.close()
+
+
+def test_the_committable_of_another_server_is_not_taken_for_lost(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    (committable,) = prepared(driver, rows_of(1))
+    fields = committable.to_fields()
+    elsewhere = Committable.from_fields(
+        {
+            **fields,
+            "name": committable.name[:-4] + "0000",
+            "details": committable.details.replace('"server":"', '"server":"1'),
+        }
+    )
+
+    with pytest.raises(DataLossError, match="leads to database postgres of server"):
+        driver.commit(elsewhere)
+    driver.abort(committable)
+
+
+def test_the_committable_of_another_database_is_not_taken_for_lost(
+    postgres: PostgresServer, name: str
+) -> None:
+    postgres.query("CREATE DATABASE elsewhere")
+    elsewhere = postgres.dsn.replace("dbname=postgres", "dbname=elsewhere")
+    postgres.query(f"CREATE TABLE t ({COLUMNS})", dsn=elsewhere)
+    there = opened(elsewhere, "t")
+    (committable,) = prepared(there, rows_of(1))
+    here = opened(postgres.dsn, name)
+
+    with pytest.raises(OptionError, match="another database"):
+        here.commit(committable)
+    assert list(here.lingering(OWNER)) == []
+    assert there.commit(committable) is Outcome.COMMITTED
+    with pytest.raises(DataLossError, match="database elsewhere"):
+        here.commit(committable)
+    for each in (here, there):
+        each.close()
+
+
+def test_tokens_are_pruned_and_prove_nevertheless(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    tokens = f"{name.split('.')[0]}.tallystick_committed"
+    made = {}
+    for epoch in [1, 2, 3, 200, 201]:
+        (made[epoch],) = prepared(driver, rows_of(epoch), checkpoint_id=epoch)
+    driver.abort(made[2])
+    outcomes = [driver.commit(made[epoch]) for epoch in made]
+
+    kept = postgres.query(f"SELECT checkpoint_id, lost FROM {tokens} WHERE task >= 0 ORDER BY 1")
+    assert kept == [(2, True), (200, False), (201, False)]
+    assert [driver.commit(made[epoch]) for epoch in made] == outcomes
+    assert outcomes == [Outcome.LOST if epoch == 2 else Outcome.COMMITTED for epoch in made]
+    (late,) = prepared(driver, rows_of(4), checkpoint_id=101)
+    driver.abort(late)
+    assert driver.commit(late) is Outcome.LOST, "it is not behind the mark"
+
+
+def test_two_tasks_do_not_wait_for_each_other(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    open_ones = [begun(driver, rows_of(task), task=task) for task in range(4)]
+    committables = [each for one in open_ones for each in one.prepare()]
+
+    for each in reversed(committables):
+        driver.commit(each)
+    assert numbers(postgres, name) == [0, 1, 2, 3]
+
+
+def test_an_upsert_takes_the_last_row_of_each_key(postgres: PostgresServer, table: Create) -> None:
+    name = table("a bigint, c integer, b text DEFAULT 'new', PRIMARY KEY (c, a)")
+    driver = opened(postgres.dsn, name, key=["a", "c"], transactions="staged")
+
+    def rows(*each: tuple[int, int, str]) -> pa.RecordBatch:
+        a, c, b = zip(*each, strict=True)
+        return pa.record_batch({"a": a, "c": pa.array(c, pa.int32()), "b": b})
+
+    first = prepared(driver, rows((1, 1, "x"), (2, 1, "y"), (1, 1, "z")), rows((2, 1, "w")))
+    second = prepared(driver, rows((1, 1, "later"), (1, 2, "other")), checkpoint_id=2)
+    for each in [*first, *second, *first, *second]:
+        assert driver.commit(each) is Outcome.COMMITTED
+
+    found = postgres.query(f"SELECT a, c, b FROM {name} ORDER BY a, c")
+    assert found == [(1, 1, "later"), (1, 2, "other"), (2, 1, "w")]
+    with pytest.raises(RecordError, match=r"column a .*NOT NULL"):
+        attempted(driver, rows((None, 1, "x")))
+    driver.close()
+
+
+def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -> None:
+    name = table(f"{COLUMNS}, n serial")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    committables = prepared(driver, rows_of(5, 3), rows_of(4), rows_of(1))
+    for each in committables:
+        driver.commit(each)
+
+    assert postgres.query(f"SELECT a FROM {name} ORDER BY n") == [(5,), (3,), (4,), (1,)]
+    driver.close()
+
+
+def test_staged_rows_that_break_a_constraint_stay_until_it_is_mended(
+    postgres: PostgresServer, table: Create
+) -> None:
+    name = table("a bigint PRIMARY KEY, b text CHECK (b <> 'bad')")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    with pytest.raises(RecordError, match="t_b_check"):
+        attempted(driver, pa.record_batch({"a": [1], "b": ["bad"]}))
+    postgres.query(f"INSERT INTO {name} VALUES (1)")
+    (committable,) = prepared(driver, rows_of(1))
+
+    with pytest.raises(RecordError, match=r"t_pkey.*stays as it is"):
+        driver.commit(committable)
+    postgres.query(f"DELETE FROM {name}")
+    assert driver.commit(committable) is Outcome.COMMITTED
+    driver.close()
+
+
+def test_the_staging_table_follows_the_users(postgres: PostgresServer, table: Create) -> None:
+    name = table("a integer")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, pa.record_batch({"a": pa.array([1], pa.int32())}))
+    driver.close()
+    postgres.query(f"ALTER TABLE {name} ALTER a TYPE bigint, ADD b text DEFAULT 'new'")
+
+    later = opened(postgres.dsn, name, transactions="staged")
+    for each in [pending, *prepared(later, rows_of(2**40))]:
+        assert later.commit(each) is Outcome.COMMITTED
+
+    assert postgres.query(f"SELECT * FROM {name} ORDER BY a") == [
+        (1, "new"),
+        (2**40, f"row {2**40}"),
+    ]
+    later.close()
+
+
+@pytest.mark.parametrize("key", [[], ["a"]])
+def test_at_least_once_shows_rows_when_the_task_is_through(
+    postgres: PostgresServer, table: Create, key: list[str]
+) -> None:
+    """An epoch that runs again writes its rows again; with a key they are the same rows."""
+    name = table("a bigint PRIMARY KEY, b text" if key else COLUMNS)
+    driver = opened(postgres.dsn, name, key=key, guarantee="at_least_once")
+    for text in ("first", "again"):
+        assert list(prepared(driver, rows_of(1, 2, text=text), rows_of(2, text=text))) == []
+
+    texts = [b for (b,) in postgres.query(f"SELECT b FROM {name} ORDER BY b")]
+    assert texts == ["again 1", "again 2"] if key else len(texts) == 6
+    assert list(driver.lingering(OWNER)) == []
+    driver.close()
+
+
+def test_none_goes_on_without_what_cannot_be_written(
+    postgres: PostgresServer, table: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = table("a bigint CHECK (a < 10), b text")
+    driver = opened(postgres.dsn, name, guarantee="none")
+    with caplog.at_level(logging.WARNING):
+        assert list(prepared(driver, rows_of(1, 2), rows_of(3, 10, 4), rows_of(5))) == []
+
+    assert numbers(postgres, name) == [1, 2, 5]
+    (message,) = [each.message for each in caplog.records]
+    assert message.startswith("3 rows were not written into table t in epoch 1")
+    assert "t_a_check" in message
+    driver.close()
+
+
+def test_a_sink_is_a_value(postgres: PostgresServer, name: str) -> None:
+    sink = PostgresSink(postgres.dsn, table=name, key=["a"], transactions="staged")
+    checked: Sink = sink
+
+    assert checked.kind == "postgres"
+    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301  its own
+    assert hash(sink) == hash(PostgresSink(**sink.__dict__ | {"key": ("a",)}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"key": "a"}, r"expected a list, \['a'\]"),
+        ({"key": ["a"]}, 'transactions="staged".*locks'),
+        ({"key": ["a", "a"], "transactions": "staged"}, "twice"),
+        ({"transactions": "2pc"}, "expected 'prepared' or 'staged'"),
+        ({"guarantee": "perhaps"}, "exactly_once"),
+        ({"table": ""}, "table is empty"),
+    ],
+)
+def test_settings_are_checked_before_anything_starts(settings: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        PostgresSink("host=x", **{"table": "t", **settings})
+
+
+def test_a_table_that_cannot_work_is_refused(postgres: PostgresServer, table: Create) -> None:
+    name = table("a bigint, b text")
+    schema = name.split(".")[0]
+    postgres.query(f"CREATE VIEW {schema}.v AS SELECT * FROM {name}")
+    postgres.query(f"CREATE UNIQUE INDEX ON {name} (a) WHERE b IS NULL")
+    staged = {"transactions": "staged"}
+    for settings, said in [
+        ({"table": f"{schema}.nothing"}, "is not there"),
+        ({"table": f"{schema}.no such"}, "is not there"),
+        ({"table": f"{schema}.v"}, "is a view"),
+        ({"table": name, "key": ["a"], **staged}, "no unique index over exactly"),
+        ({"table": name, "key": ["c"], **staged}, "no column 'c'"),
+    ]:
+        with pytest.raises(OptionError, match=said):
+            opened(postgres.dsn, **settings)
+
+
+def test_too_few_prepared_transactions_are_refused(postgres: PostgresServer, name: str) -> None:
+    sink = PostgresSink(postgres.dsn, table=name)
+
+    with pytest.raises(OptionError, match=r'is 32, and 17 tasks need 34.*transactions="staged"'):
+        sink.open(OWNER, RunFacts(tasks=17))
+
+
+def test_a_role_without_create_is_told_what_to_run(postgres: PostgresServer, name: str) -> None:
+    schema = name.split(".")[0]
+    postgres.query("DROP ROLE IF EXISTS writer")
+    postgres.query("CREATE ROLE writer LOGIN")
+    dsn = postgres.dsn.replace("user=postgres", "user=writer")
+    with pytest.raises(OptionError, match="permission denied for schema"):
+        opened(dsn, name)
+    postgres.query(f"GRANT USAGE ON SCHEMA {schema} TO writer")
+    with pytest.raises(OptionError, match="GRANT INSERT"):
+        opened(dsn, name)
+    postgres.query(f"GRANT INSERT ON {name} TO writer")
+    asked = []
+    for _ in range(4):  # each of our tables
+        try:
+            driver = opened(dsn, name, transactions="staged")
+            break
+        except OptionError as error:
+            text, ddl = str(error).split("\n", 1)
+            asked.append(text)
+            postgres.query(ddl)
+            postgres.query(
+                f"GRANT INSERT, SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO writer"
+            )
+    assert len(asked) == 3
+    (committable,) = prepared(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    driver.close()
+    postgres.query("DROP OWNED BY writer")
+    postgres.query("DROP ROLE writer")
+
+
+def test_a_lock_is_not_waited_for_without_end(postgres: PostgresServer, name: str) -> None:
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=200ms'", name)
+    with postgres.connect() as other, other.transaction():
+        other.execute(f"LOCK TABLE {name}")
+        with pytest.raises(RetriableError, match="55P03"):
+            attempted(driver, rows_of(1))
+    driver.close()
+
+
+def test_a_cut_connection_is_made_again(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    (first,) = prepared(driver, rows_of(1))
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'tallystick'"
+    )
+    assert postgres.query(cut)
+
+    (second,) = prepared(driver, rows_of(2))
+    assert [driver.commit(each) for each in (first, second)] == [Outcome.COMMITTED] * 2
+    transaction = begun(driver, rows_of(3))
+    assert postgres.query(cut)
+    with pytest.raises(RetriableError):
+        transaction.prepare()
+    transaction.abort()
+    assert numbers(postgres, name) == [1, 2]
+
+
+def test_secrets_are_seen_nowhere(postgres: PostgresServer, name: str) -> None:
+    dsn = f"{postgres.dsn} password=hunter2"
+    sink = PostgresSink(dsn, table=name)
+    driver = sink.open(OWNER, RunFacts())
+    (committable,) = prepared(driver, rows_of(1))
+    shown = [repr(sink), repr(driver.plan()), repr(committable), driver.describe(committable)]
+    driver.abort(committable)
+    driver.close()
+
+    for wrong in (
+        "host=/nowhere/hunter2 password=hunter2",
+        "postgresql://me:hunter2@localhost:1/x",
+        "postgresql://me:hunter2@[::1/x",
+        "host=x password='hunter2",
+        "hunter2",
+        f"{dsn} user=nobody_hunter2",
+        "host=localhost password=hunter2 port=hunter2",
+    ):
+        with pytest.raises((OptionError, RetriableError)) as caught:
+            PostgresSink(wrong, table=name).open(OWNER, RunFacts())
+        shown += traceback.format_exception(caught.value, limit=0)
+
+    assert not [each for each in shown if "hunter2" in each]
+
+
+def test_names_are_short_enough_and_tell_whose_they_are() -> None:
+    long = Owner("päth/" * 100, "s" * 200, "l" * 100)
+    name = name_of(Place(long, 2**63, 10**9, 10**9, "f" * 100))
+
+    assert len(name.encode()) <= NAME_BYTES_MAX
+    assert name.startswith(owner_prefix(long))
+    assert not name.startswith(owner_prefix(Owner("päth/" * 101, "s" * 200, "l" * 100)))
+    assert not name.startswith(owner_prefix(Owner(long.pipeline, "s" * 201, long.lineage)))
+    assert owner_prefix(Owner("a:b", "c", "")) != owner_prefix(Owner("a", "b:c", ""))
+
+
+def test_a_prune_that_fails_does_not_undo_the_commit(
+    postgres: PostgresServer,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(*_: object) -> None:
+        raise RetriableError("not now")
+
+    monkeypatch.setattr(driver_module, "prune", failing)
+    driver = opened(postgres.dsn, name)
+    (committable,) = prepared(driver, rows_of(1), checkpoint_id=1000)
+
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert "old tokens were not deleted: not now" in caplog.text
+    driver.close()
+
+
+def test_the_plan_travels_to_the_tasks(
+    postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
+) -> None:
+    there = pickle.loads(pickle.dumps(driver.plan())).begin(place_of())  # noqa: S301  its own
+    there.write(rows_of(1))
+    (committable,) = there.prepare()
+
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [1]
