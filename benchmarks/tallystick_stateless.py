@@ -1,6 +1,7 @@
 """Our side of the benchmark: parse JSON, drop country "us", upper-case the session, write JSON.
 
-Run by `run.py`; alone: `tallystick_stateless.py BOOTSTRAP INPUT OUTPUT --checkpoint DIR`.
+Run by `run.py`; alone: `tallystick_stateless.py BOOTSTRAP INPUT OUTPUT --checkpoint DIR`, with
+`--transactions task` for a transaction per task.
 Prints `FIRST <ms>` just before the query is started and `DONE <ms>` when all input is written.
 """
 
@@ -42,7 +43,11 @@ def session() -> SparkSession:
 
 
 def pipeline(
-    bootstrap: str, input_topic: str, output_topic: str, epoch_records: int
+    bootstrap: str,
+    input_topic: str,
+    output_topic: str,
+    epoch_records: int,
+    transactions: str = "epoch",
 ) -> ts.Pipeline:
     """The job between its topics.
 
@@ -57,7 +62,12 @@ def pipeline(
         max_offsets_per_trigger=epoch_records,
     )
     sink = ts.KafkaSink(
-        bootstrap, topic=output_topic, key="user", value=ts.Json(), compression="none"
+        bootstrap,
+        topic=output_topic,
+        key="user",
+        value=ts.Json(),
+        compression="none",
+        transactions=transactions,
     )
     return ts.Pipeline(output_topic).read(source).map_batches(drop_and_shout).write(sink)
 
@@ -70,10 +80,17 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--epoch-records", type=int, default=1_000_000)
+    parser.add_argument("--transactions", default="epoch")
     arguments = parser.parse_args()
 
     spark = session()
-    job = pipeline(arguments.bootstrap, arguments.input, arguments.output, arguments.epoch_records)
+    job = pipeline(
+        arguments.bootstrap,
+        arguments.input,
+        arguments.output,
+        arguments.epoch_records,
+        arguments.transactions,
+    )
     print("FIRST", time.time_ns() // 1_000_000, flush=True)
     query = job.start(spark, checkpoint=arguments.checkpoint, trigger={"availableNow": True})
     query.awaitTermination()

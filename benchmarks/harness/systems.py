@@ -143,13 +143,19 @@ def build_kstreams(workspace: Workspace) -> None:
     build_java_peer(workspace, "kstreams", "src/main/java/peers/KsJob.java")
 
 
-def _ours(workspace: Workspace, job: Job) -> Sequence[str]:
-    script = workspace.benchmarks / "tallystick_stateless.py"
-    return [
-        *(sys.executable, str(script), job.bootstrap, job.input_topic, job.output_topic),
-        *("--checkpoint", str(job.directory / "checkpoint")),
-        *("--epoch-records", str(job.epoch_records_max)),
-    ]
+def _ours(transactions: str) -> Callable[[Workspace, Job], Sequence[str]]:
+    """The command of our job."""
+
+    def command(workspace: Workspace, job: Job) -> Sequence[str]:
+        script = workspace.benchmarks / "tallystick_stateless.py"
+        return [
+            *(sys.executable, str(script), job.bootstrap, job.input_topic, job.output_topic),
+            *("--checkpoint", str(job.directory / "checkpoint")),
+            *("--epoch-records", str(job.epoch_records_max)),
+            *("--transactions", transactions),
+        ]
+
+    return command
 
 
 STATELESS_SYSTEMS = (
@@ -159,7 +165,16 @@ STATELESS_SYSTEMS = (
         guarantee="exactly once",
         config={"transactions": "epoch"},
         build=lambda _: None,
-        command=_ours,
+        command=_ours("epoch"),
+        ends=True,
+    ),
+    System(
+        name="ours-task",
+        job=STATELESS,
+        guarantee="exactly once",
+        config={"transactions": "task"},
+        build=lambda _: None,
+        command=_ours("task"),
         ends=True,
     ),
     System(

@@ -1,0 +1,192 @@
+"""What exactly once costs: each mode against at-least-once and none, on the same input.
+
+    .venv/bin/python benchmarks/sink_cost.py [--megabytes N] [--triggers 0.1,1] [--sizes 100,1024]
+
+A pipeline copies a topic, with nothing in between. Its epochs hold as many records as at-least-once
+copies in the trigger's time (measured first), so a trigger of 1 s stands for epochs of about a
+second, one after the other. The modes take turns in one Spark session; each round begins with
+another one. Printed: records per second from the median epoch of each mode, and the cost of it
+against at-least-once of the same rounds.
+"""
+
+import argparse
+import itertools
+import shutil
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import tallystick_stateless
+from confluent_kafka import Producer
+from harness import results
+from harness.broker import start_broker
+from harness.measure import Broker
+from harness.topics import Topics
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+
+HERE = Path(__file__).resolve().parent
+KEY_BYTES = 10
+CALIBRATION_RECORDS = 200_000
+EPOCHS_MAX = 12
+"""Epochs of one run: enough for a median, with short triggers."""
+FLUSH_TIMEOUT_S = 120.0
+MODES = {
+    "none": {"guarantee": "none"},
+    "at least once": {"guarantee": "at_least_once"},
+    "epoch": {"transactions": "epoch"},
+    "task": {"transactions": "task"},
+}
+BASE = "at least once"
+
+
+def fill(bootstrap: str, topic: str, count: int, size: int) -> None:
+    """Records of `size` bytes of value that lz4 cannot make small, through librdkafka."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 500_000})
+    body = bytes((i * 7919 + i // 13) % 251 for i in range(size + 256))
+    for number in range(count):
+        value = body[number % 256 : number % 256 + size]
+        while True:
+            try:
+                producer.produce(topic, value, f"{number % 100_000:010d}")
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(FLUSH_TIMEOUT_S) == 0, "all records are delivered"
+
+
+def copier() -> object:
+    """Key and value, as they are."""
+
+    def copy(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["key", "value"])
+
+    return copy
+
+
+class Copies:
+    """Runs of the pipeline, each with an output topic and a checkpoint of its own."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, work: Path) -> None:
+        self._spark = spark
+        self._broker = broker
+        self._work = work
+        self._numbers = itertools.count()
+
+    def run(self, topic: str, mode: str, epoch_records: int) -> list[float]:
+        """The seconds that each whole epoch took, but the first one."""
+        name = f"{topic}-{mode.replace(' ', '-')}-{next(self._numbers)}"
+        with Topics(self._broker.bootstrap) as topics:
+            topics.create(name)
+            source = ts.KafkaSource(
+                self._broker.bootstrap,
+                topics=[topic],
+                starting_offsets="earliest",
+                max_offsets_per_trigger=epoch_records,
+            )
+            sink = ts.KafkaSink(
+                self._broker.bootstrap, topic=name, compression="none", **MODES[mode]
+            )
+            pipeline = ts.Pipeline(name).read(source).map_batches(copier()).write(sink)
+            checkpoint = self._work / name
+            query = pipeline.start(
+                self._spark, checkpoint=str(checkpoint), trigger={"processingTime": "0 seconds"}
+            )
+            try:
+                found = list(self._epochs(query))
+            finally:
+                query.stop()
+            topics.delete(name)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return found[1:]
+
+    def _epochs(self, query: object) -> Iterator[float]:
+        """The time of each epoch that worked; ends with the input, or when there are enough."""
+        seen, idle_since = -1, time.monotonic()
+        while True:
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen and "addBatch" in progress["durationMs"]:
+                    seen, idle_since = progress["batchId"], time.monotonic()
+                    if progress["sources"][0]["endOffset"] != progress["sources"][0]["startOffset"]:
+                        yield progress["durationMs"]["triggerExecution"] / 1000
+            if query.exception() is not None:
+                raise RuntimeError(str(query.exception()))
+            if seen + 1 >= EPOCHS_MAX or time.monotonic() - idle_since > IDLE_S:
+                return
+            time.sleep(0.05)
+
+
+IDLE_S = 4.0
+
+
+def main() -> None:
+    """Measure all modes at all triggers and sizes, on a broker of our own."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--megabytes", type=int, default=1200, help="of input, for each size")
+    parser.add_argument("--triggers", default="0.1,1,10", help="seconds")
+    parser.add_argument("--sizes", default="100,1024", help="bytes of a value")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=HERE / "work")
+    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
+    arguments = parser.parse_args()
+    directory = arguments.work.resolve() / "sink-cost"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    spark = tallystick_stateless.session()
+    rows: list[list[str]] = []
+    with start_broker(directory / "broker") as broker:
+        copies = Copies(spark, broker, directory)
+        for size in map(int, arguments.sizes.split(",")):
+            rows += measure(copies, broker, size, arguments)
+    print(results.markdown(HEADINGS, rows))
+    held = {"rounds": arguments.rounds, "rows": rows}
+    results.append_row(arguments.results, "sink_cost", held, config=results.environment(HERE))
+    spark.stop()
+
+
+HEADINGS = ["bytes", "trigger", "records an epoch", "mode", "records/s", "cost"]
+
+
+def measure(
+    copies: Copies, broker: Broker, size: int, arguments: argparse.Namespace
+) -> list[list[str]]:
+    """One size of records: all triggers and modes."""
+    topic, count = f"in-{size}", arguments.megabytes * 1_000_000 // (size + KEY_BYTES)
+    with Topics(broker.bootstrap) as topics:
+        topics.create(topic)
+    fill(broker.bootstrap, topic, count, size)
+    copies.run(topic, BASE, min(CALIBRATION_RECORDS, count // 4))  # warms up
+    rows = []
+    for trigger in map(float, arguments.triggers.split(",")):
+        # What at-least-once copies in that time; at most a third of the input.
+        epoch_records = min(CALIBRATION_RECORDS, count // 4)
+        for _ in range(2):
+            took = statistics.median(copies.run(topic, BASE, epoch_records))
+            epoch_records = max(1000, min(count // 3, round(epoch_records / took * trigger)))
+        found: dict[str, list[float]] = defaultdict(list)
+        names: Sequence[str] = list(MODES)
+        for turn in range(arguments.rounds):
+            for mode in (*names[turn % 4 :], *names[: turn % 4]):
+                found[mode] += copies.run(topic, mode, epoch_records)
+        rates = {mode: epoch_records / statistics.median(each) for mode, each in found.items()}
+        rows += [
+            [
+                str(size),
+                f"{trigger:g} s",
+                f"{epoch_records:,}",
+                mode,
+                f"{rates[mode]:,.0f}",
+                f"{1 - rates[mode] / rates[BASE]:+.1%}",
+            ]
+            for mode in MODES
+        ]
+        print(results.markdown(HEADINGS, rows[-4:]), flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
