@@ -38,7 +38,7 @@ SINCE_END_TXN = 5
 """The version of EndTxn that gives out the next producer epoch (KIP-890)."""
 NO_OFFSET = -1
 CONTESTED_PATIENCE_MS = 2_000
-"""How long a token is waited for that somebody else's open transaction is about to replace."""
+"""How long it is looked whether a token comes that somebody else's open one is about to replace."""
 RETENTION_ASSUMED_MINUTES = 24 * 60
 """For how long a token is sure to be kept by a cluster that does not tell: the shortest default
 that Kafka ever had."""
@@ -278,16 +278,18 @@ def _token_after(client: Client, transaction: TaskTransaction, fate: Fate) -> Ta
     Where the next user of the id has staged a token of its own, the stable one is not to be had
     before that transaction ends, which may be the one that this commit is waited with. Kafka let
     that user in only when all markers of ours were written; so the plain answer, which hides the
-    next one's token, is what is asked for. It is not asked for at once because brokers before 4.0
-    take a marker's offsets over a moment later.
+    next one's token, is what is asked for. If it is not ours it is asked for again, a while later:
+    brokers before 4.0 take a marker's offsets over a moment after they have written it.
     """
-    if fate is Fate.CONTESTED:
-        deadline = client.deadline(CONTESTED_PATIENCE_MS)
-        try:
-            return read_token(client, transaction, deadline=deadline)
-        except BrokerUnavailableError:
-            return read_token(client, transaction, stable=False)
-    return read_token(client, transaction)
+    if fate is not Fate.CONTESTED:
+        return read_token(client, transaction)
+    token = read_token(client, transaction, stable=False)
+    if token is not None and token.nonce == transaction.nonce:
+        return token
+    try:
+        return read_token(client, transaction, deadline=client.deadline(CONTESTED_PATIENCE_MS))
+    except BrokerUnavailableError:
+        return read_token(client, transaction, stable=False)
 
 
 def _doubt(client: Client, transaction: TaskTransaction, fate: Fate, age_ms: int) -> str:

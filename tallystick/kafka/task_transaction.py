@@ -39,6 +39,8 @@ ABORT_TIMEOUT_MS = 2_000
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
+_executors: dict[int, int] = {}
+"""Who had started this process when its first task began: process id -> parent's."""
 _idle: dict[tuple[int, KafkaConfig, int], list[KafkaBroker]] = {}
 
 
@@ -114,7 +116,7 @@ class _Encoder:
 
     def __init__(self, plan: TaskPlan, place: Place) -> None:
         self._plan = plan
-        self._executor = os.getppid()
+        self._executor = _executors.setdefault(os.getpid(), os.getppid())
         self._spread = place.task
         self._frames: Frames = []
         self._size = 0
@@ -138,10 +140,18 @@ class _Encoder:
                     self.flush(send)
         self._spread += 1
 
+    def check_executor(self) -> None:
+        """Stop when Spark's daemon died, and so the executor: a late task fences its successor.
+
+        Raises:
+            EpochAbortedError: it did.
+        """
+        if os.getppid() != self._executor:
+            raise EpochAbortedError("the executor of a writing task is gone: it stops")
+
     def flush(self, send: Callable[[Frames], None]) -> None:
         """Send what is left."""
-        if os.getppid() != self._executor:  # Spark's daemon died, and so the executor
-            raise EpochAbortedError("the executor of a writing task is gone: it stops")
+        self.check_executor()
         frames, self._frames, self._size = self._frames, [], 0
         if frames:
             send(frames)
@@ -160,6 +170,7 @@ class InTransaction:
         slot = slot_of(place.attempt, place.task)
         name = transactional_id(plan.id_prefix, place.owner.sink, place.task, slot)
         self._encoder = _Encoder(plan, place)
+        self._encoder.check_executor()
         self._begun_ms = time.time_ns() // 1_000_000
         self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
         try:

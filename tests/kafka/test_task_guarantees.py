@@ -1,4 +1,4 @@
-"""What each guarantee does and does not; what a changed one finds; what is refused at the start."""
+"""What each guarantee does; what a changed one finds; what a run refuses, and what it leaves."""
 
 import threading
 from dataclasses import replace
@@ -19,12 +19,19 @@ from task_sinks import (
     written_by,
 )
 
-from tallystick.errors import OptionError, RecordError
+from tallystick.errors import EpochAbortedError, OptionError, RecordError
 from tallystick.kafka import admin
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.sink.two_phase import Guarantee, Outcome, RunFacts
+from tallystick.sink.two_phase import (
+    Guarantee,
+    Outcome,
+    RunFacts,
+    Transaction,
+    TransactionPlan,
+    TwoPhaseCommitSink,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -212,3 +219,29 @@ def test_nothing_is_left_of_a_run(
         with pytest.raises(OptionError):
             KafkaTaskSink(too_long, place_of(pipeline).owner, RunFacts())
     assert (open_sockets(), threading.active_count()) == before
+
+
+def test_it_is_what_the_protocol_asks_for(config: KafkaConfig, topic: str, pipeline: str) -> None:
+    """Checked by the type checker; run, so that it is looked at."""
+    with opened(config, topic, pipeline) as sink:
+        driver: TwoPhaseCommitSink = sink
+        plan: TransactionPlan = sink.plan()
+        task: Transaction = plan.begin(place_of(pipeline))
+        task.abort()
+        assert driver.timeout == (120_000, 0.8)
+
+
+def test_a_task_stops_when_its_executor_is_gone(
+    config: KafkaConfig, topic: str, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the id from the task of the run that came after, and abort what that wrote."""
+    with opened(config, topic, pipeline) as sink:
+        plan = sink.plan()
+        task = plan.begin(place_of(pipeline))
+        task.write(rows_of("too late"))
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        with pytest.raises(EpochAbortedError, match="executor"):
+            task.prepare()
+        with pytest.raises(EpochAbortedError, match="executor"):
+            plan.begin(place_of(pipeline, task=1))
+        task.abort()
