@@ -270,7 +270,7 @@ def _uuid_text(array: pa.Array) -> Fields:
         raise ValueError("a value is not a UUID: expected 32 hexadecimal digits")
     text = pc.fill_null(digits, "0" * 32)
     # A sum of a byte's low digit and, for a letter, 9: '0' is 0x30, 'a' 0x61, 'A' 0x41.
-    codes = np.frombuffer(b"".join(each for each in [text.buffers()[2]] if each), np.uint8)
+    codes = np.frombuffer(text.buffers()[2], np.uint8)
     begin = np.frombuffer(text.buffers()[1], np.int64)[text.offset]
     codes = codes[begin : begin + 32 * len(array)]
     halves = (codes & 0xF) + 9 * (codes >> 6)

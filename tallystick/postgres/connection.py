@@ -102,6 +102,8 @@ def _set_up(connection: Connection) -> None:
         "CASE WHEN current_setting('synchronous_commit') = 'off' "
         "THEN set_config('synchronous_commit', 'on', false) END"
     )
+    parts.append("set_config('default_transaction_isolation', 'read committed', false)")
+    parts.append("set_config('default_transaction_read_only', 'off', false)")
     row = connection.execute(query(f"SELECT pg_is_in_recovery(), {', '.join(parts)}")).fetchone()
     assert row is not None
     if row[0]:
@@ -111,25 +113,32 @@ def _set_up(connection: Connection) -> None:
         )
 
 
-def lend(dsn: str) -> Connection:
+def lend(dsn: str, application: str = "") -> Connection:
     """A connection inside a new transaction, for the caller alone.
+
+    Args:
+        dsn: how to connect.
+        application: what the session is called until the transaction ends; empty: as ever.
 
     Raises:
         OptionError: see `connect`.
         RetriableError: see `connect`.
     """
+    begin = BEGIN
+    if application:
+        begin += f"; SET LOCAL application_name = {literal(application)}"
     kept = _kept.setdefault((os.getpid(), dsn), [])
     while kept:
         connection = kept.pop()
         try:
-            connection.execute(BEGIN)
+            connection.execute(query(begin))
             return connection
         except psycopg.Error:  # it was cut while it was idle, which says nothing of the server
             close(connection)
     connection = connect(dsn)
     try:
         with ours("beginning a transaction", secrets_of(dsn)):
-            connection.execute(BEGIN)
+            connection.execute(query(begin))
     except BaseException:
         close(connection)
         raise

@@ -25,7 +25,14 @@ from tallystick.postgres.connection import (
     query,
     transaction,
 )
-from tallystick.postgres.names import found, owner_prefix, prefix_of
+from tallystick.postgres.names import (
+    application_of,
+    application_prefix,
+    found,
+    name_from,
+    owner_prefix,
+    prefix_of,
+)
 from tallystick.postgres.schema import ID, registry_of, tokens_of
 from tallystick.postgres.statements import insert_token, move
 from tallystick.postgres.transactions import Details, PostgresPlan
@@ -37,6 +44,7 @@ EPOCHS_PROVED = 100
 """For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
 _PRUNED = "pruned"
+_END_MS = 10_000
 
 
 class PostgresCommitter:
@@ -64,6 +72,8 @@ class PostgresCommitter:
             RecordError: staged rows break a constraint; they stay, and can be tried again.
         """
         details = Details.from_text(committable.details)
+        if details.mode == "open":
+            raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = _commit_prepared if details.mode == "prepared" else _commit_staged
         with self._lock:
             try:
@@ -82,7 +92,8 @@ class PostgresCommitter:
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
         details = Details.from_text(committable.details)
-        way = _abort_prepared if details.mode == "prepared" else _abort_staged
+        ways = {"prepared": _abort_prepared, "staged": _abort_staged, "open": _abort_open}
+        way = ways[details.mode]
         with self._lock:
             self._session.run(
                 f"aborting {committable.name}", lambda each: way(each, committable, details)
@@ -91,12 +102,35 @@ class PostgresCommitter:
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
 
-        Prepared and staged ones, whatever this sink's own way is, in whatever schema.
+        Prepared and staged ones, whatever this sink's own way is, in whatever schema. And those
+        that a session has open: of a task that the driver believes dead, and that could prepare
+        what nobody would look for any more. To abort one ends its session.
         """
-        with self._lock:
-            return self._session.run("looking for what is pending", lambda c: self._found(c, owner))
 
-    def _found(self, connection: Connection, owner: Owner) -> list[Committable]:
+        def look(connection: Connection) -> list[Committable]:
+            # In the order that a transaction goes through: what moves on meanwhile is seen twice.
+            made = self._open(connection, owner)
+            made += self._prepared(connection, owner)
+            made += self._staged(connection, owner)
+            return list({each.name: each for each in made}.values())
+
+        with self._lock:
+            return self._session.run("looking for what is pending", look)
+
+    def _open(self, connection: Connection, owner: Owner) -> list[Committable]:
+        rows = connection.execute(
+            "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
+            "FROM pg_stat_activity WHERE datname = current_database() "
+            "AND starts_with(application_name, %s) AND xact_start IS NOT NULL",
+            [application_prefix(owner)],
+        ).fetchall()
+        text = _details(self._plan.details, "open", self._plan.details.schema)
+        return [
+            found(name_from(application, owner), owner.sink, text, begun_ms=begun_ms)
+            for application, begun_ms in rows
+        ]
+
+    def _prepared(self, connection: Connection, owner: Owner) -> list[Committable]:
         prefix = owner_prefix(owner)
         made: list[Committable] = []
         prepared = connection.execute(
@@ -117,6 +151,10 @@ class PostgresCommitter:
                     name,
                     database,
                 )
+        return made
+
+    def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
+        made: list[Committable] = []
         schemas = connection.execute(
             "SELECT quote_ident(n.nspname) FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -129,9 +167,9 @@ class PostgresCommitter:
                     f"SELECT name, record_count, begun_ms FROM {registry_of(schema)} "
                     f"WHERE starts_with(name, %s) ORDER BY name"
                 ),
-                [prefix],
+                [owner_prefix(owner)],
             ).fetchall()
-            text = _details(mine, "staged", schema)
+            text = _details(self._plan.details, "staged", schema)
             made += [found(name, owner.sink, text, count, begun) for name, count, begun in rows]
         return made
 
@@ -139,6 +177,11 @@ class PostgresCommitter:
         """See `TwoPhaseCommitSink.describe`."""
         details = Details.from_text(committable.details)
         rows = f"{committable.record_count or 'an unknown number of'} rows"
+        if details.mode == "open":
+            return (
+                f"PostgreSQL, database {details.database}: a session that is writing "
+                f"{committable.name!r} for table {details.table}; see pg_stat_activity"
+            )
         if details.mode == "prepared":
             return (
                 f"PostgreSQL, database {details.database}: prepared transaction "
@@ -234,6 +277,23 @@ def _abort_staged(connection: Connection, committable: Committable, details: Det
         ).fetchone()
         if row is not None:
             connection.execute(query(f"DELETE FROM {row[1]} WHERE {ID} = %s"), [row[0]])
+
+
+def _abort_open(connection: Connection, committable: Committable, details: Details) -> None:
+    """End the session, then undo what it may have finished before that."""
+    ended = connection.execute(
+        "SELECT bool_and(pg_terminate_backend(pid, %s)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name = %s",
+        [_END_MS, application_of(committable.name)],
+    ).fetchone()
+    if ended == (False,):
+        raise RetriableError(
+            f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
+        )
+    _abort_prepared(connection, committable, details)
+    registry = registry_of(details.schema)
+    if connection.execute("SELECT to_regclass(%s)", [registry]).fetchone() != (None,):
+        _abort_staged(connection, committable, details)
 
 
 def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from tallystick.sink.two_phase import Committable, Owner, Place
 
 NAME_BYTES_MAX = 199
-_PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 32, 16
+_PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 24, 16
+_APPLICATION_MAX = 63  # the server cuts a session's application_name there
 _PARTS = 8
 
 
@@ -36,6 +37,30 @@ def name_of(place: Place) -> str:
 def prefix_of(name: str) -> str:
     """The owner's part of a name."""
     return name.rsplit(":", 4)[0] + ":"
+
+
+def application_of(name: str) -> str:
+    """What a session is called while it writes a transaction, so that a recovery finds it open.
+
+    Empty if it would be too long, which takes numbers that no pipeline reaches.
+    """
+    prefix = prefix_of(name)
+    made = _application_prefix(prefix) + name.removeprefix(prefix)
+    return made if len(made) <= _APPLICATION_MAX else ""
+
+
+def application_prefix(owner: Owner) -> str:
+    """What the sessions of an owner are called before anything else."""
+    return _application_prefix(owner_prefix(owner))
+
+
+def name_from(application: str, owner: Owner) -> str:
+    """The name of the transaction that a session of this owner writes."""
+    return owner_prefix(owner) + application.removeprefix(application_prefix(owner))
+
+
+def _application_prefix(prefix: str) -> str:
+    return f"tallystick:{_hash(prefix)}:"
 
 
 def found(

@@ -29,7 +29,7 @@ from tallystick.postgres.connection import (
     quoted,
 )
 from tallystick.postgres.faults import ours, secrets_of
-from tallystick.postgres.names import name_of, staged_id
+from tallystick.postgres.names import application_of, name_of, staged_id
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -51,7 +51,7 @@ class Details:
     """What the driver needs of a committable besides its name.
 
     Args:
-        mode: `prepared` or `staged`.
+        mode: `prepared` or `staged`; `open`: a task may be at it still.
         schema: where our tables are, quoted.
         table: the user's, as SQL.
         server: the system identifier of the server; empty: it did not say.
@@ -96,7 +96,7 @@ class PostgresPlan:
 class _Writing:
     """An open transaction, and the rows on their way into one table in it."""
 
-    def __init__(self, plan: PostgresPlan, target: str) -> None:
+    def __init__(self, plan: PostgresPlan, target: str, name: str = "") -> None:
         self._dsn = plan.dsn
         self._secrets = secrets_of(plan.dsn)
         self._table = plan.table
@@ -109,7 +109,7 @@ class _Writing:
         self.columns: tuple[str, ...] = ()
         self.record_count = 0
         self._over = False
-        self.connection = lend(plan.dsn)
+        self.connection = lend(plan.dsn, application_of(name) if name else "")
 
     def run(self, statement: str, parameters: Sequence[object] = ()) -> None:
         """Run one statement."""
@@ -205,13 +205,14 @@ class _Prepared:
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, _now_ms()
-        self._writing = _Writing(plan, plan.table.sql)
+        self._name = name_of(place)
+        self._writing = _Writing(plan, plan.table.sql, self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writing.write(rows)
 
     def prepare(self) -> Sequence[Committable]:
-        writing, name = self._writing, name_of(self._place)
+        writing, name = self._writing, self._name
         writing.flush()
         writing.run(*insert_token(self._plan.details.schema, self._committable(name)))
         writing.end(f"PREPARE TRANSACTION {literal(name)}", "PREPARE TRANSACTION")
@@ -230,7 +231,7 @@ class _Staged:
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, _now_ms()
         self._name = name_of(place)
-        self._writing = _Writing(plan, plan.table.staging)
+        self._writing = _Writing(plan, plan.table.staging, self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writing.write(rows, _positions(staged_id(self._name), self._writing, rows))

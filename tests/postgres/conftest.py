@@ -49,7 +49,7 @@ def _no_connection_is_left(postgres: PostgresServer, table: object) -> Iterator[
 def _sessions(postgres: PostgresServer) -> list[str]:
     asked = (
         "SELECT query FROM pg_stat_activity "
-        "WHERE application_name = 'tallystick' AND backend_type = 'client backend'"
+        "WHERE starts_with(application_name, 'tallystick') AND backend_type = 'client backend'"
     )
     for _ in range(100):
         left = [text for (text,) in postgres.query(asked)]

