@@ -20,38 +20,35 @@ NAMES = 200
 
 RACER = textwrap.dedent(
     """
-    import random
     import sys
-    import time
     from tallystick.storage import FileStorage
 
-    uri, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    storage = FileStorage(uri)
-    storage.put(f"ready/{me}", b"")
-    while len(storage.names("ready")) < 2:
-        pass
-    for number in range(count):
-        if storage.put_new(f"race/{number:04d}", me.encode() * 1000):
-            print(number, flush=True)
-            time.sleep(random.random() / 100)  # or the first to win stays ahead for ever
+    storage = FileStorage(sys.argv[1])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(storage.put_new(line.strip(), sys.argv[2].encode() * 1000), flush=True)
     """
 )
 
 
 def race(uri):
     """The names that each of two processes won."""
-    command = [sys.executable, "-c", RACER, uri]
-    racers = [
-        subprocess.Popen([*command, me, str(NAMES)], stdout=subprocess.PIPE, text=True)
-        for me in "ab"
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    racers = {me: subprocess.Popen([sys.executable, "-c", RACER, uri, me], **pipes) for me in "ab"}
+    won = {me: [] for me in racers}
     try:
-        outputs = [racer.communicate(timeout=120)[0] for racer in racers]
+        assert [racer.stdout.readline() for racer in racers.values()] == ["ready\n"] * 2
+        for number in range(NAMES):
+            for me in "ab" if number % 2 else "ba":
+                racers[me].stdin.write(f"race/{number:04d}\n")
+            for me, racer in racers.items():
+                if {"True\n": True, "False\n": False}[racer.stdout.readline()]:
+                    won[me].append(number)
     finally:
-        for racer in racers:
+        for racer in racers.values():
             racer.kill()
-    assert [racer.returncode for racer in racers] == [0, 0]
-    return [[int(line) for line in output.split()] for output in outputs]
+            racer.communicate()
+    return won["a"], won["b"]
 
 
 def check_race(uri):

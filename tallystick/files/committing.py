@@ -68,13 +68,13 @@ class Commits:
         if files is None:
             files = _found(folder, drafts)
         left = _left(folder, drafts, files)
-        if drafts.marker not in folder.sizes([drafts.marker]):
+        if folder.get(drafts.marker) is None:
             is_had = self._is_had(folder, committable, drafts, files, left)
             if not is_had:
                 folder.remove(drafts.pending)
                 return Outcome.LOST
             folder.put(drafts.marker, committable.details.encode())
-        self._reveal(folder, drafts, left)
+        folder.reveal((path, drafts.final(file)) for path, file in left.items())
         folder.remove(drafts.pending)
         self._prune(folder, drafts.hidden, committable.checkpoint_id)
         return Outcome.COMMITTED
@@ -117,15 +117,6 @@ class Commits:
             )
         return False
 
-    def _reveal(self, folder: Folder, drafts: Drafts, left: dict[str, File]) -> None:
-        """Also what a commit copied before it was killed: it is copied once, if it is there."""
-        moves = {path: drafts.final(file) for path, file in left.items()}
-        if moves and not folder.renames:
-            finals = {drafts.final(file): file for file in left.values()}
-            visible = _sized(folder, finals)
-            moves = {path: final for path, final in moves.items() if final not in visible}
-        folder.reveal(moves.items())
-
     def _prune(self, folder: Folder, hidden: str, checkpoint_id: int) -> None:
         """Remove old markers: once per run, and every so many epochs."""
         last = self._pruned.get(hidden)
@@ -146,7 +137,7 @@ class Commits:
         """Remove the drafts, unless their commit has begun."""
         drafts = Drafts.of(committable)
         folder = self._folder.at(drafts.location)
-        has_begun = drafts.marker in folder.sizes([drafts.marker])
+        has_begun = folder.get(drafts.marker) is not None
         if not has_begun or not folder.files(drafts.pending):
             folder.remove(drafts.pending)
 

@@ -92,7 +92,7 @@ class Folder:
                 stream.write(data)
 
     def get(self, path: str) -> bytes | None:
-        """Read a small file; None if there is none."""
+        """Read a small file; None if there is none, which takes one request to an object store."""
         with self._doing("reading", path):
             try:
                 with self._files.open_input_stream(self._whole(path)) as stream:
