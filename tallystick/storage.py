@@ -110,16 +110,16 @@ class FileStorage:
         """What creates a file that is not on a local disk, and the file's key for it."""
         whole = path if _is_whole(path) else f"{self._location}/{path}"
         scheme, _, rest = whole.partition("://")
-        bucket, _, key = rest.partition("/")
+        bucket = rest.partition("/")[0]
+        files, key = _reached(self._place(path))
         place = f"{_SCHEMES.get(scheme, scheme)}://{bucket}"
         if place not in self._exclusive:
-            files, _ = _reached(self._place(path))
             is_alike = _scheme(whole) == _scheme(self._location)
             user = user_part(self._uri) if is_alike else ""
             uri = f"{_scheme(whole)}://{user}{bucket}?{self._query if is_alike else ''}"
             region = files.region if isinstance(files, fs.S3FileSystem) else ""
             self._exclusive[place] = ExclusiveStore(uri, shown(whole), region)
-        return self._exclusive[place], key
+        return self._exclusive[place], key.partition("/")[2]  # without the bucket, or container
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""

@@ -156,6 +156,16 @@ def test_on_s3_by_the_environment_and_by_the_uri_alone(server, monkeypatch):
     assert by_uri.get("s3://exclusive/two/x") == b"two"
 
 
+def test_names_that_a_uri_writes_otherwise_are_the_same_files(server):
+    storage = FileStorage(f"s3://exclusive/a%20b%2Bc%41?{server.query}")
+    for name in ("x%41=ü", "a+b", "a[1]*~#", "a:b"):
+        storage.put(name, b"one")
+
+        assert not storage.put_new(name, b"two")
+        assert storage.put_new(f"{name}-new", b"two")
+        assert storage.get(f"{name}-new") == b"two"
+
+
 def test_a_request_that_fails_is_an_unknown_outcome_and_shows_no_secret(server):
     storage = FileStorage(f"s3://key:hunter2@nobodys-bucket/jobs?{server.query}")
 
