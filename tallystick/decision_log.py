@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
 NO_SLOT = -1
+NEWEST_SLOTS = 10
+"""Of how many slots the runs may have left something open."""
 VERSION = 1
 _NAME = re.compile(r"(\d{16})\.json", re.ASCII)
 
@@ -58,11 +60,14 @@ class Entry(NamedTuple):
         slot: its number.
         run: who owns the pipeline since.
         token: what is decided last; None: nothing yet.
+        transactional_id: under which it runs, and before which its sinks' ids begin; "" where an
+            earlier release wrote the slot.
     """
 
     slot: int
     run: str
     token: Token | None
+    transactional_id: str = ""
 
 
 def slot_path(slot: int) -> str:
@@ -82,6 +87,17 @@ def newest_entry(storage: Storage) -> Entry | None:
             return _decode(slots[-1], data)
         # It was removed since, so there are newer ones; what else was listed counts no more.
     return None
+
+
+def transactional_ids(storage: Storage) -> frozenset[str]:
+    """Under which ids the newest runs ran, also those that died before their first manifest.
+
+    Raises:
+        ManifestError: a slot's file is damaged.
+    """
+    found = ((slot, storage.get(slot_path(slot))) for slot in _slots(storage)[-NEWEST_SLOTS:])
+    entries = (_decode(slot, data) for slot, data in found if data is not None)
+    return frozenset(each.transactional_id for each in entries if each.transactional_id)
 
 
 class DecisionLog:
@@ -126,7 +142,7 @@ class DecisionLog:
                 raise _fenced(newest)
             slot = NO_SLOT + 1 if newest is None else newest.slot + 1
             token = None if newest is None else newest.token
-            if self._put(Entry(slot, self._run, token)):
+            if self._put(Entry(slot, self._run, token, transactional_id)):
                 return self._producer(transactional_id, slot)
 
     def hold_of(self, producer: Producer) -> Hold:
@@ -170,7 +186,7 @@ class DecisionLog:
         if self._staged is None:
             raise BrokenInvariantError("a decision without a token")
         slot = producer.producer_epoch + 1
-        if not self._put(Entry(slot, self._run, self._staged)):
+        if not self._put(Entry(slot, self._run, self._staged, producer.transactional_id)):
             raise _fenced(newest_entry(self._storage))
         self._staged = None
         if slot % self._kept_slots == 0:
@@ -228,7 +244,8 @@ def _slots(storage: Storage) -> list[int]:
 
 def _encode(entry: Entry) -> bytes:
     token = None if entry.token is None else encode_token(entry.token)
-    line = json.dumps({"version": VERSION, "run": entry.run, "token": token}).encode()
+    held = {"version": VERSION, "run": entry.run, "token": token, "id": entry.transactional_id}
+    line = json.dumps(held).encode()
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
@@ -248,7 +265,8 @@ def _decode(slot: int, data: bytes) -> Entry:
             f"{VERSION}. Run the release that wrote it, or a newer one."
         )
     token = held["token"]
-    return Entry(slot, held["run"], None if token is None else decode_token(*token))
+    decided = None if token is None else decode_token(*token)
+    return Entry(slot, held["run"], decided, held.get("id", ""))
 
 
 def _fenced(newest: Entry | None) -> FencedError:

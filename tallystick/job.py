@@ -222,6 +222,7 @@ class Driver:
             case c.CommitParticipants(committables):
                 return c.OutputSettled(self._participants.commit(committables))
             case c.RecoverParticipants(producer, decided, settled):
+                self._participants.check_newest(settled)
                 lost = self._participants.commit(decided)
                 return c.Recovered(lost, self._abort_lingering(producer, (*decided, *settled)))
 

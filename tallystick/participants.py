@@ -7,6 +7,7 @@ cannot do now must not leave another's output unseen.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 from tallystick.errors import OptionError
 from tallystick.sink.two_phase import (
@@ -20,6 +21,19 @@ from tallystick.sink.two_phase import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KnowsNewest(Protocol):
+    """A sink whose system can tell that another run has committed later epochs."""
+
+    def check_newest(self, committable: Committable) -> None:
+        """Check that nothing later of the same checkpoint is committed in this one's place.
+
+        Raises:
+            FencedError: it is.
+        """
+        ...
 
 
 def _now_ms() -> int:
@@ -78,6 +92,13 @@ class OpenSinks:
                 first = first or error
         if first is not None:
             raise first
+
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_newest`; of sinks that are still in the pipeline."""
+        for each in settled:
+            sink: object = self._sinks.get(each.sink)
+            if isinstance(sink, KnowsNewest):
+                sink.check_newest(each)
 
     def close(self) -> None:
         """Close every sink's connections; one that cannot leaves no other one open."""

@@ -112,6 +112,16 @@ class Participants(Protocol):
         """Give up what no decided manifest names; every one is tried before an error is raised."""
         ...
 
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        """Check, where a system can tell, that nobody has gone on behind what was committed last.
+
+        A copy of a checkpoint has a copy of its log of decisions too, which cannot tell.
+
+        Raises:
+            FencedError: somebody has.
+        """
+        ...
+
 
 class Storage(Protocol):
     """The checkpoint location: a write is durable, and whole, once `put` returns.

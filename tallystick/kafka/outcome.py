@@ -251,6 +251,31 @@ def judge(
     )
 
 
+def check_newest(client: Client, transaction: TaskTransaction, checkpoint_id: int) -> None:
+    """Check that the epoch of a committed transaction is the newest one under its id.
+
+    Args:
+        client: of its cluster.
+        transaction: of the newest epoch that the checkpoint knows.
+        checkpoint_id: that epoch.
+
+    Raises:
+        FencedError: Kafka committed a later epoch of the same checkpoint.
+    """
+    token = read_token(client, transaction, stable=False)
+    if token is None or token.lineage != transaction.lineage:
+        return
+    if token.next_checkpoint_id > checkpoint_id + 1:
+        raise FencedError(
+            f"the checkpoint's newest epoch is {checkpoint_id}, and under transactional id "
+            f"{transaction.transactional_id!r} Kafka committed epoch "
+            f"{token.next_checkpoint_id - 1} of it: another run has gone on from a copy of this "
+            f"checkpoint, or this one was set back. Going on would write the epochs between a "
+            f"second time. Use the newest copy; or make a savepoint of this one, and restore it "
+            f"into a new checkpoint, stating that they are repeated."
+        )
+
+
 def _unknowable(transaction: TaskTransaction, doubt: str) -> DataLossError:
     return DataLossError(
         f"whether {transaction} was committed cannot be known: {doubt}. Compare by hand: read "

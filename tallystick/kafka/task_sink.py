@@ -165,6 +165,17 @@ class KafkaTaskSink:
         if transaction.transaction_version < EPOCH_BY_END_TXN:
             self._fence(transaction)
 
+    def check_newest(self, committable: Committable) -> None:
+        """See `participants.KnowsNewest`: the token under its id must not be of a later epoch.
+
+        Raises:
+            FencedError: a copy of the checkpoint has gone on, or this one was set back.
+            BrokerUnavailableError: the deadline passed.
+        """
+        transaction = TaskTransaction.from_json(committable.details)
+        if transaction.cluster_id == (self._client.cluster_id or cluster.cluster_id(self._client)):
+            outcome.check_newest(self._client, transaction, committable.checkpoint_id)
+
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; what is being ended already is not in it."""
         assert owner.sink == self._owner.sink, (owner, self._owner)

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.checkpoint.verdict import Identity
-from tallystick.decision_log import DecisionLog, newest_entry
+from tallystick.decision_log import DecisionLog, newest_entry, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.fan_out import Branch, CollectPlan, FanOut
 from tallystick.handover import Earlier, Handover
@@ -150,6 +151,14 @@ def token_group(transactional_id: str) -> str:
     return f"{transactional_id}-token"
 
 
+class Closed(Protocol):
+    """What is closed with the run."""
+
+    def close(self) -> None:
+        """Hang up."""
+        ...
+
+
 class Sinks:
     """All sinks of one run of a pipeline, on the driver.
 
@@ -173,7 +182,10 @@ class Sinks:
         self._facts = RunFacts(trigger_interval_ms, spark.sparkContext.defaultParallelism)
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
+        self._to_close: list[Closed] = []
         self.cluster = None if written.decider is None else SinkCluster(written.decider)
+        if self.cluster is not None:
+            self._to_close.append(self.cluster.broker)
 
     def check(self) -> None:
         """Check clusters, topics, tables and settings before anything starts.
@@ -192,11 +204,14 @@ class Sinks:
         """The driver of one query run, with the real ports."""
         target = self._target()
         newest = _newest_manifests(storage)
-        ids = {each.producer.transactional_id for each in newest} - {target.transactional_id}
-        facts = RunFacts(self._facts.trigger_interval_ms, self._facts.tasks, frozenset(ids))
+        ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
+        facts = RunFacts(
+            self._facts.trigger_interval_ms, self._facts.tasks, ids - {target.transactional_id}
+        )
         for uid, sink in self._written.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], facts)
+            self._to_close.append(self._open[uid])
         settling = {**self._open, **self._of_another_mode(identity, facts, newest)}
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
@@ -225,6 +240,15 @@ class Sinks:
         """How an epoch's last tasks write, or tell what was written."""
         return CollectPlan() if self.cluster is None else self.cluster.write_plan(producer)
 
+    def close(self) -> None:
+        """The run is over: close connections, and leave everything else as it is."""
+        for each in self._to_close:
+            try:
+                each.close()
+            except Exception as error:
+                logger.warning("pipeline %s: a connection is not closed: %s", self._pipeline, error)
+        self._to_close.clear()
+
     def _of_another_mode(
         self, identity: Identity, facts: RunFacts, newest: list[Manifest]
     ) -> dict[str, TwoPhaseCommitSink]:
@@ -232,7 +256,9 @@ class Sinks:
         sink, uid = self._written.sink, self._written.uid
         if sink is None or not any(c.sink == uid for each in newest for c in each.committables):
             return {}
-        return {uid: sink.open(Owner(identity.pipeline, uid, identity.lineage), facts)}
+        opened = sink.open(Owner(identity.pipeline, uid, identity.lineage), facts)
+        self._to_close.append(opened)
+        return {uid: opened}
 
     def _target(self) -> Target:
         if self.cluster is not None:
@@ -280,7 +306,9 @@ class Sinks:
                 f"any more: which of them was committed last cannot be asked. Keep the KafkaSink, "
                 f"with whatever transactions= and guarantee=, for one start."
             )
-        return KafkaBroker(self._written.kafka)
+        broker = KafkaBroker(self._written.kafka)
+        self._to_close.append(broker)
+        return broker
 
 
 def _newest_manifests(storage: FileStorage) -> list[Manifest]:

@@ -278,6 +278,9 @@ class PreparedEpoch:
         """See `ports.Participants.abort`."""
         self._sinks.abort(committables)
 
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        """The plan has checked it."""
+
 
 class _Noting:
     """Sinks, and what they lost."""
@@ -295,6 +298,9 @@ class _Noting:
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
         self._sinks.abort(committables)
+
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        self._sinks.check_newest(settled)
 
 
 def stored_lineage(storage: FileStorage) -> str:

@@ -1,0 +1,376 @@
+"""A pipeline with any sinks, without Spark: its driver, sinks and tasks under a stand-in for Spark.
+
+Each epoch reads the same number of rows from each partition of a pretended source, and the task
+that owns the partition writes them; what they are is known beforehand.
+"""
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as Assigned
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.errors import RetriableError
+from tallystick.job import Driver
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.lingering import list_open_ids
+from tallystick.kafka_sink import written
+from tallystick.keyed_epoch import NO_STEPS
+from tallystick.ports import Prepared
+from tallystick.sink.transaction import Producer
+from tallystick.sink.two_phase import Sink
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.session import SETTINGS
+from tallystick.spark.sinks import Sinks
+from tallystick.state.handles import StepState
+from tallystick.storage import FileStorage
+from tallystick.task import Outlet, send
+from tallystick.testing import EmbeddedKafka
+from tallystick.topic_partition import TopicPartition
+from tests.failover.job import Death
+
+PARTITIONS = 3
+ROWS = 8
+"""Per partition and epoch."""
+RESTARTS_MAX = 20
+
+
+def spark_with(parallelism: int) -> SparkSession:
+    """What the sinks ask of a session: how many tasks it runs at a time, and its settings."""
+    conf = {name: value for name, (value, _) in SETTINGS.items()}
+    context = SimpleNamespace(
+        defaultParallelism=parallelism, getConf=lambda: conf, applicationId="no-spark"
+    )
+    return cast(SparkSession, SimpleNamespace(sparkContext=context))
+
+
+def values_of(pipeline: str, epoch: int, partition: int) -> list[str]:
+    """The rows of one epoch in one partition, in order."""
+    return [f"{pipeline}:{epoch}:{partition}:{row}" for row in range(ROWS)]
+
+
+@dataclass(frozen=True)
+class _Mortal:
+    """An outlet whose tasks tidy nothing up when they are killed."""
+
+    outlet: Outlet
+
+    @property
+    def target_count(self) -> int:
+        return self.outlet.target_count
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Any:
+        opened = self.outlet.begun(source, attempt, attempt_number)
+
+        def abandon() -> None:
+            if not isinstance(sys.exception(), Death):
+                opened.abandon()
+
+        return SimpleNamespace(frames=opened.frames, finish=opened.finish, abandon=abandon)
+
+
+@dataclass
+class TasksEngine:
+    """The Engine port: one process in the place of all tasks.
+
+    Args:
+        pipeline: whose rows.
+        sinks: of the run.
+        parallelism: how many tasks there are.
+        partitions: of the source, and of the rows.
+        attempt: Spark's number of the attempt of each task.
+        midway: called with the task's index when it has written half of its rows.
+    """
+
+    pipeline: str
+    sinks: Sinks
+    parallelism: int
+    partitions: int
+    attempt: int
+    midway: Callable[[int], None]
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        last = self.sinks.last((), checkpoint_id)
+        epoch = NO_STEPS.epoch(checkpoint_id, 0, secrets.token_hex(8), state, last)
+        write = replace(self.sinks.write_plan(producer), stage=epoch.stage)
+        sent = [
+            list(
+                send(
+                    _Mortal(epoch.first),
+                    self._rows(checkpoint_id, task),
+                    source=task,
+                    attempt_number=self.attempt,
+                )
+            )
+            for task in range(self.parallelism)
+        ]
+        if epoch.writer_count:
+            frames = sorted(each for frames in sent for each in frames)
+            targets = range(epoch.writer_count)
+            sent = [[each for each in frames if each.target == target] for target in targets]
+        reports = [write.write(iter(frames), 0) for frames in sent]
+        for error in filter(None, (report.to_error() for report in reports)):
+            raise error
+        return epoch.prepared(reports)
+
+    def _rows(self, epoch: int, task: int) -> Iterator[pa.RecordBatch]:
+        halves = slice(0, ROWS // 2), slice(ROWS // 2, ROWS)
+        for half in halves:
+            for partition in range(task, self.partitions, self.parallelism):
+                values = values_of(self.pipeline, epoch, partition)[half]
+                numbers = pa.array([partition] * len(values), pa.int32())
+                yield pa.record_batch({"value": pa.array(values), "partition": numbers})
+            if half.start == 0:
+                self.midway(task)
+
+
+@dataclass
+class SinkJob:
+    """One pipeline: asks for epoch after epoch, and again for one that failed, as Spark does.
+
+    What it is given may be changed before the next `restart`.
+    """
+
+    name: str
+    folder: Path
+    sinks: Sequence[Sink]
+    parallelism: int = 2
+    partitions: int = PARTITIONS
+    accepted: frozenset[str] = frozenset()
+    trigger_interval_ms: int | None = None
+    attempt: int = 0
+    on_event: Callable[[c.Event], None] = lambda _: None
+    midway: Callable[[int], None] = lambda _: None
+    logged: int = 0
+    restarts: int = 0
+    errors: list[str] = field(default_factory=list)
+    _open: tuple[Sinks, Driver] | None = None
+
+    def run_until(self, epochs: int) -> None:
+        """Go on until so many epochs are done; a query that failed is started again."""
+        while self.logged < epochs:
+            try:
+                self.run_next()
+            except RetriableError as error:
+                self.errors.append(str(error))
+                if self.restarts >= RESTARTS_MAX:
+                    raise
+                self.restart()
+
+    def run_next(self) -> None:
+        """Run one epoch, in the run that there is or in a new one."""
+        sinks, driver = self._open or self.start()
+        position = {TopicPartition("input", 0): (self.logged + 1) * ROWS}
+        offsets = SourceOffsets("another-cluster", "", position)
+        request = Request(self.logged, (json.dumps(offsets.to_json(), sort_keys=True),))
+        engine = TasksEngine(
+            self.name,
+            sinks,
+            self.parallelism,
+            self.partitions,
+            self.attempt,
+            lambda task: self.midway(task),
+        )
+        driver.run_epoch(request, engine)
+        self.logged += 1
+
+    def start(self) -> tuple[Sinks, Driver]:
+        """Begin a run, as `Pipeline.start` does."""
+        spark = spark_with(self.parallelism)
+        sinks = Sinks(written(self.sinks), self.name, spark, self.trigger_interval_ms)
+        try:
+            sinks.check()
+            storage = FileStorage(str(self.folder))
+            lineage = f"lineage-of-{self.name}"
+            identity = Identity(self.name, lineage, storage.location, self.accepted)
+            told = lambda event: self.on_event(event)  # noqa: E731  whoever listens by then
+            self._open = sinks, sinks.make_driver(identity, storage, listener=told)
+        except BaseException:
+            sinks.close()
+            raise
+        return self._open
+
+    def restart(self, *sinks: Sink, **changes: Any) -> None:
+        """The run is over; the next epoch begins another, with what is changed."""
+        self.restarts += 1
+        self.close()
+        self.sinks = sinks or self.sinks
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def close(self) -> None:
+        """Hang up, and leave everything as it is."""
+        if self._open is not None:
+            self._open[0].close()
+        self._open = None
+
+    def leave(self) -> "SinkJob":
+        """Another instance of the same pipeline, while this one is left as it stands."""
+        return replace(self, _open=None, errors=[], restarts=0)
+
+    def die_at(self, event: type, occurrence: int = 1) -> None:
+        """Run until a fact comes that kills the driver: nobody handles that, nothing is tidied up.
+
+        The listener stays as it was.
+        """
+        before, left = self.on_event, [occurrence]
+
+        def listen(fact: c.Event) -> None:
+            left[0] -= isinstance(fact, event)
+            if not left[0]:
+                raise Death(event.__name__)
+
+        self.on_event = listen
+        try:
+            while True:
+                self.run_next()
+        except Death:
+            self.on_event = before
+
+    def expected(self, epochs: Sequence[int] | None = None) -> dict[int, list[str]]:
+        """All rows of the epochs that are done, per partition."""
+        numbers = range(self.logged) if epochs is None else epochs
+        return {
+            partition: [row for epoch in numbers for row in values_of(self.name, epoch, partition)]
+            for partition in range(self.partitions)
+        }
+
+
+# --- what is there, as others see it --------------------------------------------------------------
+
+
+def read_topic(
+    kafka: EmbeddedKafka,
+    topic: str,
+    partitions: int = PARTITIONS,
+    isolation: str = "read_committed",
+) -> dict[int, list[str]]:
+    """What an independent client sees, per partition, in order.
+
+    Kafka answers EndTxn before its markers are written: what is being decided is waited for.
+    """
+    if isolation == "read_committed":
+        until(lambda: not being_decided(kafka))
+    consumer = Consumer(
+        {
+            **kafka.confluent_options(),
+            "group.id": "audit",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([Assigned(topic, partition, 0) for partition in range(partitions)])
+    rows: dict[int, list[str]] = {partition: [] for partition in range(partitions)}
+    unread, deadline = set(rows), time.monotonic() + 60
+    while unread:
+        assert time.monotonic() < deadline, f"{topic}: partitions {unread} have no end"
+        for message in consumer.consume(1_000, 0.05):
+            if message.error():
+                unread.discard(message.partition())
+            else:
+                rows[message.partition()].append(message.value().decode())
+    consumer.close()
+    return rows
+
+
+def being_decided(kafka: EmbeddedKafka) -> set[str]:
+    """Transactions whose end is decided, and not written everywhere."""
+    return _listed(kafka, ("PrepareCommit", "PrepareAbort", "PrepareEpochFence"))
+
+
+def open_ids(kafka: EmbeddedKafka) -> set[str]:
+    """Transactions that nobody has decided."""
+    client = Client(KafkaConfig(kafka.bootstrap_servers))
+    try:
+        return list_open_ids(client)
+    finally:
+        client.close()
+
+
+def _listed(kafka: EmbeddedKafka, states: tuple[str, ...]) -> set[str]:
+    from tallystick.kafka import protocol
+    from tallystick.kafka.client import Node
+
+    client, found = Client(KafkaConfig(kafka.bootstrap_servers)), set()
+    try:
+        for broker in client.metadata().brokers:
+            answer = client.call(
+                lambda: protocol.ListTransactionsRequest(
+                    state_filters=list(states), producer_id_filters=[], max_version=0
+                ),
+                Node(int(broker.node_id)),
+                lambda response: [(response.error_code, "listing")],
+            )
+            found |= {str(each.transactional_id) for each in answer.transaction_states}
+    finally:
+        client.close()
+    return found
+
+
+def read_files(folder: Path) -> Counter[str]:
+    """The values in the visible Parquet files."""
+    found = ds.dataset(str(folder), format="parquet")
+    return Counter(found.to_table(columns=["value"])["value"].to_pylist() if found.files else [])
+
+
+def flat(rows: Mapping[int, Sequence[str]]) -> Counter[str]:
+    """Rows whatever their partition and order."""
+    return Counter(row for each in rows.values() for row in each)
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+# --- what a run leaves ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds on to; Python's own garbage is not in it."""
+
+    sockets: int
+    threads: int
+    children: int
+
+    @classmethod
+    def now(cls) -> "Held":
+        links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        tasks = Path("/proc/self/task")
+        children = [(each / "children").read_text().split() for each in tasks.iterdir()]
+        return cls(
+            sum(link.is_socket() for link in links),
+            threading.active_count(),
+            sum(map(len, children)),
+        )
+
+
+def kafka_sink(kafka: EmbeddedKafka, topic: str | None, **settings: Any) -> ts.KafkaSink:
+    """One transaction per task, unless told."""
+    timeout_ms = settings.get("transaction_timeout_ms", 120_000)
+    options = {"kafka.delivery.timeout.ms": str(min(20_000, timeout_ms - 1))}
+    how = {"transactions": "task", "transaction_timeout_ms": timeout_ms, "options": options}
+    return ts.KafkaSink(kafka.bootstrap_servers, topic=topic, **(how | settings))
