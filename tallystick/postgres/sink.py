@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREPARED, STAGED = "prepared", "staged"
+_VERSION_MIN = 140_000
 _PREPARED_PER_TASK = 2
 """What an epoch prepared may still be there when an attempt at it, after a failure, prepares."""
 
@@ -121,7 +122,10 @@ class PostgresSink:
     def _checked(self, connection: "Connection", facts: RunFacts) -> "Table":
         from tallystick.postgres import schema
 
+        version = connection.info.server_version
         problems = []
+        if version < _VERSION_MIN:
+            problems.append(f"the server is of version {version // 10_000}: expected 14 or later")
         if self._exact and self.transactions == PREPARED:
             problems += _prepared_problems(_setting(connection, "max_prepared_transactions"), facts)
         if self._exact and _setting(connection, "fsync") == "off":
