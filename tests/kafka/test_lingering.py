@@ -9,7 +9,7 @@ from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 from real_kafka import numbers, read_back
 from task_sinks import committed, opened, place_of, rows_of, state_of, until, written_by
 
-from tallystick.errors import BrokerUnavailableError
+from tallystick.errors import BrokerUnavailableError, EpochAbortedError
 from tallystick.kafka import offsets
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -76,7 +76,11 @@ def test_all_that_a_pipeline_left_is_found_and_aborted_and_readers_get_on(
         assert [sink.commit(each) for each in (old, scaled_down)] == [Outcome.LOST] * 2
         assert list(sink.lingering(owner)) == []
         assert [state_of(client, each) for each in (foreign, second)] == ["Ongoing"] * 2
+        never.write(rows_of("zombie", partition=1))  # of which the coordinator has not heard yet
+        with pytest.raises(EpochAbortedError):
+            never.prepare()
         never.abort()
+        assert list(sink.lingering(owner)) == []
 
         for each in (foreign, second):
             sink.abort(each)

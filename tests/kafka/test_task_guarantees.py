@@ -8,6 +8,7 @@ from typing import Any
 import confluent_kafka
 import pyarrow as pa
 import pytest
+from fake_broker import SILENCE, FakeBroker
 from real_kafka import numbers, read_back
 from task_sinks import (
     committed,
@@ -20,10 +21,12 @@ from task_sinks import (
 )
 
 from tallystick.errors import EpochAbortedError, OptionError, RecordError
-from tallystick.kafka import admin
+from tallystick.kafka import admin, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.kafka.unawaited import UnawaitedWriter
 from tallystick.sink.two_phase import (
     Guarantee,
     Outcome,
@@ -32,6 +35,7 @@ from tallystick.sink.two_phase import (
     TransactionPlan,
     TwoPhaseCommitSink,
 )
+from tallystick.topic_partition import TopicPartition
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -101,6 +105,20 @@ def test_at_least_once_tells_of_what_kafka_refuses_and_none_does_not(
                 break
         until(lambda: read_back(config, narrow) != [])
     assert all(text.startswith("after") for text in read_back(config, narrow))
+
+
+def test_what_gets_no_answer_does_not_confuse_those_that_do() -> None:
+    """The connection is still good: nothing is waited for that never comes."""
+    with FakeBroker({"Produce": lambda _: SILENCE}) as broker:
+        client = Client(broker.config())
+        (encoded,) = encode(rows_of("a"), now_ms=0)
+        writer = UnawaitedWriter(client)
+        for _ in range(2):
+            writer.write([(TopicPartition("orders", 0), encoded)])
+            client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())
+        client.close()
+        assert [request.acks for request in broker.asked("Produce")] == [0, 0]
+        assert broker.connection_count == 2, "one to ask for the brokers, one to the leader"
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
