@@ -82,7 +82,12 @@ def connect(dsn: str) -> Connection:
     defaults: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
     with ours("connecting", secrets):
         made = psycopg.connect(
-            dsn, autocommit=True, prepare_threshold=None, client_encoding="UTF8", **defaults
+            dsn,
+            autocommit=True,
+            prepare_threshold=None,
+            client_encoding="UTF8",
+            cursor_factory=psycopg.RawCursor,  # parameters are $1: a name may hold a percent sign
+            **defaults,
         )
     try:
         with ours("setting up the session", secrets):

@@ -121,7 +121,7 @@ class PostgresCommitter:
         rows = connection.execute(
             "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
             "FROM pg_stat_activity WHERE datname = current_database() "
-            "AND starts_with(application_name, %s) AND xact_start IS NOT NULL",
+            "AND starts_with(application_name, $1) AND xact_start IS NOT NULL",
             [application_prefix(owner)],
         ).fetchall()
         text = _details(self._plan.details, "open", self._plan.details.schema)
@@ -136,7 +136,7 @@ class PostgresCommitter:
         prepared = connection.execute(
             "SELECT gid, database = current_database(), database, "
             "(extract(epoch FROM prepared) * 1000)::bigint "
-            "FROM pg_prepared_xacts WHERE starts_with(gid, %s) ORDER BY gid",
+            "FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
             [prefix],
         ).fetchall()
         mine = self._plan.details
@@ -165,7 +165,7 @@ class PostgresCommitter:
             rows = connection.execute(
                 query(
                     f"SELECT name, record_count, begun_ms FROM {registry_of(schema)} "
-                    f"WHERE starts_with(name, %s) ORDER BY name"
+                    f"WHERE starts_with(name, $1) ORDER BY name"
                 ),
                 [owner_prefix(owner)],
             ).fetchall()
@@ -240,7 +240,7 @@ def _commit_staged(connection: Connection, committable: Committable, details: De
         # Whoever else commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = %s "
+                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 "
                 f"RETURNING id, target, staging, columns, key, record_count"
             ),
             [name],
@@ -256,7 +256,7 @@ def _commit_staged(connection: Connection, committable: Committable, details: De
                 )
             connection.execute(query(move(staging, target, columns, key)), [number])
             moved = connection.execute(
-                query(f"DELETE FROM {staging} WHERE {ID} = %s"), [number]
+                query(f"DELETE FROM {staging} WHERE {ID} = $1"), [number]
             ).rowcount
             if moved != record_count:
                 raise DataLossError(
@@ -271,19 +271,19 @@ def _abort_staged(connection: Connection, committable: Committable, details: Det
     with transaction(connection):
         row = connection.execute(
             query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = %s RETURNING id, staging"
+                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 RETURNING id, staging"
             ),
             [committable.name],
         ).fetchone()
         if row is not None:
-            connection.execute(query(f"DELETE FROM {row[1]} WHERE {ID} = %s"), [row[0]])
+            connection.execute(query(f"DELETE FROM {row[1]} WHERE {ID} = $1"), [row[0]])
 
 
 def _abort_open(connection: Connection, committable: Committable, details: Details) -> None:
     """End the session, then undo what it may have finished before that."""
     ended = connection.execute(
-        "SELECT bool_and(pg_terminate_backend(pid, %s)) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND application_name = %s",
+        "SELECT bool_and(pg_terminate_backend(pid, $1)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name = $2",
         [_END_MS, application_of(committable.name)],
     ).fetchone()
     if ended == (False,):
@@ -292,7 +292,7 @@ def _abort_open(connection: Connection, committable: Committable, details: Detai
         )
     _abort_prepared(connection, committable, details)
     registry = registry_of(details.schema)
-    if connection.execute("SELECT to_regclass(%s)", [registry]).fetchone() != (None,):
+    if connection.execute("SELECT to_regclass($1)", [registry]).fetchone() != (None,):
         _abort_staged(connection, committable, details)
 
 
@@ -327,7 +327,7 @@ def _tokens(
     connection: Connection, tokens: str, name: str, mark: str
 ) -> list[tuple[str, tuple[bool, int]]]:
     found_rows = connection.execute(
-        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN (%s, %s)"),
+        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN ($1, $2)"),
         [name, mark],
     ).fetchall()
     return [(each, (lost, checkpoint_id)) for each, lost, checkpoint_id in found_rows]
@@ -350,21 +350,14 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
     tokens = tokens_of(schema)
     connection.execute(
         query(
-            f"WITH gone AS (DELETE FROM {tokens} WHERE name ^@ %(prefix)s AND NOT lost "
-            f"AND checkpoint_id < %(below)s AND name <> %(mark)s RETURNING 1) "
+            f"WITH gone AS (DELETE FROM {tokens} WHERE name ^@ $1 AND NOT lost "
+            f"AND checkpoint_id < $2 AND name <> $3 RETURNING 1) "
             f"INSERT INTO {tokens} (name, pipeline, sink, lineage, checkpoint_id, task) "
-            f"SELECT %(mark)s, %(pipeline)s, %(sink)s, %(lineage)s, %(below)s, -1 "
+            f"SELECT $3, $4, $5, $6, $2, -1 "
             f"WHERE EXISTS (SELECT FROM gone) ON CONFLICT (name) DO UPDATE "
             f"SET checkpoint_id = greatest({tokens}.checkpoint_id, EXCLUDED.checkpoint_id)"
         ),
-        {
-            "prefix": prefix,
-            "below": below,
-            "mark": prefix + _PRUNED,
-            "pipeline": pipeline,
-            "sink": sink,
-            "lineage": lineage,
-        },
+        [prefix, below, prefix + _PRUNED, pipeline, sink, lineage],
     )
 
 

@@ -31,7 +31,7 @@ _COLUMNS = """
                CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END AS modifier,
                a.attnotnull OR t.typnotnull AS not_null
         FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
       UNION ALL
         SELECT b.attnum, b.attname, t.oid, t.typbasetype, t.typtype, t.typname,
                CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE b.modifier END,
@@ -41,7 +41,7 @@ _COLUMNS = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod),
            CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
            b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '', a.attgenerated <> ''
-    FROM base b JOIN pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = b.attnum
+    FROM base b JOIN pg_attribute a ON a.attrelid = $1 AND a.attnum = b.attnum
     WHERE b.typtype <> 'd' ORDER BY a.attnum
 """
 _TABLE = """
@@ -50,16 +50,16 @@ _TABLE = """
            has_table_privilege(c.oid, 'UPDATE') OR has_any_column_privilege(c.oid, 'UPDATE'),
            has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = to_regclass(%s)
+    WHERE c.oid = to_regclass($1)
 """
 _UNIQUE = """
     SELECT 1 FROM pg_index i
-    WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+    WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate
       AND i.indpred IS NULL AND i.indexprs IS NULL
       AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text)
            FROM pg_attribute a
            WHERE a.attrelid = i.indrelid
-             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = %s
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = $2
 """
 
 
@@ -122,9 +122,7 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
             f"capitals or signs"
         )
     oid, schema, name, kind, persistence, inserts, updates, selects = row
-    columns = tuple(
-        TableColumn(*each) for each in connection.execute(_COLUMNS, {"oid": oid}).fetchall()
-    )
+    columns = tuple(TableColumn(*each) for each in connection.execute(_COLUMNS, [oid]).fetchall())
     problems = []
     if kind not in {"r", "p"} or persistence == "t":
         problems.append("is a view, a foreign or a temporary table: expected an ordinary one")
@@ -212,7 +210,7 @@ def ensure_staging(connection: Connection, table: Table) -> None:
 
 def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
     found = connection.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnotnull "
+        "SELECT attname FROM pg_attribute WHERE attrelid = $1::regclass AND attnotnull "
         "AND attnum > 0 AND NOT attisdropped",
         [table.sql],
     ).fetchall()
@@ -225,7 +223,7 @@ def _differences(connection: Connection, table: Table) -> list[str]:
     found: dict[str, str] = dict(
         connection.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+            "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
             [table.staging],
         ).fetchall()
     )
@@ -240,7 +238,7 @@ def _differences(connection: Connection, table: Table) -> list[str]:
 
 
 def _ensure(connection: Connection, table: str, ddl: str, privileges: str) -> None:
-    if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() == (None,):
+    if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
         _run_ddl(connection, ddl, table)
     asked = [
         f"has_table_privilege({literal(table)}, {literal(each)})" for each in privileges.split(", ")
@@ -256,7 +254,7 @@ def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
     try:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('tallystick'))")
-            known = connection.execute("SELECT to_regclass(%s)", [table]).fetchone()
+            known = connection.execute("SELECT to_regclass($1)", [table]).fetchone()
             if ddl.startswith("ALTER") or known == (None,):
                 for statement in ddl.split(";\n"):
                     connection.execute(query(statement))

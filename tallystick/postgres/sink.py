@@ -150,7 +150,7 @@ class PostgresSink:
 
 
 def _setting(connection: "Connection", name: str) -> str:
-    row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+    row = connection.execute("SELECT current_setting($1)", [name]).fetchone()
     assert row is not None
     return str(row[0])
 

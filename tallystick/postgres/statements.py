@@ -18,7 +18,7 @@ def insert_token(
     _, pipeline, sink, lineage, *_ = prefix_of(committable.name).split(":")
     return (
         f"INSERT INTO {tokens_of(schema)} (name, pipeline, sink, lineage, checkpoint_id, task, "
-        f"lost) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING",
+        f"lost) VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name) DO NOTHING",
         [
             committable.name,
             pipeline,
@@ -40,12 +40,12 @@ def move(source: str, target: str, columns: Sequence[str], key: Sequence[str]) -
     names = ", ".join(map(quoted, columns))
     into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
     if not key:
-        return f"{into} {source} WHERE {ID} = %s ORDER BY {POSITION}"
+        return f"{into} {source} WHERE {ID} = $1 ORDER BY {POSITION}"
     keys = ", ".join(map(quoted, key))
     others = [quoted(each) for each in columns if each not in key]
     changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
     return (
-        f"{into} (SELECT DISTINCT ON ({keys}) {names} FROM {source} WHERE {ID} = %s "
+        f"{into} (SELECT DISTINCT ON ({keys}) {names} FROM {source} WHERE {ID} = $1 "
         f"ORDER BY {keys}, {POSITION} DESC) AS last "
         f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
     )

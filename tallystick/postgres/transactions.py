@@ -241,7 +241,7 @@ class _Staged:
         writing.flush()
         writing.run(
             f"INSERT INTO {registry_of(self._plan.details.schema)} (name, id, target, staging, "
-            f"columns, key, record_count, begun_ms) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+            f"columns, key, record_count, begun_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
             [
                 self._name,
                 staged_id(self._name),

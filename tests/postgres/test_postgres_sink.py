@@ -307,6 +307,31 @@ def test_an_upsert_takes_the_last_row_of_each_key(postgres: PostgresServer, tabl
     driver.close()
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_names_may_hold_anything(
+    postgres: PostgresServer, table: Create, way: str, exact: bool
+) -> None:
+    schema = table("a integer").split(".")[0]
+    odd = f'"{schema} 100% of ""$1"" {{x}}"'
+    postgres.query(f"CREATE SCHEMA {odd}")
+    columns = 'a bigint PRIMARY KEY, "%s ""b""" text'
+    longest = '"' + "%s'ü" * 12 + '"'
+    postgres.query(f"CREATE TABLE {odd}.{longest} ({columns})")
+    settings = {} if exact else {"guarantee": "at_least_once", "key": ["a"]}
+    if way == "staged" and exact:
+        settings = {"key": ["a"]}
+    driver = opened(postgres.dsn, f"{odd}.{longest}", transactions=way, **settings)
+    rows = rows_of(1, 2).rename_columns(["a", '%s "b"'])
+
+    for committable in prepared(driver, rows):
+        assert driver.commit(committable) is Outcome.COMMITTED
+        assert driver.commit(committable) is Outcome.COMMITTED
+
+    assert numbers(postgres, f"{odd}.{longest}") == [1, 2]
+    driver.close()
+    postgres.query(f"DROP SCHEMA {odd} CASCADE")
+
+
 def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -> None:
     name = table(f"{COLUMNS}, n serial")
     driver = opened(postgres.dsn, name, transactions="staged")
