@@ -45,14 +45,18 @@ def _account() -> dict[str, Any]:
 class PostgresServer:
     """A server on a Unix socket of its own, in a temporary folder."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, primary: "PostgresServer | None" = None, **settings: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tallystick-pg-", dir="/tmp"))
         account = _account()
         if account:
             os.chown(self.folder, account["user"], account["group"])
         self._data = self.folder / "data"
+        program: list[str | Path] = [binaries() / "initdb", *INITDB]
+        if primary is not None:  # a standby, which follows it
+            program = [binaries() / "pg_basebackup", "-R", "-c", "fast", "--no-sync"]
+            program += ["-d", primary.dsn.replace("dbname=postgres", "")]
         subprocess.run(
-            [binaries() / "initdb", "-D", self._data, *INITDB],
+            [*program, "-D", self._data],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=120,

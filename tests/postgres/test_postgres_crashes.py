@@ -154,6 +154,36 @@ def test_a_server_killed_between_prepare_and_commit() -> None:
         server.stop()
 
 
+def test_a_standby_is_refused_until_it_is_the_primary() -> None:
+    """It does not show what is prepared: asked, it would prove a loss that is none."""
+    primary = PostgresServer()
+    standby = None
+    try:
+        primary.query(f"CREATE TABLE t ({COLUMNS})")
+        driver = opened(primary.dsn, "t")
+        standby = PostgresServer(primary)
+        (committable,) = prepared(driver, rows_of(1, 2))
+        driver.close()
+        ((written,),) = primary.query("SELECT pg_current_wal_lsn()::text")
+        while standby.query("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", written) != [(False,)]:
+            time.sleep(0.02)
+        with pytest.raises(RetriableError, match="standby"):
+            opened(standby.dsn, "t")
+        primary.kill()
+        standby.query("SELECT pg_promote()")
+
+        later = opened(standby.dsn, "t")
+        assert [each.name for each in later.lingering(OWNER)] == [committable.name]
+        assert [later.commit(committable) for _ in range(2)] == [Outcome.COMMITTED] * 2
+        assert numbers(standby, "t") == [1, 2]
+        later.close()
+    finally:
+        close_kept()
+        for each in (primary, standby):
+            if each is not None:
+                each.stop()
+
+
 class Died(BaseException):
     """The process is no more: nothing that it would have done is done."""
 

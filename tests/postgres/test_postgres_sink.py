@@ -22,6 +22,7 @@ from real_postgres import PostgresServer
 
 from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
 from tallystick.postgres import driver as driver_module
+from tallystick.postgres.connection import connect
 from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
 from tallystick.postgres.sink import PostgresSink
 from tallystick.sink.two_phase import (
@@ -495,6 +496,47 @@ def test_a_lock_is_not_waited_for_without_end(postgres: PostgresServer, name: st
         other.execute(f"LOCK TABLE {name}")
         with pytest.raises(RetriableError, match="55P03"):
             attempted(driver, rows_of(1))
+    driver.close()
+
+
+def test_a_session_waits_for_the_disk_and_for_nothing_else_without_end(
+    postgres: PostgresServer,
+) -> None:
+    names = [
+        "synchronous_commit",
+        "default_transaction_isolation",
+        "default_transaction_read_only",
+        "lock_timeout",
+        "statement_timeout",
+        "idle_in_transaction_session_timeout",
+    ]
+    lax = "-c synchronous_commit=off -c default_transaction_isolation=serializable"
+    lax += " -c default_transaction_read_only=on -c lock_timeout=7s"
+    with connect(f"{postgres.dsn} options='{lax}'") as connection:
+        asked = ", ".join(f"current_setting('{each}')" for each in names)
+        found = connection.execute(f"SELECT {asked}").fetchone()
+
+    assert found == ("on", "read committed", "off", "7s", "1h", "1h")
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_what_failed_before_is_not_handed_over(
+    postgres: PostgresServer, table: Create, guarantee: str
+) -> None:
+    """The server answers COMMIT of a failed transaction by a quiet ROLLBACK."""
+    name = table("a bigint CHECK (a < 10), b text")
+    driver = opened(postgres.dsn, name, guarantee=guarantee)
+    transaction = begun(driver, rows_of(1))
+    transaction.write(rows_of(99))
+    failed: list[Exception] = []
+    for _ in range(2):
+        with pytest.raises((RecordError, RetriableError)) as caught:
+            transaction.prepare()
+        failed.append(caught.value)
+
+    assert isinstance(failed[0], RecordError)
+    assert isinstance(failed[1], RetriableError)
+    transaction.abort()
     driver.close()
 
 
