@@ -196,7 +196,9 @@ class Driver:
                 path = m.manifest_path(manifest, self._clock.nonce())
                 self._storage.put(path, manifest.encode())
                 return c.ManifestWritten(path)
-            case c.CountOutput(producer, produced):
+            case c.CountOutput(producer, produced, committables):
+                if self._participants is not None:
+                    self._participants.check_prepared(committables)
                 partitions = [written.topic_partition for written in produced]
                 return c.OutputCounted(self._broker.last_sequences(producer, partitions))
             case c.CommitTransaction():

@@ -36,6 +36,19 @@ class KnowsNewest(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsPrepared(Protocol):
+    """A sink whose system can tell that a prepared transaction is gone: one that times them out."""
+
+    def check_prepared(self, committable: Committable) -> None:
+        """Check that it can be committed still.
+
+        Raises:
+            EpochAbortedError: it cannot.
+        """
+        ...
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -74,6 +87,13 @@ class OpenSinks:
         if settled.error is not None:
             raise settled.error
         return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
+
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_prepared`."""
+        for each in committables:
+            sink = self._sinks[each.sink]
+            if isinstance(sink, KnowsPrepared):
+                sink.check_prepared(each)
 
     def lingering(self) -> tuple[Committable, ...]:
         """See `ports.Participants.lingering`."""

@@ -104,6 +104,13 @@ class Participants(Protocol):
         """
         ...
 
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        """Check, right before the decision, that all can be committed still, as far as it tells.
+
+        An EpochAbortedError: some cannot; nothing is decided, the epoch runs again.
+        """
+        ...
+
     def lingering(self) -> tuple[Committable, ...]:
         """Everything of this pipeline that is open or prepared, of whatever run."""
         ...

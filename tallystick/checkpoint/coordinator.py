@@ -258,7 +258,8 @@ class Coordinator:
         self._become(Phase.COMPLETED)
         token = self._token(self._manifest.checkpoint_id, path)
         self._committed = Committed(token, self._manifest, manifest_exists=True)
-        return CountOutput(self._producer, self._manifest.produced)
+        manifest = self._manifest
+        return CountOutput(self._producer, manifest.produced, manifest.committables)
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot tell their attempts apart."""

@@ -208,10 +208,11 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CountOutput:
-    """Ask Kafka what the open transaction holds."""
+    """Ask Kafka what the open transaction holds, and other sinks whether all is prepared still."""
 
     producer: Producer
     produced: tuple[ProducedRange, ...]
+    committables: tuple[Committable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

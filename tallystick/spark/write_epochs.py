@@ -278,6 +278,10 @@ class PreparedEpoch:
         """See `ports.Participants.abort`."""
         self._sinks.abort(committables)
 
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_prepared`."""
+        self._sinks.check_prepared(committables)
+
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         """The plan has checked it."""
 
@@ -298,6 +302,9 @@ class _Noting:
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
         self._sinks.abort(committables)
+
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        self._sinks.check_prepared(committables)
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         self._sinks.check_newest(settled)
