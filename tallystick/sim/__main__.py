@@ -7,12 +7,14 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
 from tallystick.sim.faults import Fault
 from tallystick.sim.simulation import Outcome, simulate
 
 SEEDS = 1000
+SHOWN_CHARACTERS = 400
 SHOWN_MAX = 5
 """How many broken seeds are told of at the end."""
 
@@ -24,11 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, help="tell this one in full")
     parser.add_argument("--keyed", action="store_true", help="with a keyed step, every seed")
+    parser.add_argument("--sinks", action="store_true", help="with other sinks, every seed")
     asked = parser.parse_args(arguments)
-    is_keyed = True if asked.keyed else None
+
+    def run(seed: int) -> Outcome:
+        if asked.sinks:
+            return simulate(seed, is_keyed=False, decided_by=(KAFKA, CHECKPOINT)[seed % 2])
+        return simulate(seed, is_keyed=True if asked.keyed else None)
+
     if asked.seed is not None:
-        return tell(simulate(asked.seed, is_keyed=is_keyed))
-    return run_many(range(asked.first, asked.first + asked.seeds), is_keyed)
+        return tell(run(asked.seed))
+    return run_many(range(asked.first, asked.first + asked.seeds), run)
 
 
 def tell(outcome: Outcome) -> int:
@@ -40,7 +48,7 @@ def tell(outcome: Outcome) -> int:
     return 1 if outcome.violations else 0
 
 
-def run_many(seeds: range, is_keyed: bool | None) -> int:
+def run_many(seeds: range, run: Callable[[int], Outcome]) -> int:
     """Run worlds one after the other, and print what happened in them."""
     started = time.monotonic()
     faults: Counter[Fault] = Counter()
@@ -48,7 +56,7 @@ def run_many(seeds: range, is_keyed: bool | None) -> int:
     ends: Counter[str] = Counter()
     epochs, broken = 0, []
     for number, seed in enumerate(seeds, 1):
-        outcome = simulate(seed, is_keyed=is_keyed)
+        outcome = run(seed)
         faults += outcome.faults
         ends += outcome.ends
         verdicts[outcome.verdict] += 1
@@ -62,7 +70,7 @@ def run_many(seeds: range, is_keyed: bool | None) -> int:
     _print_table("how drivers ended", ends)
     _print_table("verdicts", verdicts)
     for outcome in broken[:SHOWN_MAX]:
-        print(f"\nBROKEN: seed {outcome.seed}: {outcome.violations[0]}")
+        print(f"\nBROKEN: seed {outcome.seed}: {outcome.violations[0][:SHOWN_CHARACTERS]}")
     rate = len(seeds) / max(seconds, 1e-9)
     print(f"\n{len(seeds)} seeds, {epochs} epochs in {seconds:.1f} s: {rate:.0f} seeds/s")
     return 1 if broken else 0

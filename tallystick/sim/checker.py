@@ -28,6 +28,7 @@ from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Crash
 from tallystick.sim.spark import Checkpoint, ConcurrentRunError
 from tallystick.sim.state_oracle import StateOracle
+from tallystick.sink.transaction import Token
 from tallystick.topic_partition import TopicPartition
 
 ExpectedRows = Callable[[Checkpoint, int], Mapping[TopicPartition, Sequence[Row]]]
@@ -63,6 +64,7 @@ class Checker:
         self._expected_rows = expected_rows
         self._token_group = token_group
         self._tells = tells
+        self.on_decision: Callable[[int, str, str], None] = lambda *_: None
         self.state = StateOracle(self.note, keyed_output) if keyed_output else None
         self.begin(checkpoint, -1)
 
@@ -83,6 +85,18 @@ class Checker:
         following = self.committed_epoch + 1
         epoch = tokens[0][0] - 1 if tokens else max((row.epoch for row in rows), default=following)
         self._check_epoch(epoch, done, manifest_path)
+        if manifest_path:
+            self.on_decision(epoch, manifest_path, self.committer)
+
+    def on_log_decision(self, token: Token, by: str) -> None:
+        """The checkpoint's own log decided; what is decided a second time is not judged here."""
+        if not token.manifest_path or is_seed(token.manifest_path):
+            return  # the first token of a lineage
+        epoch = token.checkpoint_id
+        if epoch not in (self.committed_epoch, self.committed_epoch + 1):
+            self.note(f"epoch {epoch} decided after epoch {self.committed_epoch}")
+        self.committed_epoch = max(epoch, self.committed_epoch)
+        self.on_decision(epoch, token.manifest_path, by)
 
     def _check_epoch(self, epoch: int, done: Committed, manifest_path: str) -> None:
         if epoch != self.committed_epoch + 1:

@@ -43,6 +43,14 @@ class Fault(Enum):
     WHIM = "the user's function gives something else when it runs again"
     REWRITTEN = "state is written anew: snapshots, merged changelogs"
     COLLECTED = "files of state that nothing needs are removed"
+    # Other sinks, and the log of decisions where none of them is Kafka's.
+    SINK_REFUSED = "another system gives no answer and did nothing"
+    SINK_LOST_REPLY = "another system acted, the reply is lost"
+    SINK_LATE = "another system acts after the driver has given up waiting"
+    SINK_AWAY = "another system is away for longer than any deadline"
+    SINK_TIMEOUT = "another system aborts what waits for too long"
+    SINK_GONE = "a sink is taken out of the pipeline for a run"
+    SLOTS_REMOVED = "old slots of the log of decisions are removed"
     # What is done to the checkpoint, or to Kafka, while no driver runs.
     TOKEN_EXPIRED = "Kafka forgot the pipeline's token"
     TOKEN_OVERWRITTEN = "a tool committed offsets in the token group"
@@ -55,15 +63,17 @@ class Fault(Enum):
     STATE_FILE_DAMAGED = "a file of state is damaged"
     OLD_SAVEPOINT = "the pipeline is restored from an older savepoint"
     SITE_SET_BACK = "Kafka and the checkpoint were set back, the hosts were not"
+    DECISION_DAMAGED = "the newest slot of the log of decisions is damaged"
 
 
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
 """Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
 
 PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
-EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT}
+SINK_FAULTS = (Fault.SINK_REFUSED, Fault.SINK_LOST_REPLY, Fault.SINK_LATE, Fault.SINK_AWAY)
+EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT, Fault.SINK_LOST_REPLY}
 """With these a call takes effect, and its sender does not hear of it."""
-LATE = {Fault.CRASH_LATE, Fault.LATE_EFFECT, Fault.LATE_PUT}
+LATE = {Fault.CRASH_LATE, Fault.LATE_EFFECT, Fault.LATE_PUT, Fault.SINK_LATE}
 """With these it does so later."""
 
 RATIOS = {
@@ -92,6 +102,13 @@ RATIOS = {
     Fault.WHIM: 0.1,
     Fault.REWRITTEN: 0.25,
     Fault.COLLECTED: 0.5,
+    Fault.SINK_REFUSED: 0.04,
+    Fault.SINK_LOST_REPLY: 0.04,
+    Fault.SINK_LATE: 0.04,
+    Fault.SINK_AWAY: 0.02,
+    Fault.SINK_TIMEOUT: 0.02,
+    Fault.SINK_GONE: 0.2,
+    Fault.SLOTS_REMOVED: 0.5,
 }
 """How often a kind strikes where it may, at intensity 1."""
 

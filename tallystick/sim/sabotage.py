@@ -4,23 +4,35 @@ import copy
 from collections.abc import Callable
 
 from tallystick.checkpoint import manifest
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
 from tallystick.checkpoint.savepoint import Savepoint, seed_of
+from tallystick.decision_log import DECISIONS
 from tallystick.errors import DataLossError, ManifestError, StateFileError
 from tallystick.sim.faults import Fault
 from tallystick.sim.hosts import Host
 from tallystick.sim.rows import rows_between
 from tallystick.sim.spark import Checkpoint
 from tallystick.sim.world import OUTPUT, TOKEN_GROUP, World
-from tallystick.sink.tokens import decode_token
 from tallystick.state.changelog import parse_index
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load, needed
 
 TOKEN = (TOKEN_GROUP, OUTPUT[0])
+KAFKAS = {
+    Fault.TOKEN_EXPIRED,
+    Fault.TOKEN_OVERWRITTEN,
+    Fault.OTHER_CHECKPOINT,
+    Fault.SITE_SET_BACK,
+}
+"""What is done to Kafka, or what only Kafka could notice."""
+LOGS = {Fault.DECISION_DAMAGED}
+"""What is done to the checkpoint's log of decisions."""
 
 
 def sabotage(world: World, fault: Fault) -> type[Exception] | None:
     """Do it; return what the next driver has to raise, None where it has nothing to notice."""
+    if fault in (KAFKAS if world.decided_by == CHECKPOINT else LOGS):
+        return None
     expected = ACTS[fault](world)
     if expected is not None:
         world.plan.struck[fault] += 1
@@ -45,12 +57,17 @@ def _set_back_checkpoint(world: World) -> type[Exception] | None:
         return None
     kept = world.dice.randrange(newest)
     world.checkpoint.forget_from(kept)
-    if world.dice.random() < 0.5:
-        world.checkpoint.files = {
-            path: data
-            for path, data in world.checkpoint.files.items()
-            if path < f"{manifest.FOLDER}/{kept:012d}"
-        }
+    left = {
+        path: data
+        for path, data in world.checkpoint.files.items()
+        if path < f"{manifest.FOLDER}/{kept:012d}"
+    }
+    # Without manifests and decisions it looks like a beginning: only Kafka knows better.
+    may_cut = world.decided_by == KAFKA or bool(manifest.manifests(left))
+    if may_cut and world.dice.random() < 0.5:
+        world.checkpoint.files = left
+        if world.sinks is not None:
+            world.sinks.slots_were_changed(are_gone=True)
     return DataLossError
 
 
@@ -153,25 +170,41 @@ def _restore_savepoint(world: World) -> type[Exception] | None:
     )
     world.checkpoint = new
     world.checker.begin(new, epoch)
-    return DataLossError if newest > epoch else None
+    is_asked = newest > epoch or world.decided_by == CHECKPOINT  # the new log knows nothing
+    return DataLossError if is_asked else None
 
 
-def _set_back_site(world: World) -> None:
+def _damage_decision(world: World) -> type[Exception] | None:
+    files = world.checkpoint.files
+    newest = max((path for path in files if path.startswith(DECISIONS)), default="")
+    if not newest or world.sinks is None:
+        return None
+    world.sinks.slots_were_changed()
+    files[newest] = world.dice.choice((b"", files[newest][:-4], files[newest].replace(b"1", b"2")))
+    return ManifestError
+
+
+def _set_back_site(world: World) -> type[Exception] | None:
     """Epochs get their numbers a second time, with other rows; then a host comes back from then."""
-    image = world.image()
+    if world.sinks is not None:
+        return None  # what they show cannot be set back
+    kafka, checkpoint = world.sink.image(), copy.deepcopy(world.checkpoint)
     world.run_quietly()
     hosts = copy.deepcopy(world.workers.hosts)
-    world.put_back(image)
+    world.sink.put_back(kafka)
+    world.checkpoint = checkpoint
+    world.checker.begin(checkpoint, max(checkpoint.offsets, default=-1))
     world.release_input()
     world.run_quietly()
     world.workers.hosts = hosts
     world.release_input()
     world.plan.struck[Fault.SITE_SET_BACK] += 1
+    return None
 
 
 def _named_manifest(world: World) -> str:
-    found = world.sink.offsets.get(TOKEN)
-    return decode_token(*found).manifest_path if found else ""
+    token = world.token()
+    return "" if token is None else token.manifest_path
 
 
 ACTS: dict[Fault, Callable[[World], type[Exception] | None]] = {
@@ -186,4 +219,5 @@ ACTS: dict[Fault, Callable[[World], type[Exception] | None]] = {
     Fault.STATE_FILE_DAMAGED: _damage_state_file,
     Fault.OLD_SAVEPOINT: _restore_savepoint,
     Fault.SITE_SET_BACK: _set_back_site,
+    Fault.DECISION_DAMAGED: _damage_decision,
 }

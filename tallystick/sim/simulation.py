@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tallystick.checkpoint.manifest import KAFKA
 from tallystick.sim.checker import Violation
 from tallystick.sim.faults import Fault
 from tallystick.sim.rows import Row, rows_between
 from tallystick.sim.sabotage import sabotage
 from tallystick.sim.world import OUTPUT, Endless, World
-from tallystick.topic_partition import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,10 @@ class Outcome:
 
 
 def simulate(
-    seed: int, kinds: Collection[Fault] | None = None, is_keyed: bool | None = None
+    seed: int,
+    kinds: Collection[Fault] | None = None,
+    is_keyed: bool | None = None,
+    decided_by: str | None = None,
 ) -> Outcome:
     """Live through one world.
 
@@ -37,8 +40,9 @@ def simulate(
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
+        decided_by: who decides for other sinks; see `World`.
     """
-    world = World(seed, kinds, is_keyed)
+    world = World(seed, kinds, is_keyed, decided_by)
     with _silent_driver():
         try:
             verdict = _live(world)
@@ -78,7 +82,7 @@ def _live(world: World) -> str:
     world.release_input()
     world.run_quietly()
     world.drain()
-    world.checker.at_the_end(_visible(world), _read(world))
+    _look(world, _read(world))
     if world.checker.violations:
         return "broken"
     world.release_input()
@@ -86,17 +90,22 @@ def _live(world: World) -> str:
     expected = sabotage(world, act) if act else None
     if expected is not None:
         world.expect(expected)
-        world.checker.at_the_end(_visible(world), _read(world))
+        _look(world, _read(world))
         if not _is_made_good(world, act):
             return "refused, rightly"
     world.run_quietly()
-    world.checker.at_the_end(_visible(world), [*_read(world), *world.repeated])
+    _look(world, [*_read(world), *world.repeated], is_last=True)
     world.check_positions()
     return "exactly once"
 
 
-def _visible(world: World) -> dict[TopicPartition, list[Row]]:
-    return {partition: world.sink.visible(partition) for partition in OUTPUT}
+def _look(world: World, read: list[Row], *, is_last: bool = False) -> None:
+    """Compare what is visible with what was read."""
+    if world.decided_by == KAFKA:
+        visible = {partition: world.sink.visible(partition) for partition in OUTPUT}
+        world.checker.at_the_end(visible, read)
+    if world.sinks is not None:
+        world.sinks.oracle.at_the_end(read, world.checkpoint.lineage, is_last)
 
 
 def _is_made_good(world: World, act: Fault | None) -> bool:
@@ -115,9 +124,13 @@ def _read(world: World) -> list[Row]:
 @contextmanager
 def _silent_driver() -> Iterator[None]:
     """The driver warns of every failure; here failing is the point."""
-    logger = logging.getLogger("tallystick.job")
-    before, logger.disabled = logger.disabled, True
+    names = ("job", "decision_log", "participants")
+    loggers = [logging.getLogger(f"tallystick.{name}") for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = before
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was

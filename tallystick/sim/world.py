@@ -6,28 +6,31 @@ arrives and a last driver goes on; and, for some seeds, an act of sabotage and w
 """
 
 import contextlib
-import copy
 import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import ForeignRowsError, RetriableError, StorageError, TallystickError
 from tallystick.job import Driver, Target
-from tallystick.ports import Engine
+from tallystick.ports import Broker, Engine
 from tallystick.sim.broker import SimulatedBroker
 from tallystick.sim.checker import Checker
 from tallystick.sim.engine import Attempt, SimulatedEngine
-from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
+from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
+from tallystick.sim.sinks import Sinks, deciders
 from tallystick.sim.spark import Checkpoint, Positions, Source
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
 from tallystick.sim.workers import Workers
+from tallystick.sink.tokens import decode_token
+from tallystick.sink.transaction import Token
 from tallystick.topic_partition import TopicPartition
 
 Result = TypeVar("Result")
@@ -39,7 +42,7 @@ OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in",
 OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
-KEYED_EVERY = 4
+KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
@@ -48,7 +51,6 @@ EPOCH_ROWS_MAX = 5
 RELEASED_MAX = 6
 DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
 KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
-NO_EFFECT = {Fault.REFUSED, Fault.DISK_FULL}
 
 
 class Endless(BaseException):
@@ -62,10 +64,16 @@ class World:
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
+        decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
+            the seed says.
     """
 
     def __init__(
-        self, seed: int, kinds: Collection[Fault] | None = None, is_keyed: bool | None = None
+        self,
+        seed: int,
+        kinds: Collection[Fault] | None = None,
+        is_keyed: bool | None = None,
+        decided_by: str | None = None,
     ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
@@ -104,6 +112,11 @@ class World:
             keyed_output=OUTPUT if self.is_keyed else (),
         )
         self.sink.on_commit = self.checker.on_commit
+        if decided_by is None:
+            decided_by = "" if self.is_keyed else deciders(seed)
+        self.sinks = Sinks(self, decided_by) if decided_by else None
+        if self.sinks is not None:
+            self.checker.on_decision = self.sinks.decided
 
     def _cluster(self, name: str, version: int) -> KafkaCluster:
         return KafkaCluster(
@@ -152,11 +165,18 @@ class World:
         identity = Identity(
             PIPELINE, checkpoint.lineage, checkpoint.location, frozenset(self.accepted)
         )
+        storage = SimulatedStorage(self, process, checkpoint.location, checkpoint.files)
+        broker: Broker = SimulatedBroker(self, process, self.sink)
+        if self.sinks is not None:
+            if self.decided_by == CHECKPOINT:
+                broker = self.sinks.log(storage)
+            options["participants"] = self.sinks.participants(process, checkpoint.lineage)
+            options["decided_by"] = self.decided_by
         return Driver(
             identity,
             TARGET,
-            SimulatedBroker(self, process, self.sink),
-            SimulatedStorage(self, process, checkpoint.location, checkpoint.files),
+            broker,
+            storage,
             self,
             collect_every=self.dice.randint(1, 4) if Fault.COLLECTED in self.plan.kinds else 0,
             **options,
@@ -190,7 +210,22 @@ class World:
         if self.is_keyed:
             return self.workers.engine(process, self.checkpoint, epoch)
         rows = self.rows_of(self.checkpoint, epoch)
-        return SimulatedEngine(self, process, self.sink, rows)
+        engine = SimulatedEngine(self, process, self.sink, rows)
+        if self.sinks is not None:
+            return self.sinks.engine(process, self.checkpoint, epoch, engine)
+        return engine
+
+    @property
+    def decided_by(self) -> str:
+        """Who decides."""
+        return KAFKA if self.sinks is None else self.sinks.decided_by
+
+    def token(self) -> Token | None:
+        """What is decided last."""
+        if self.sinks is not None and self.decided_by == CHECKPOINT:
+            return self.sinks.token()
+        found = self.sink.offsets.get((TOKEN_GROUP, OUTPUT[0]))
+        return decode_token(*found) if found else None
 
     # Clock
     def sleep(self, seconds: float) -> None:
@@ -212,6 +247,8 @@ class World:
         self.tell(f"{process.name} {call.name}: {fault.value}")
         if fault is Fault.OUTAGE:
             self._outage = True
+        if fault is Fault.SINK_AWAY and self.sinks is not None:
+            self.sinks.away.add(call.name.split()[0])
         if fault in LATE:
             self.post(process, call)
         if fault in EFFECT:
@@ -221,6 +258,11 @@ class World:
         raise call.unavailable(f"{call.name}: {fault.value}")
 
     def _fault_of(self, call: Call[Any]) -> Fault | None:
+        if call.unavailable is RetriableError:
+            is_away = self.sinks is not None and call.name.split()[0] in self.sinks.away
+            if is_away:
+                return Fault.SINK_REFUSED
+            return self.plan.pick((*DRIVER_FAULTS, *SINK_FAULTS))
         is_kafka = call.unavailable is not StorageError
         if self._outage and is_kafka:
             return Fault.REFUSED
@@ -234,7 +276,12 @@ class World:
     def arrive(self, process: Process, call: Call[Result]) -> Result:
         """Let a call take effect."""
         self.checker.committer = process.name
-        return call.effect()
+        if self.sinks is None:
+            return call.effect()
+        self.sinks.oracle.by = process.name
+        result = call.effect()
+        self.sinks.arrived(process, call)
+        return result
 
     def asks_to_take_over(self, process: Process) -> None:
         """See `sim.broker.Wire`."""
@@ -243,6 +290,8 @@ class World:
     def took_over(self, process: Process) -> None:
         """See `sim.broker.Wire`."""
         self.checker.took_over(process.name, process.offered)
+        if self.sinks is not None:
+            self.sinks.oracle.took_over(process.name)
 
     def advance(self, process: Process) -> None:
         """Let time pass around a process; other processes may run, and it may be paused."""
@@ -255,6 +304,8 @@ class World:
             self._step_stray(self.dice.choice(self.strays))
         if self.plan.strikes(Fault.TRANSACTION_TIMEOUT) and self.sink.time_out():
             self.tell("the transaction times out")
+        if self.sinks is not None:
+            self.sinks.pass_time()
         if self.plan.strikes(Fault.TAKEOVER):
             self._takeover_wanted = True
             process.asleep_until = self.step + self.dice.choice((0, 5, 20, 60))
@@ -332,6 +383,8 @@ class World:
 
     def check_positions(self) -> None:
         """The group on the sink's cluster shows how far its source was read; no other is there."""
+        if self.decided_by != KAFKA:
+            return
         for partition in OWN.partitions:
             shown = self.sink.offsets.get((OWN.group, partition), (None, ""))[0]
             if shown != self.available[partition]:
@@ -348,22 +401,13 @@ class World:
             self._step_stray(self.strays[0])
         while self._in_flight:
             self._deliver(0)
+        if self.sinks is not None:
+            self.sinks.drain()
 
     def release_input(self) -> None:
         """More input than before: the next run has something to do."""
         for partition in self.available:
             self.available[partition] += self.dice.randint(1, RELEASED_MAX)
-
-    def image(self) -> dict[str, Any]:
-        """A copy of what Kafka and the checkpoint hold; only while no driver runs."""
-        return {"sink": self.sink.image(), "checkpoint": copy.deepcopy(self.checkpoint)}
-
-    def put_back(self, image: Mapping[str, Any]) -> None:
-        """Kafka and the checkpoint are as they were; the input and the hosts are not."""
-        self.sink.put_back(image["sink"])
-        self.checkpoint = copy.deepcopy(image["checkpoint"])
-        epoch = max(self.checkpoint.offsets, default=-1)
-        self.checker.begin(self.checkpoint, epoch)
 
     def close(self) -> None:
         """End all threads."""
@@ -378,14 +422,15 @@ class World:
         error = self._last_error = process.ended_by
         if isinstance(error, Endless):
             raise error
-        end = self.checker.on_end(process.name, process.offered, error)
+        end = "" if self.sinks is None else self.sinks.ended(process, error)
+        end = end or self.checker.on_end(process.name, process.offered, error)
         self.ends[end] += 1
         self.tell(f"{process.name} ends: {end}" + (f": {error}" if error else ""))
-        if self.checker.expected_error is None:
+        if self.checker.expected_error is None and self.decided_by == KAFKA:
             shown = self.sink.offsets.items()
             own = {partition: at for (group, partition), (at, _) in shown if group == OWN.group}
             self.checker.check_positions(own)
-        if isinstance(error, ForeignRowsError):
+        if isinstance(error, ForeignRowsError) or end == "lost output":
             self.accepted.add(accept_word(error))
         return end
 

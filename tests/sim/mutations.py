@@ -39,13 +39,17 @@ Replacement = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to break it: `where.name` becomes what `make` makes of the original."""
+    """One way to break it: `where.name` becomes what `make` makes of the original.
+
+    `decided_by`: who decides for other sinks, as manifests name it; empty: there are none.
+    """
 
     needs: frozenset[Fault]
     where: Any
     name: str
     make: Callable[[Any], Any]
     is_keyed: bool = False
+    decided_by: str = ""
 
     @contextmanager
     def broken(self) -> Iterator[None]:

@@ -2,12 +2,14 @@
 
 import keyed_mutations
 import pytest
+import sink_mutations
 from mutations import MUTATIONS, Mutation
 
 from tallystick.sim.faults import Fault
 from tallystick.sim.simulation import simulate
 
 assert keyed_mutations, "enters its mutations in the table"
+assert sink_mutations, "does so too"
 SEED_COUNT_MAX = 300
 FAULTLESS_SEED_COUNT = 3
 
@@ -16,7 +18,7 @@ def failing_seed(mutation: Mutation) -> int | None:
     """The first seed that brings it to light, with only the kinds of faults that it needs."""
     with mutation.broken():
         for seed in range(SEED_COUNT_MAX):
-            if simulate(seed, mutation.needs, mutation.is_keyed).violations:
+            if simulate(seed, mutation.needs, mutation.is_keyed, mutation.decided_by).violations:
                 return seed
     return None
 
@@ -32,7 +34,7 @@ def test_it_is_the_fault_that_brings_it_to_light(sentence: str) -> None:
     mutation = MUTATIONS[sentence]
     with mutation.broken():
         for seed in range(FAULTLESS_SEED_COUNT):
-            assert not simulate(seed, (), mutation.is_keyed).violations
+            assert not simulate(seed, (), mutation.is_keyed, mutation.decided_by).violations
 
 
 def test_every_kind_of_fault_earns_its_place() -> None:
