@@ -142,7 +142,6 @@ WRITE_OPTIONS = (
            "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`.", "600000", _COMMIT),
     Option("max.recovery.time.ms", "ms", "not set", "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT),
     Option("transactional.id.prefix", "text", "`tallystick-<id of the query>`", "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions.", "billing-counts", _COMMIT),
-    Option("transactional.id.prefixes.earlier", "texts, by comma", "none", "Prefixes that the query had before, for one start: what is open there is aborted.", "counts", _COMMIT),
     Option("token.topic", "topic name", "`topic`", "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT),
     Option("accept", "words, by comma", "none", "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT),
 )  # fmt: skip

@@ -47,7 +47,6 @@ class WriteOptions:
     guarantee: str = "exactly_once"
     recovery_ms_max: int | None = None
     id_prefix: str | None = None
-    earlier_prefixes: frozenset[str] = frozenset()
     accepted: frozenset[str] = frozenset()
 
 
@@ -84,7 +83,6 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         guarantee=_choice(plain, "guarantee", GUARANTEES, "exactly_once"),
         recovery_ms_max=_recovery_ms(plain),
         id_prefix=_name(plain, "transactional.id.prefix"),
-        earlier_prefixes=_words(plain, "transactional.id.prefixes.earlier"),
         accepted=_words(plain, "accept"),
     )
 

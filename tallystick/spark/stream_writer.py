@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -119,7 +120,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             FileStorage(options.checkpoint),
             options.query_name,
             options.accepted,
-            lambda owner: open_sink(options, owner),
+            options.id_prefix,
+            partial(open_sink, options),
             self._listener,
         )
 
@@ -137,9 +139,6 @@ class TaskWriter(DataSourceStreamArrowWriter):
         self._planned = planned
         self._owner = owner
         self._plan = plan
-
-    def __reduce__(self) -> tuple[type, tuple[PlannedEpoch, Owner, TransactionPlan | None]]:
-        return TaskWriter, (self._planned, self._owner, self._plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one task's rows, and prepare them."""
@@ -215,11 +214,16 @@ def _check_epoch(planned: PlannedEpoch, batch_id: int) -> None:
         )
 
 
-def open_sink(options: WriteOptions, owner: Owner) -> TwoPhaseCommitSink:
+def open_sink(
+    options: WriteOptions, owner: Owner, id_prefix: str, earlier_ids: frozenset[str]
+) -> TwoPhaseCommitSink:
     """The sink that the options ask for, connected.
 
-    The prefix of its transactional ids has the query's id, not its name: another query of the same
-    name, on another checkpoint, would abort this one's transactions.
+    Args:
+        options: of the query.
+        owner: whose transactions.
+        id_prefix: of the transactional ids.
+        earlier_ids: prefixes under which something may be open besides.
 
     Raises:
         OptionError: something cannot work; all problems are named.
@@ -235,8 +239,8 @@ def open_sink(options: WriteOptions, owner: Owner) -> TwoPhaseCommitSink:
         transaction_timeout_ms=options.transaction_timeout_ms,
         dead_letter_topic=None,
         guarantee=Guarantee(options.guarantee),
-        id_prefix=options.id_prefix or f"tallystick-{owner.lineage}",
-        earlier_prefixes=options.earlier_prefixes,
+        id_prefix=id_prefix,
+        earlier_prefixes=earlier_ids,
         max_recovery_ms=options.recovery_ms_max,
     )
     key = (settings, owner)

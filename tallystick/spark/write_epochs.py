@@ -28,12 +28,13 @@ from tallystick.checkpoint.manifest import CHECKPOINT, decode
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.retention import COLLECT_EVERY
 from tallystick.checkpoint.verdict import Identity, Request
-from tallystick.decision_log import DecisionLog, Hold, newest_entry
-from tallystick.errors import DataLossError, FencedError, TallystickError
+from tallystick.decision_log import DecisionLog, Hold, newest_entry, transactional_ids
+from tallystick.errors import DataLossError, EpochAbortedError, FencedError, TallystickError
 from tallystick.job import Driver, Listener, Target
 from tallystick.participants import OpenSinks
 from tallystick.ports import Participants, Prepared
 from tallystick.sink.transaction import Producer
+from tallystick.sink.transactional_ids import default_prefix, token_group
 from tallystick.sink.two_phase import (
     Committable,
     Lost,
@@ -53,7 +54,8 @@ SINK_UID = "kafka"
 """A streaming query has one sink."""
 DELETES_AT_A_TIME = 16
 
-OpenSink = Callable[[Owner], TwoPhaseCommitSink]
+OpenSink = Callable[[Owner, str, frozenset[str]], TwoPhaseCommitSink]
+"""Of an owner, with what its transactional ids begin with, and with what they began before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class WriteEpochs:
         storage: the query's checkpoint.
         query_name: None if it has none.
         accepted: the decisions that a person stated.
+        id_prefix: of transactional ids; None: the query's id, not its name: another query of the
+            same name, on another checkpoint, would abort this one's transactions.
         open_sink: connects, or gives what is connected already.
         listener: told every event of the driver.
     """
@@ -115,16 +119,16 @@ class WriteEpochs:
         storage: FileStorage,
         query_name: str | None,
         accepted: frozenset[str],
+        id_prefix: str | None,
         open_sink: OpenSink,
         listener: Listener | None = None,
     ) -> None:
         self._storage = storage
         lineage = stored_lineage(storage)
         self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
-        self._target = _target(lineage)
+        self._target = _target(id_prefix or default_prefix(lineage))
         self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
-        self._sink = open_sink(self.owner)
-        self._sinks = OpenSinks({SINK_UID: self._sink}, {SINK_UID: self.owner})
+        self._open_sink = open_sink
         self._listener = listener or _ignore
 
     def plan(self) -> PlannedEpoch:
@@ -142,7 +146,7 @@ class WriteEpochs:
 
     def transaction_plan(self) -> TransactionPlan:
         """How tasks write; asked behind `plan`."""
-        return self._sink.plan()
+        return self._sink().plan()
 
     def decide(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
         """Take the decision for what tasks prepared, then commit it.
@@ -152,7 +156,7 @@ class WriteEpochs:
             TallystickError: it failed; Spark asks to give up then.
         """
         assert planned.hold is not None, "what is decided has no tasks that write"
-        epoch = PreparedEpoch(self._sinks, committables, planned.lost)
+        epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
         log = DecisionLog(self._storage, SystemClock(), planned.hold)
         self._driver(log, epoch, planned.checkpoint_id).run_epoch(
             self._request(planned.checkpoint_id), epoch
@@ -172,7 +176,7 @@ class WriteEpochs:
             return  # whoever took over settles everything
         named = self._decided_last()
         if named is not None:
-            self._sinks.abort(to_abort(committables, named))
+            self._sinks().abort(to_abort(committables, named))
 
     def _decided_last(self) -> tuple[Committable, ...] | None:
         """What the newest decision names; None where that cannot be told."""
@@ -199,12 +203,19 @@ class WriteEpochs:
         return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot))
 
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
-        sinks = _Noting(self._sinks)
+        earlier = transactional_ids(self._storage) - {self._target.transactional_id}
+        sinks = _Noting(self._sinks(earlier))
         log = DecisionLog(self._storage, SystemClock())
         producer = self._driver(log, sinks, checkpoint_id).recover(self._request(checkpoint_id))
         if producer is None:
             return PlannedEpoch(checkpoint_id, None)
         return PlannedEpoch(checkpoint_id, log.hold_of(producer), tuple(sinks.lost))
+
+    def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
+        return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)
+
+    def _sinks(self, earlier_ids: frozenset[str] = frozenset()) -> OpenSinks:
+        return OpenSinks({SINK_UID: self._sink(earlier_ids)}, {SINK_UID: self.owner})
 
     def _driver(self, log: DecisionLog, sinks: Participants, checkpoint_id: int) -> Driver:
         return Driver(
@@ -241,7 +252,7 @@ class PreparedEpoch:
         self._sinks = sinks
         self._committables = committables
         self._lost_before = {each.committable: each for each in lost}
-        self._lost: tuple[Lost, ...] = ()
+        self._gone = ""
         self.has_run = False
 
     def run_epoch(
@@ -253,12 +264,11 @@ class PreparedEpoch:
             TallystickError: what it prepared is lost since, and only Spark can run it again.
         """
         self.has_run = True
-        if self._lost:
-            what = "; ".join(each.what for each in self._lost)
+        if self._gone:
             raise TallystickError(
-                f"epoch {checkpoint_id} was decided, and all of its transactions were aborted "
-                f"before they could be committed, by a timeout or by hand: {what}. Nothing of it "
-                f"is visible. Start the query again: the epoch is run again, nothing is lost or "
+                f"epoch {checkpoint_id}: transactions of its tasks were aborted before they could "
+                f"be committed, by a timeout or by hand: {self._gone}. Nothing of the epoch is "
+                f"visible. Start the query again: the epoch is run again, nothing is lost or "
                 f"repeated. If it comes back, give transactions a longer timeout."
             )
         return Prepared((), committables=self._committables)
@@ -266,9 +276,10 @@ class PreparedEpoch:
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`."""
         own = tuple(each for each in committables if each in self._committables)
-        self._lost = self._sinks.commit(own)
+        lost = self._sinks.commit(own)
+        self._gone = "; ".join(each.what for each in lost)
         before = (self._lost_before.get(each) for each in committables)
-        return (*self._lost, *(each for each in before if each is not None))
+        return (*lost, *(each for each in before if each is not None))
 
     def lingering(self) -> tuple[Committable, ...]:
         """What failed attempts left; what waits for this very decision does not linger."""
@@ -280,7 +291,11 @@ class PreparedEpoch:
 
     def check_prepared(self, committables: tuple[Committable, ...]) -> None:
         """See `ports.Participants.check_prepared`."""
-        self._sinks.check_prepared(committables)
+        try:
+            self._sinks.check_prepared(committables)
+        except EpochAbortedError as error:
+            self._gone = str(error)
+            raise
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         """The plan has checked it."""
@@ -345,10 +360,10 @@ def newest_batch(storage: FileStorage) -> int:
     return max(logged)
 
 
-def _target(lineage: str) -> Target:
-    """The log of decisions has one place, and no cluster."""
-    group = f"tallystick-{lineage}"
-    return Target(group, group, TopicPartition(group, 0), cluster_id="")
+def _target(id_prefix: str) -> Target:
+    """The log of decisions has one place and no cluster; it names the ids that there may be."""
+    group = token_group(id_prefix)
+    return Target(id_prefix, group, TopicPartition(group, 0), cluster_id="")
 
 
 def _ignore(_: Event) -> None:

@@ -1,0 +1,298 @@
+"""`writeStream.format("tallystick")`: a transaction per task, committed behind one decision."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.spark import mortal_writer
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow, finish
+from tests.spark.mortal_writer import Death
+from tests.spark.topics import WAIT_S, pending, read_committed, wait_until_nothing_is_pending
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
+
+KILLS = [
+    ("Recovered", 1),  # planned and logged by Spark, and nothing written yet
+    ("TaskPrepared", 2),  # some tasks have prepared, and nobody was told
+    ("ManifestWritten", 2),
+    ("TransactionCommitted", 2),  # decided, and nothing committed
+    ("TransactionOfTaskCommitted", 2),  # decided, and only a part of it committed
+    ("Recovered", 1),  # now all of it
+    ("CommitReturned", 2),  # between our commit and Spark's log
+]
+"""The fact behind which Spark's driver dies, and the how-manieth of its kind in that run."""
+ENDS = [
+    "TaskPrepared",
+    "EpochRan",
+    "ManifestWritten",
+    "TransactionCommitted",
+    "TransactionOfTaskCommitted",
+    "OutputSettled",
+    "CommitReturned",
+]
+"""Facts behind which an error ends the query, and Spark asks for an abort."""
+NewTopic = Callable[..., str]
+
+
+def stream(flow: Flow, **options: str) -> DataFrame:
+    """The input of the flow."""
+    assert flow.spark is not None
+    settings = {
+        **flow.kafka.kafka_options,
+        "subscribe": flow.topic_in,
+        "startingOffsets": "earliest",
+        **options,
+    }
+    return flow.spark.readStream.format("tallystick").options(**settings).load()
+
+
+def start(
+    flow: Flow, rows: DataFrame, *, mode: str = "append", form: str = "tallystick", **options: Any
+) -> StreamingQuery:
+    """Start a query over what is there."""
+    settings = {**flow.kafka.kafka_options, "topic": flow.topic_out, **options}
+    return (
+        rows.writeStream.format(form)
+        .queryName(flow.name)
+        .options(**{name: value for name, value in settings.items() if value is not None})
+        .option("checkpointLocation", str(flow.checkpoint))
+        .outputMode(mode)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def write(flow: Flow, rows: DataFrame, **settings: Any) -> StreamingQuery:
+    """Run a query over what is there, and raise what it raises."""
+    return finish(lambda: start(flow, rows, **settings))
+
+
+def copied(flow: Flow, **options: str) -> DataFrame:
+    """Keys and values as they are, in epochs of a hundred records."""
+    return stream(flow, maxOffsetsPerTrigger="100", **options).select("key", "value")
+
+
+@pytest.fixture(scope="module")
+def writers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """Drivers that write by `writeStream`, and die."""
+    job = Path(__file__).with_name("writer_job.py")
+    pool = Drivers(tmp_path_factory.mktemp("writers"), job=job)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def mortal(spark: SparkSession) -> str:
+    """The format that dies when asked to."""
+    cloudpickle.register_pickle_by_value(mortal_writer)
+    spark.dataSource.register(mortal_writer.MortalFormat)
+    return "mortal"
+
+
+def end_at(flow: Flow, mortal: str, fact: str, occurrence: int, folder: Path) -> None:
+    """Run the query, and have it end with an error behind a fact."""
+    folder.mkdir()
+    death = Death(str(folder), fact, occurrence)
+    with pytest.raises(StreamingQueryException, match=f"this is the end, at {fact}"):
+        write(flow, copied(flow), form=mortal, **death.to_option())
+
+
+def transactional_ids(flow: Flow) -> list[str]:
+    """Those of the first attempts of its tasks, one for each partition of the input."""
+    query_id = json.loads((flow.checkpoint / "metadata").read_text())["id"]
+    return [f"tallystick-{query_id}/kafka/{task}/0" for task in range(flow.partitions)]
+
+
+def test_a_driver_killed_behind_every_fact_loses_and_repeats_nothing(
+    flow: Flow, writers: Drivers
+) -> None:
+    flow.feed(300)
+    for fact, occurrence in KILLS:
+        driver = writers.take(spares=1)
+        spec = flow.spec(dies_at=fact, occurrence=occurrence, epoch_records=40, kills=True)
+        driver.run(spec)
+        driver.wait_until_killed()
+        driver.stop()
+        flow.feed(20)
+
+    write(flow, copied(flow))
+
+    flow.assert_exact()
+
+
+def test_an_error_behind_any_fact_leaves_nothing_open_or_undone(
+    flow: Flow, mortal: str, tmp_path: Path
+) -> None:
+    """Spark asks for an abort in each case: what is decided must not be, and all else must be."""
+    flow.feed(150)
+    for number, fact in enumerate(ENDS):
+        end_at(flow, mortal, fact, 2, tmp_path / f"facts-{number}")
+        if fact in ("EpochRan", "ManifestWritten"):
+            wait_until_nothing_is_pending(flow.confluent, flow.topic_out)  # no start was needed
+        flow.feed(150)
+
+    write(flow, copied(flow))
+
+    flow.assert_exact()
+
+
+def test_an_attempt_that_died_with_a_prepared_transaction_is_not_committed(
+    flow: Flow, writers: Drivers
+) -> None:
+    """Another attempt prepares the same rows; the dead one's transaction is not waited for."""
+    flow.feed(60)
+    driver = writers.take()
+    driver.run(
+        flow.spec(
+            master="local[2,4]", dies_at="TaskPrepared", occurrence=2, epoch_records=30, kills=False
+        )
+    )
+    error = driver.wait_for_end()
+    driver.stop()
+
+    assert error is None
+    flow.assert_exact()
+
+
+def test_complete_mode_writes_the_whole_result_each_time(flow: Flow) -> None:
+    counts = (
+        stream(flow, maxOffsetsPerTrigger="70")
+        .groupBy("key")
+        .count()
+        .select(f.col("key").cast("string").alias("k"), "count")
+    )
+    flow.feed(140)
+
+    write(flow, counts, mode="complete", **{"value.format": "json", "key.field": "k"})
+
+    found = read_committed(flow.confluent, flow.topic_out)
+    assert sorted((r.key, r.value) for r in found if '"count":20' in (r.value or "")) == sorted(
+        (f"k{n}", f'{{"k":"k{n}","count":20}}') for n in range(7)
+    )
+    assert len(found) % 7 == 0
+    assert len(found) >= 14, "each epoch writes all keys"
+
+
+def test_update_mode_is_refused_by_spark(flow: Flow) -> None:
+    """If Spark takes it one day, the documentation has to change."""
+    flow.feed(3)
+    counts = stream(flow).groupBy("key").count().selectExpr("key", "string(count) as value")
+
+    with pytest.raises(StreamingQueryException, match="tallystick does not support Update mode"):
+        write(flow, counts, mode="update")
+
+
+def test_rows_choose_their_topics(flow: Flow, tallystick_topic: NewTopic) -> None:
+    other = tallystick_topic("chosen", partitions=2)
+    flow.feed(20)
+    number = f.col("value").cast("string").cast("int")
+    rows = stream(flow).select(
+        "key", "value", f.when(number < 10, flow.topic_out).otherwise(other).alias("topic")
+    )
+
+    write(flow, rows, topic=None, **{"token.topic": flow.topic_out})
+
+    for topic, expected in ((flow.topic_out, range(10)), (other, range(10, 20))):
+        found = read_committed(flow.confluent, topic)
+        assert sorted(int(r.value or "") for r in found) == list(expected)
+
+
+def test_a_failing_task_ends_the_query_and_its_neighbours_hold_nobody_up(flow: Flow) -> None:
+    flow.feed(90)
+
+    def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        for batch in batches:
+            yield batch.select(["key", "value"])
+        if TaskContext.get().partitionId() == 2:
+            time.sleep(1)  # the others have prepared
+            raise ValueError("no such weather")
+
+    failing = stream(flow).mapInArrow(fails_once, "key binary, value binary")
+    with pytest.raises(StreamingQueryException, match="no such weather"):
+        write(flow, failing)
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    assert read_committed(flow.confluent, flow.topic_out) == []
+
+    write(flow, copied(flow))
+
+    flow.assert_exact()
+
+
+def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
+    flow.feed(90)
+
+    def hangs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        for batch in batches:
+            yield batch.select(["key", "value"])
+        if TaskContext.get().partitionId() == 2:
+            time.sleep(600)
+
+    hanging = stream(flow).mapInArrow(hangs, "key binary, value binary")
+    query = start(flow, hanging)
+    try:
+        wait_until_written(flow)
+    finally:
+        query.stop()
+
+    flow.feed(10)
+    write(flow, copied(flow))
+
+    flow.assert_exact()
+
+
+def wait_until_written(flow: Flow) -> None:
+    """Some tasks have prepared."""
+    deadline = time.monotonic() + WAIT_S
+    while not pending(flow.confluent, flow.topic_out):
+        assert time.monotonic() < deadline, "nothing was ever written"
+        time.sleep(0.1)
+
+
+def abort_by_hand(flow: Flow, transactional_id: str) -> None:
+    """As an operator's tool, or a stranger with the same id, would."""
+    stranger = Producer({**flow.confluent, "transactional.id": transactional_id})
+    stranger.init_transactions(WAIT_S)
+
+
+@pytest.mark.parametrize("lost", ["all", "one"])
+def test_what_is_decided_and_lost_is_run_again_or_stops_the_query(
+    flow: Flow, mortal: str, tmp_path: Path, lost: str
+) -> None:
+    flow.feed(90)
+    end_at(flow, mortal, "TransactionCommitted", 2, tmp_path / "facts")
+    assert len(pending(flow.confluent, flow.topic_out)) == 3
+    ids = transactional_ids(flow)
+    for each in ids if lost == "all" else ids[:1]:
+        abort_by_hand(flow, each)
+
+    if lost == "one":
+        with pytest.raises(
+            StreamingQueryException, match=r"(?s)DataLossError.*lost-output-of-epoch-0"
+        ):
+            write(flow, copied(flow))
+        assert len(read_committed(flow.confluent, flow.topic_out)) < 90
+        wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+        write(flow, copied(flow), accept="lost-output-of-epoch-0")
+        flow.feed(10)
+        write(flow, copied(flow))
+        values = [r.value for r in read_committed(flow.confluent, flow.topic_out)]
+        assert len(values) == len(set(values)) < 100
+    else:
+        write(flow, copied(flow))
+        flow.assert_exact()

@@ -1,0 +1,92 @@
+"""What users type wrong behind `writeStream`, and what they are told."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tallystick.errors import OptionError
+from tallystick.kafka.compression import CODEC_IDS
+from tallystick.option_table import GUARANTEES, WRITE_OPTIONS
+from tallystick.sink.two_phase import Guarantee
+from tallystick.write_options import COMPRESSIONS, WriteOptions, parse_write_options
+
+GOOD = {
+    "kafka.bootstrap.servers": "host:9092",
+    "topic": "counts",
+    "checkpointLocation": "/checkpoints/counts",
+}
+
+
+def parse(changed: Mapping[str, str]) -> WriteOptions:
+    """Good options, changed; an empty text takes one away."""
+    options = {**GOOD, **changed}
+    return parse_write_options({name: text for name, text in options.items() if text})
+
+
+def test_names_are_understood_in_any_case_and_sparks_own_are_taken() -> None:
+    options = parse(
+        {
+            "queryName": "counts",
+            "VALUE.FORMAT": "JSON",
+            "key.field": "dest",
+            "transaction.timeout.ms": "60000",
+            "max.recovery.time.ms": "30000",
+            "kafka.security.protocol": "SSL",
+            "accept": "lost-output-of-epoch-7, another",
+        }
+    )
+
+    assert options.query_name == "counts"
+    assert options.checkpoint == "/checkpoints/counts"
+    assert (options.json, options.key) == (True, "dest")
+    assert (options.transaction_timeout_ms, options.recovery_ms_max) == (60_000, 30_000)
+    assert options.client == {"bootstrap.servers": "host:9092", "security.protocol": "SSL"}
+    assert options.accepted == {"lost-output-of-epoch-7", "another"}
+    assert options.token_topic == "counts"
+
+
+def test_every_option_of_the_table_is_understood() -> None:
+    for option in WRITE_OPTIONS:
+        needs = {"value.format": "json"} if option.name == "key.field" else {}
+        parse({**needs, option.name: option.example})
+
+
+def test_the_table_names_what_there_is() -> None:
+    assert set(COMPRESSIONS) == set(CODEC_IDS)
+    assert {Guarantee(name) for name in GUARANTEES} == set(Guarantee)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"compresion": "lz4"}, "did you mean 'compression'"),
+        (
+            {"subscribe": "flights"},
+            "unknown option 'subscribe' of the tallystick sink: known: topic",
+        ),
+        ({"path": "counts"}, "unknown option 'path'"),
+        ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
+        ({"kafka.group.id": "billing"}, "kafka.group.id is for reading"),
+        ({"checkpointLocation": ""}, "checkpointLocation is missing.*Name it on the query"),
+        ({"topic": ""}, "token.topic has to name an existing topic"),
+        ({"topic": " "}, "topic is empty"),
+        ({"value.format": "avro"}, "value.format='avro': expected one of raw, json"),
+        ({"key.field": "dest"}, "names a column for value.format=json"),
+        ({"compression": "brotli"}, "compression='brotli': expected one of none, gzip"),
+        ({"batch.bytes": "10"}, "batch.bytes='10': expected a whole number from 1024"),
+        ({"transaction.timeout.ms": "1m"}, "transaction.timeout.ms='1m': expected a whole number"),
+        ({"guarantee": "at_most_once"}, "expected one of exactly_once, at_least_once, none"),
+    ],
+)
+def test_what_cannot_work_is_refused(changed: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse(changed)
+
+
+def test_secrets_are_not_shown() -> None:
+    secret = {
+        "kafka.sasl.password": "hunter2",
+        "checkpointLocation": "s3://key:hunter2@bucket/counts",
+    }
+
+    assert "hunter2" not in repr(parse(secret))
