@@ -213,7 +213,8 @@ class PostgresCommitter:
 
 
 def _details(mine: Details, mode: str, schema: str) -> str:
-    return Details(mode, schema, mine.table, mine.server, mine.database).to_text()
+    tokens_id = mine.tokens_id if schema == mine.schema else 0
+    return Details(mode, schema, mine.table, mine.server, mine.database, tokens_id).to_text()
 
 
 def _commit_prepared(connection: Connection, committable: Committable, details: Details) -> Outcome:
@@ -302,6 +303,25 @@ def _proved(connection: Connection, committable: Committable, details: Details) 
     Raises:
         DataLossError: this server cannot know.
     """
+    name, tokens = committable.name, tokens_of(details.schema)
+    mark = prefix_of(name) + _PRUNED
+    table_id = table_id_of(connection, tokens)
+    known = dict(_tokens(connection, tokens, name, mark)) if table_id else {}
+    if name not in known and known.get(mark, (False, 0))[1] > committable.checkpoint_id:
+        return Outcome.COMMITTED
+    if name not in known:
+        _refuse_elsewhere(connection, committable, details, table_id)
+        # Were the transaction under way somewhere after all, this would wait for its end.
+        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
+        known = dict(_tokens(connection, tokens, name, mark))
+    lost, _ = known[name]
+    return Outcome.LOST if lost else Outcome.COMMITTED
+
+
+def _refuse_elsewhere(
+    connection: Connection, committable: Committable, details: Details, table_id: int
+) -> None:
+    """That there is no token proves nothing where it would not be."""
     server, database = identity(connection)
     other_server = details.server and server and details.server != server
     if other_server or details.database != database:
@@ -310,17 +330,12 @@ def _proved(connection: Connection, committable: Committable, details: Details) 
             f"{details.server or '?'}, and the dsn leads to database {database} of server "
             f"{server or '?'}, which does not know it: let it lead to the first until it is settled"
         )
-    name, tokens = committable.name, tokens_of(details.schema)
-    mark = prefix_of(name) + _PRUNED
-    known = dict(_tokens(connection, tokens, name, mark))
-    if name not in known and known.get(mark, (False, 0))[1] > committable.checkpoint_id:
-        return Outcome.COMMITTED
-    if name not in known:
-        # Were the transaction under way somewhere after all, this would wait for its end.
-        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
-        known = dict(_tokens(connection, tokens, name, mark))
-    lost, _ = known[name]
-    return Outcome.LOST if lost else Outcome.COMMITTED
+    if not table_id or (details.tokens_id and details.tokens_id != table_id):
+        raise DataLossError(
+            f"PostgreSQL: {committable.name} is not prepared any more, and the table "
+            f"{tokens_of(details.schema)} was dropped since, which would say whether it was "
+            f"committed: see whether {details.table} has its {committable.record_count} rows"
+        )
 
 
 def _tokens(
@@ -359,6 +374,13 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
         ),
         [prefix, below, prefix + _PRUNED, pipeline, sink, lineage],
     )
+
+
+def table_id_of(connection: Connection, table: str) -> int:
+    """The server's number of a table, which one that is created again does not get; 0: none."""
+    row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def identity(connection: Connection) -> tuple[str, str]:

@@ -97,7 +97,7 @@ class PostgresSink:
             RetriableError: the server cannot be reached now.
         """
         try:
-            from tallystick.postgres import connection, driver, transactions
+            from tallystick.postgres import connection, driver, schema, transactions
         except ImportError as error:
             if error.name is None or not error.name.startswith("psycopg"):
                 raise
@@ -110,10 +110,14 @@ class PostgresSink:
                 f"checking table {self.table}", lambda each: self._checked(each, facts)
             )
             server, database = session.run("asking who it is", driver.identity)
+            tokens = schema.tokens_of(table.schema)
+            tokens_id = session.run("asking", lambda each: driver.table_id_of(each, tokens))
         except BaseException:
             session.close()
             raise
-        details = transactions.Details(self.transactions, table.schema, table.sql, server, database)
+        details = transactions.Details(
+            self.transactions, table.schema, table.sql, server, database, tokens_id
+        )
         plan = transactions.PostgresPlan(
             self.dsn, table, tuple(self.key), details, Guarantee(self.guarantee)
         )

@@ -56,6 +56,7 @@ class Details:
         table: the user's, as SQL.
         server: the system identifier of the server; empty: it did not say.
         database: its name.
+        tokens_id: the server's number of the table of tokens; 0: not known.
     """
 
     mode: str
@@ -63,6 +64,7 @@ class Details:
     table: str
     server: str
     database: str
+    tokens_id: int
 
     def to_text(self) -> str:
         """As a committable carries it."""

@@ -238,6 +238,22 @@ def test_the_committable_of_another_server_is_not_taken_for_lost(
     driver.abort(committable)
 
 
+def test_without_its_tokens_a_committable_is_not_taken_for_lost(
+    postgres: PostgresServer, name: str, way: str, driver: TwoPhaseCommitSink
+) -> None:
+    """Whether somebody dropped them, or a later run made new ones in their place."""
+    (committable,) = prepared(driver, rows_of(1))
+    driver.commit(committable)
+    postgres.query(f"DROP TABLE {name.split('.')[0]}.tallystick_committed")
+    with pytest.raises(DataLossError, match=r"tallystick_committed was dropped.* 1 rows"):
+        driver.commit(committable)
+
+    later = opened(postgres.dsn, name, transactions=way)
+    with pytest.raises(DataLossError, match=r"tallystick_committed was dropped"):
+        later.commit(committable)
+    later.close()
+
+
 def test_the_committable_of_another_database_is_not_taken_for_lost(
     postgres: PostgresServer, name: str
 ) -> None:
