@@ -13,6 +13,7 @@ import typer
 
 from tallystick.cli_inspect import inspect
 from tallystick.cli_savepoint import app as savepoint
+from tallystick.cli_transactions import app as transactions
 from tallystick.errors import TallystickError
 
 POLL_S = 0.5
@@ -26,6 +27,7 @@ app = typer.Typer(
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
 app.add_typer(broker, name="broker")
 app.add_typer(savepoint, name="savepoint")
+app.add_typer(transactions, name="transactions")
 app.command("inspect")(inspect)
 
 

@@ -12,6 +12,7 @@ import typer
 from tallystick.errors import OptionError, TallystickError
 
 if TYPE_CHECKING:
+    from tallystick.checkpoint.manifest import Manifest
     from tallystick.newest_epoch import AskKafka
     from tallystick.storage import FileStorage
 
@@ -45,7 +46,7 @@ def create(
         str | None, typer.Option(help="To ask Kafka which attempt of the newest epoch counts.")
     ] = None,
     token_topic: Annotated[
-        str | None, typer.Option(help="The sink's token_topic, or its topic; to ask Kafka.")
+        str | None, typer.Option(help="Not needed any more: the token is found without it.")
     ] = None,
     kafka_options: Annotated[
         Path | None, typer.Option(help="A file of further client options: name=value lines.")
@@ -55,7 +56,7 @@ def create(
     from tallystick import savepoints
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         ask = _asking(bootstrap_servers, token_topic, kafka_options)
         saved = savepoints.create(
             FileStorage(checkpoint),
@@ -79,7 +80,7 @@ def list_savepoints(
     from tallystick import cli_show, savepoints
     from tallystick.storage import shown
 
-    with _errors_told():
+    with errors_told():
         there = savepoints.find(folder)
     found = [
         cli_show.savepoint_json(location, saved)
@@ -105,7 +106,7 @@ def describe(savepoint: SavepointArgument) -> None:
     from tallystick import cli_show, savepoints
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         saved = savepoints.read(FileStorage(savepoint))
     typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
 
@@ -126,7 +127,7 @@ def delete(
     from tallystick import savepoints
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         savepoints.delete(FileStorage(savepoint), force=force)
     typer.echo(f"Deleted {shown(savepoint)}.")
 
@@ -140,7 +141,7 @@ def release(
     from tallystick import savepoints
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         savepoints.release(FileStorage(checkpoint), holder)
     typer.echo(f"{shown(holder)} claims nothing of {shown(checkpoint)} any more.")
 
@@ -162,7 +163,7 @@ def restore(
     from tallystick import savepoints
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint), claim=claim)
     epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
     typer.echo(
@@ -192,7 +193,7 @@ def migrate(
     from tallystick.migration import migrate as run
     from tallystick.storage import FileStorage, shown
 
-    with _errors_told():
+    with errors_told():
         source = FileStorage(savepoint)
         wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
@@ -224,32 +225,33 @@ def _asking(servers: str | None, topic: str | None, options_file: Path | None) -
     """How Kafka is asked for a pipeline's token, if it is."""
     if servers is None:
         return None
-    if topic is None:
-        raise OptionError(
-            "--bootstrap-servers needs --token-topic: the sink's token_topic, or its topic"
-        )
     from tallystick.kafka.broker import KafkaBroker
     from tallystick.kafka.config import KafkaConfig
     from tallystick.sink.tokens import newest_token
     from tallystick.sink.transaction import Token
+    from tallystick.sink.transactional_ids import token_group
     from tallystick.topic_partition import TopicPartition
 
-    options = _options_in(options_file) if options_file else {}
+    options = options_in(options_file) if options_file else {}
     config = KafkaConfig.from_options({**options, "bootstrap.servers": servers})
 
-    def ask(pipeline: str) -> Token | None:
+    def ask(manifest: "Manifest") -> Token | None:
         broker = KafkaBroker(config)
         try:
-            group = f"tallystick-{pipeline}-token"
-            found = broker.group_offsets(group)
+            found = broker.group_offsets(token_group(manifest.producer.transactional_id))
         finally:
             broker.close()
-        return newest_token(found, TopicPartition(topic, 0), "")
+        return newest_token(found, TopicPartition(topic or "", 0), manifest.lineage)
 
     return ask
 
 
-def _options_in(path: Path) -> dict[str, str]:
+def options_in(path: Path) -> dict[str, str]:
+    """The client options in a file.
+
+    Raises:
+        OptionError: it is no file of name=value lines.
+    """
     options = {}
     try:
         lines = path.read_text().splitlines()
@@ -270,7 +272,7 @@ def _options_in(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _errors_told() -> Iterator[None]:
+def errors_told() -> Iterator[None]:
     """An error of ours is a message and exit code 1, not a traceback."""
     try:
         yield

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -169,3 +170,103 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
+    """Transactions that linger, a line each; see `cli_transactions` for their fields."""
+    table = Table("transaction", "state", "producer", "age", "timeout", "partitions", "what it is")
+    for each in found:
+        table.add_row(
+            each["transaction"],
+            state_of(each),
+            producer_of(each),
+            time_text(each["age_ms"]),
+            time_text(each["timeout_ms"]) if each["timeout_ms"] else "never",
+            _few(each["partitions"]),
+            each["says"],
+        )
+    out.print(table)
+
+
+def show_transaction(fields: dict[str, Any], out: Console) -> None:
+    """One transaction, with all that is known of it."""
+    facts = Table(show_header=False, box=None)
+    for name, value in _facts_of_transaction(fields):
+        facts.add_row(name, value)
+    out.print(facts)
+    parts = fields["details"].get("partitions", [])
+    if parts:
+        table = Table("topic", "partition", "first open offset", "last written")
+        for part in parts[:SHOWN_MAX]:
+            first, written = part["first_offset"], part["written_ms"]
+            table.add_row(
+                part["topic"],
+                str(part["partition"]),
+                "not known" if first is None else "none" if first < 0 else str(first),
+                "not known" if written is None else moment(written),
+            )
+        out.print(table)
+        _say_more(len(parts), out)
+
+
+def _facts_of_transaction(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    details = fields["details"]
+    facts = [
+        ("transaction", fields["transaction"]),
+        ("what it is", fields["says"]),
+        ("state", state_of(fields)),
+        ("producer", producer_of(fields)),
+        ("begun", f"{moment(fields['begun_ms'])} ({time_text(fields['age_ms'])} ago)"),
+        ("timeout", time_text(fields["timeout_ms"]) if fields["timeout_ms"] else "never"),
+        ("pipeline", f"{fields['pipeline'] or 'not known'}, lineage {fields['lineage'] or '?'}"),
+        ("sink", fields["sink"] or "not known"),
+        ("task", "not known" if fields["task"] is None else str(fields["task"])),
+        ("epoch", "not known" if fields["epoch"] is None else str(fields["epoch"])),
+        ("named by", fields["manifest"] or "no manifest"),
+        ("may be committed", "yes" if fields["commit"] else "no"),
+        ("may be aborted", "yes" if fields["abort"] else "no"),
+    ]
+    if "token" in details:
+        token, held = details["token"], details["token"]["committed"]
+        last = token.get("why") or "none" if held is None else (
+            f"epoch {held['epoch']} of lineage {held['lineage']}"
+        )  # fmt: skip
+        facts.append(("token", f"{token['state']}; committed last: {last}"))
+    return facts + [(name, details[name]) for name in ("cluster_id", "where") if name in details]
+
+
+def state_of(fields: dict[str, Any]) -> str:
+    """Where a transaction stands, for people."""
+    state = str(fields["state"])
+    if state != "Ongoing":
+        return state
+    return "open, prepared" if fields["prepared"] else "open, being written"
+
+
+def producer_of(fields: dict[str, Any]) -> str:
+    """Who writes a transaction."""
+    if fields["producer_id"] is None:
+        return ""
+    return f"{fields['producer_id']}, epoch {fields['producer_epoch']}"
+
+
+def time_text(ms: int | None) -> str:
+    """A duration for people."""
+    if ms is None:
+        return "not known"
+    seconds = ms // 1000
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def moment(ms: int) -> str:
+    """A time in ms since 1970, for people; UTC."""
+    if ms <= 0:
+        return "not known"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

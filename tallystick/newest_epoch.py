@@ -1,19 +1,27 @@
-"""Which epoch of a checkpoint is certainly committed, and which of its manifests counts."""
+"""Which epoch of a checkpoint is certainly committed, and which of its manifests counts.
+
+Invariants:
+    * An epoch is settled when Spark has logged it as done: decided, and committed in every sink.
+      What is decided and not logged may be visible in part only: nothing is restored from it.
+    * Which manifest of an epoch counts, the checkpoint's log of decisions tells where it decided
+      the epoch: by its newest entry, and by the manifest that each later epoch went on from.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
+from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.wholeness import read_manifest
 
-AskKafka = Callable[[str], Token | None]
-"""The token that Kafka holds of a pipeline, by its name."""
+AskKafka = Callable[[Manifest], Token | None]
+"""The token that Kafka holds of the pipeline that left a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +38,9 @@ def newest_committed(
 ) -> Newest:
     """Look up which epoch the checkpoint can go on from.
 
-    Spark logs an epoch as done only after Kafka committed it; so it is the newest one in that log,
-    and its manifest counts if it is the only one of the epoch. Attempts that failed leave others:
-    then the one counts that the next epoch went on from, or else Kafka knows.
+    Spark logs an epoch as done only after it was decided and settled; so it is the newest one in
+    that log, and its manifest counts if it is the only one of the epoch. Attempts that failed leave
+    others: then the checkpoint's log of decisions tells, or the next epoch, or else Kafka knows.
 
     Args:
         checkpoint: its location.
@@ -49,13 +57,14 @@ def newest_committed(
     if not epochs:
         raise OptionError(
             f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
-            f"pipeline that has run. Check the path."
+            f"pipeline that has run. Check the path.{_not_settled(checkpoint, None)}"
         )
     epoch = epochs[-1] if wanted is None else wanted
     if epoch not in epochs:
         raise OptionError(
             f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
             f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
+            f"{_not_settled(checkpoint, epoch)}"
         )
     paths = [path for path in m.manifests(checkpoint.names(m.FOLDER)) if m.epoch_of(path) == epoch]
     if not paths:
@@ -66,10 +75,58 @@ def newest_committed(
         )
     path = paths[0]
     if len(paths) > 1:
-        path = _by_the_next(checkpoint, epoch, paths) or _by_kafkas_word(
+        path = counting(checkpoint, epoch, paths) or _by_kafkas_word(
             checkpoint, epoch, paths, ask_kafka
         )
     return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def logged_decision(checkpoint: Storage) -> Token | None:
+    """What the checkpoint's own log decided last; None: nothing.
+
+    Raises:
+        ManifestError: the log is damaged.
+    """
+    entry = newest_entry(checkpoint)
+    token = None if entry is None else entry.token
+    return token if token is not None and token.manifest_path else None
+
+
+def counting(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
+    """Which of several manifests of a settled epoch counts; "": only Kafka knows.
+
+    Raises:
+        ManifestError: one of them is missing or damaged, or the log of decisions is.
+    """
+    return _by_the_log(checkpoint, epoch, paths) or _by_the_next(checkpoint, epoch, paths)
+
+
+def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
+    """What to say of an epoch that is decided, where Spark has not logged it; None: of the newest.
+
+    To settle it takes the pipeline's sinks, so only the pipeline can.
+    """
+    token = logged_decision(checkpoint)
+    if token is None or epoch not in (None, token.checkpoint_id):
+        return ""
+    return (
+        f" Epoch {token.checkpoint_id} is decided, and not settled: what its sinks have prepared "
+        f"may not be committed in all of them. Start the pipeline once, which settles it."
+    )
+
+
+def _by_the_log(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
+    """The manifest of the epoch on the way back from the newest decision; "": none is."""
+    token = logged_decision(checkpoint)
+    if token is None or token.checkpoint_id < epoch:
+        return ""
+    if any(read_manifest(checkpoint, path).decided_by != CHECKPOINT for path in paths):
+        return ""  # the place of decisions has changed with this very epoch
+    path = token.manifest_path
+    while path and m.epoch_of(path) > epoch:
+        data = checkpoint.get(path)
+        path = "" if data is None else m.decode(data, path).base_path
+    return path if path in paths else ""
 
 
 def _by_the_next(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
@@ -82,6 +139,9 @@ def _by_the_next(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
     ]
     if not behind:
         return ""
+    bases = {read_manifest(checkpoint, path).base_path for path in behind} & set(paths)
+    if len(bases) == 1:
+        return bases.pop()
     trails = {step.uid: step.trail for step in read_manifest(checkpoint, behind[0]).state}
     found = {path: read_manifest(checkpoint, path).state for path in paths}
     fitting = [path for path in paths if all(_is_before(step, trails) for step in found[path])]
@@ -98,6 +158,14 @@ def _is_before(step: StepState, trails: Mapping[str, tuple[Version, ...]]) -> bo
     return until[-1:] == [step.version]
 
 
+def _newest_word(manifests: list[Manifest], ask_kafka: AskKafka) -> Token | None:
+    """Attempts with several transactional ids, since a prefix was changed, have several tokens."""
+    asked = {each.producer.transactional_id: each for each in manifests}
+    tokens = [token for token in map(ask_kafka, asked.values()) if token is not None]
+    own = [token for token in tokens if token.lineage == manifests[0].lineage]
+    return max(own or tokens, key=lambda token: token.checkpoint_id, default=None)
+
+
 def _by_kafkas_word(
     checkpoint: Storage, epoch: int, paths: list[str], ask_kafka: AskKafka | None
 ) -> str:
@@ -106,10 +174,11 @@ def _by_kafkas_word(
         raise OptionError(
             f"{found}, since an attempt of it failed: only Kafka knows which one counts. Try "
             f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
-            f"--bootstrap-servers and --token-topic, and use the savepoint."
+            f"--bootstrap-servers, and use the savepoint."
         )
-    pipeline = read_manifest(checkpoint, paths[0]).pipeline
-    token = ask_kafka(pipeline)
+    manifests = [read_manifest(checkpoint, path) for path in paths]
+    pipeline = manifests[0].pipeline
+    token = _newest_word(manifests, ask_kafka)
     if token is not None and token.checkpoint_id > epoch:  # the pipeline runs
         path = _by_the_next(checkpoint, epoch, paths)
         if path:

@@ -181,7 +181,9 @@ class TestSeveralAttempts:
     def test_kafka_tells_which_counts(self, job, tmp_path, right):
         token = Token(2, "first-lineage", "s3://c", right)
         saved = savepoints.create(
-            job.storage, folder(tmp_path / "saved"), ask_kafka=lambda name: {"job": token}[name]
+            job.storage,
+            folder(tmp_path / "saved"),
+            ask_kafka=lambda of: {"job": token}[of.pipeline],
         )
 
         assert saved.manifest_path == right
@@ -205,7 +207,7 @@ def test_the_next_epoch_tells_which_attempt_it_went_on_from(job, tmp_path, comes
         job.storage.put(job.manifest_path(nonce), job.manifest().encode())
     job.state = state
 
-    def ask(_: str) -> Token:
+    def ask(_: Manifest) -> Token:
         job.run()
         os.unlink(job.folder / "commits/3")
         return Token(3, "first-lineage", "s3://c", "tallystick/000000000003-3-n3.json")

@@ -61,7 +61,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lmdb_view": WORDS | {"state"},
     "lmdb_store": CORE | {"lmdb_environment", "lmdb_view"},
     "wholeness": CORE | {"state_files"},
-    "newest_epoch": CORE | {"wholeness"},
+    "newest_epoch": CORE | {"decision_log", "wholeness"},
+    "transactions": VALUES | {"checkpoint"},
+    "checkpoint_says": CORE | {"decision_log", "transactions"},
+    "settling": CORE
+    | {"checkpoint_says", "decision_log", "files", "kafka", "postgres", "storage", "transactions"},
     "savepoint_files": CORE | {"state_files", "wholeness"},
     "savepoints": CORE | {"newest_epoch", "savepoint_files", "state_files", "storage", "wholeness"},
     "state_contents": CORE | {"state_files"},
@@ -103,15 +107,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
-    "inspection": CORE | {"state_files", "wholeness"},
+    "inspection": CORE | {"newest_epoch", "state_files", "wholeness"},
     "cli_show": CORE | {"inspection", "savepoint_files"},
+    "cli_transactions": CORE
+    | {"checkpoint_says", "cli_savepoint", "cli_show", "kafka", "settling", "storage"}
+    | {"transactions"},
     "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
     "cli_savepoint": VALUES
-    | {"cli_show", "job", "kafka", "migration", "newest_epoch", "savepoints", "storage"},
-    "cli": WORDS | {"cli_inspect", "cli_savepoint", "demo", "testing"},
+    | {
+        "checkpoint",
+        "cli_show",
+        "job",
+        "kafka",
+        "migration",
+        "newest_epoch",
+        "savepoints",
+        "storage",
+    },
+    "cli": WORDS | {"cli_inspect", "cli_savepoint", "cli_transactions", "demo", "testing"},
 }
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}
+PURE |= {"transactions"}
 PURE_MAY_IMPORT = {
     "bisect",
     "collections",

@@ -128,8 +128,12 @@ class Finder:
             logger.warning("%s", warning)
 
 
-def list_open_ids(client: Client) -> set[str]:
+def list_open_ids(client: Client, states: Collection[str] = (OPEN,)) -> set[str]:
     """The ids of all open transactions of a cluster that this user may describe.
+
+    Args:
+        client: of the cluster.
+        states: in which they are looked for.
 
     Raises:
         BrokerUnavailableError: not all brokers that the cluster names have answered.
@@ -141,17 +145,17 @@ def list_open_ids(client: Client) -> set[str]:
         found: set[str] = set()
         try:
             for node in nodes:
-                found |= _list_of(client, node, attempts.deadline)
+                found |= _list_of(client, node, states, attempts.deadline)
         except BrokerUnavailableError as error:  # it may be gone, and its ids another's by now
             attempts.pause(str(error))
         else:
             return found
 
 
-def _list_of(client: Client, node: int, deadline: float) -> set[str]:
+def _list_of(client: Client, node: int, states: Collection[str], deadline: float) -> set[str]:
     def make() -> Any:
         return protocol.ListTransactionsRequest(
-            state_filters=[OPEN], producer_id_filters=[], max_version=0
+            state_filters=list(states), producer_id_filters=[], max_version=0
         )
 
     response = client.call(

@@ -59,7 +59,7 @@ def producer_states(
     None when READ on a topic is missing: then nobody may look.
     """
     try:
-        answers = client.ask_leaders(partitions, _describe_producers, partitions_of)
+        answers = client.ask_leaders(partitions, describe_producers, partitions_of)
     except AuthorizationError:
         return None
     return {
@@ -156,7 +156,8 @@ def batch_at_sequence(
     )
 
 
-def _describe_producers(partitions: list[TopicPartition]) -> Any:
+def describe_producers(partitions: list[TopicPartition]) -> Any:
+    """The request for what leaders keep of the producers of partitions."""
     topic_class = protocol.DescribeProducersRequest.TopicRequest
     return protocol.DescribeProducersRequest(
         topics=[

@@ -1,0 +1,85 @@
+"""A checkpoint whose epochs prepare transactions, without the pipeline that it is of."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
+from tallystick.decision_log import DecisionLog
+from tallystick.sink.tokens import encode_token
+from tallystick.sink.transaction import Producer, Token
+from tallystick.sink.two_phase import Committable
+from tallystick.storage import FileStorage, SystemClock
+from tallystick.topic_partition import TopicPartition
+
+
+class LingeringJob:
+    """Plans, prepares, decides and logs epochs, each when it is told to.
+
+    Args:
+        folder: of the checkpoint.
+        pipeline: its name.
+        lineage: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path, pipeline: str, lineage: str) -> None:
+        self.folder, self.pipeline, self.lineage = folder, pipeline, lineage
+        self.storage = FileStorage(str(folder))
+        self.storage.put("metadata", json.dumps({"id": lineage}).encode())
+        self.log = DecisionLog(self.storage, SystemClock())
+        self.producer = self.log.fence(f"tallystick-{pipeline}", None)
+        self._base_path = ""
+
+    def plan(self, epoch: int, *, ago_s: float = 0) -> None:
+        """As Spark does before an epoch runs."""
+        planned_ms = int((time.time() - ago_s) * 1000)
+        line = json.dumps({"batchTimestampMs": planned_ms})
+        self.storage.put(f"offsets/{epoch}", f"v1\n{line}\n{{}}".encode())
+
+    def prepare(
+        self,
+        epoch: int,
+        committables: Iterable[Committable] = (),
+        nonce: str = "aa",
+        decided_by: str = CHECKPOINT,
+    ) -> str:
+        """Write the epoch's manifest; its path."""
+        manifest = Manifest(
+            checkpoint_id=epoch,
+            pipeline=self.pipeline,
+            lineage=self.lineage,
+            sources=("{}",),
+            produced=(),
+            producer=Producer(f"tallystick-{self.pipeline}", 1, self.producer.producer_epoch),
+            committables=tuple(sorted(committables)),
+            decided_by=decided_by,
+            base_path=self._base_path,
+        )
+        path = m.manifest_path(manifest, nonce)
+        self.storage.put(path, manifest.encode())
+        return path
+
+    def token(self, epoch: int, path: str) -> tuple[int, str]:
+        """What says that an epoch is decided."""
+        return encode_token(Token(epoch, self.lineage, self.storage.location, path))
+
+    def decide(self, epoch: int, path: str) -> None:
+        """As the driver does, in the log of decisions."""
+        group = "any"
+        staged = {TopicPartition(group, 0): self.token(epoch, path)}
+        self.log.stage_offsets(self.producer, group, staged)
+        self.producer = self.log.commit_transaction(self.producer)
+        self._base_path = path
+
+    def finish(self, epoch: int) -> None:
+        """As Spark does when all of an epoch is settled."""
+        self.storage.put(f"commits/{epoch}", b"v1\n{}")
+
+    def run(self, epochs: int, *, first: int = 0) -> None:
+        """Whole epochs that prepare nothing."""
+        for epoch in range(first, first + epochs):
+            self.plan(epoch)
+            self.decide(epoch, self.prepare(epoch))
+            self.finish(epoch)
