@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import ATTEMPTS_MAX, Coordinator
-from tallystick.checkpoint.manifest import Manifest, Origin
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.checkpoint.protocol import Phase
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
@@ -18,11 +18,13 @@ from tallystick.errors import (
     FencedError,
 )
 from tallystick.sink.transaction import ProducedRange, Producer, Token
+from tallystick.sink.two_phase import Committable, Lost
 from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 OURS = Identity("pipeline", "ours", "s3://checkpoint")
 OWNER = Producer("t", 7, 1)
+NEWER = Producer("t", 7, 2)
 WRITTEN = (ProducedRange("out", 0, 3, 10, 12),)
 OUT = TopicPartition("out", 0)
 ERRORS = (
@@ -40,24 +42,63 @@ def request(epoch: int) -> Request:
     return Request(epoch, (f"ends of {epoch}",))
 
 
-def held(epoch: int, sources: tuple[str, ...] | None = None) -> Committed:
+TWO = tuple(Committable("db", 0, task, f"prepared by {task}", 5, 0) for task in range(2))
+LOST = tuple(Lost(each, f"db: {each.name}") for each in TWO)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Whose coordinator it is: a pipeline's with other sinks or without, and who decides."""
+
+    decided_by: str = KAFKA
+    has_participants: bool = False
+    accepted: frozenset[str] = frozenset()
+
+    def new(self) -> Coordinator:
+        identity = replace(OURS, accepted=self.accepted)
+        return Coordinator(identity, self.decided_by, has_participants=self.has_participants)
+
+
+PLAIN = Kind()
+WORDS = frozenset(f"lost-output-of-epoch-{epoch}" for epoch in range(EPOCHS + 1))
+KINDS = (
+    PLAIN,
+    Kind(KAFKA, True),
+    Kind(CHECKPOINT, True),
+    Kind(CHECKPOINT, True, WORDS),
+    Kind(CHECKPOINT, False),
+)
+
+
+def held(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> Committed:
     """Kafka holds the token of this epoch, -1 being the first one of a lineage."""
     if epoch < 0:
         return Committed(Token(epoch, "ours", "s3://checkpoint", ""), None, False)
-    return Committed(
-        Token(epoch, "ours", "s3://checkpoint", "path"), manifest_of(epoch, sources), True
-    )
+    before = manifest_of(epoch - 1, kind=kind) if epoch else None
+    token = Token(epoch, "ours", "s3://checkpoint", f"path of {epoch}")
+    return Committed(token, manifest_of(epoch, sources, kind), True, before=before)
 
 
-def manifest_of(epoch: int, sources: tuple[str, ...] | None = None) -> Manifest:
+def manifest_of(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> Manifest:
     """With a state that tells which epoch it is of."""
     state = (StepState(f"step of {epoch}", 128, 1, "[]", 1),)
     ends = sources or request(epoch).sources
-    return Manifest(epoch, "pipeline", "ours", ends, (), OWNER, state)
+    return Manifest(
+        epoch,
+        "pipeline",
+        "ours",
+        ends,
+        (),
+        OWNER,
+        state,
+        committables=() if kind == PLAIN else TWO,
+        decided_by=kind.decided_by,
+        base_path=f"path of {epoch - 1}" if epoch else "",
+    )
 
 
 def answers(  # noqa: PLR0912 - one case per action
-    action: c.Action, asked: int, before: c.Event
+    action: c.Action, asked: int, before: c.Event, kind: Kind
 ) -> Iterator[c.Event]:
     """Everything that the world may answer to an action."""
     match action:
@@ -65,11 +106,13 @@ def answers(  # noqa: PLR0912 - one case per action
             yield c.ProducerFenced(OWNER)
         case c.ReadCommitted():
             if isinstance(before, c.TransactionCommitted):  # the first token, just now
-                yield c.CommittedRead(held(asked - 1))
+                yield c.CommittedRead(held(asked - 1, kind=kind))
             else:
-                yield from map(c.CommittedRead, possible_tokens(asked))
+                yield from map(c.CommittedRead, possible_tokens(asked, kind))
         case c.RunEpoch():
             yield from (c.EpochRan(()), c.EpochRan(WRITTEN))
+            if kind.has_participants:
+                yield c.EpochRan((), committables=TWO)
         case c.WriteManifest():
             yield c.ManifestWritten("path")
         case c.CountOutput(_, produced):
@@ -80,6 +123,12 @@ def answers(  # noqa: PLR0912 - one case per action
             yield c.TransactionCommitted(OWNER)
         case c.ConfirmOutput():
             yield from (c.OutputConfirmed({}), c.OutputConfirmed({OUT: 1}))
+        case c.RecoverParticipants(_, decided):
+            lost = LOST if decided else ()
+            for some in {(), lost[:1], lost}:
+                yield c.Recovered(some, NEWER)
+        case c.CommitParticipants():
+            yield from (c.OutputSettled(()), c.OutputSettled(LOST[:1]), c.OutputSettled(LOST))
         case c.AbortTransaction():
             yield c.TransactionAborted()
         case c.EndEpoch():
@@ -87,14 +136,15 @@ def answers(  # noqa: PLR0912 - one case per action
                 if epoch <= EPOCHS:
                     yield c.EpochRequested(request(epoch))
     if not isinstance(action, c.EndEpoch | c.Stop):
-        yield from map(c.ActionFailed, ERRORS)
+        yield from map(c.ActionFailed, ERRORS if kind == PLAIN else ERRORS[::2])
 
 
-def possible_tokens(asked: int) -> Iterator[Committed]:
+def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
     yield Committed(None, None, manifest_exists=False)
     yield Committed(None, None, manifest_exists=True)
-    yield from (held(epoch) for epoch in range(-1, EPOCHS + 1))
-    yield held(asked, ("other ends",))
+    yield from (held(epoch, kind=kind) for epoch in range(-1, EPOCHS + 1))
+    yield replace(held(asked, kind=kind), before=None)
+    yield held(asked, ("other ends",), kind)
     yield Committed(held(asked).token, None, manifest_exists=True)
     yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
     if asked > 0:
@@ -107,16 +157,16 @@ def possible_tokens(asked: int) -> Iterator[Committed]:
 Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 
 
-def explore() -> list[Step]:
+def explore(kind: Kind) -> list[Step]:
     """Each reachable (state, last action) once, with every answer to it and what follows."""
     waiting, seen, steps = [], set(), []
     for epoch in (0, 1):  # a restored checkpoint begins behind its savepoint
-        first, event = Coordinator(OURS), c.EpochRequested(request(epoch))
+        first, event = kind.new(), c.EpochRequested(request(epoch))
         waiting.append((first, first.step(event), event))
     while waiting:
         state, action, before = waiting.pop()
         asked = state._asked.checkpoint_id
-        for event in answers(action, asked, before):
+        for event in answers(action, asked, before, kind):
             following = copy.copy(state)
             order = following.step(event)
             steps.append((state, action, event, order))
@@ -131,7 +181,7 @@ def explore() -> list[Step]:
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
     """No answer leads off the table (`_become` asserts it), and there is an end to them all."""
-    return explore()
+    return [step for kind in KINDS for step in explore(kind)]
 
 
 def test_every_phase_is_reached(steps):
@@ -158,7 +208,7 @@ def test_after_an_unanswered_commit_it_fences_as_the_owner_or_stops(steps):
     """Never an abort, never another try of the commit, never a take-over."""
     for _, action, event, order in steps:
         if isinstance(action, c.CommitTransaction) and isinstance(event, c.ActionFailed):
-            assert isinstance(order, c.Stop) or order == c.FenceProducer(OWNER)
+            assert isinstance(order, c.Stop) or order == c.FenceProducer(action.producer)
 
 
 def test_only_a_run_that_never_owned_the_pipeline_takes_it_over(steps):
@@ -174,6 +224,7 @@ def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps)
             assert isinstance(action, c.CountOutput)
             assert isinstance(event, c.OutputCounted)
             assert state.phase is Phase.COMPLETED
+            assert action.committables == state._manifest.committables
             counted = {w.topic_partition: w.last_sequence for w in action.produced}
             assert event.last_sequences in (None, counted)
 
@@ -181,7 +232,7 @@ def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps)
 def test_an_epoch_runs_only_after_the_question_what_is_committed(steps):
     for _, _, event, order in steps:
         if isinstance(order, c.RunEpoch):
-            assert isinstance(event, c.CommittedRead | c.EpochRequested)
+            assert isinstance(event, c.CommittedRead | c.EpochRequested | c.Recovered)
 
 
 def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(steps):
@@ -212,6 +263,163 @@ def test_the_error_that_stops_a_run_is_the_first_one(steps):
             assert order == c.Stop(state._error)
         elif isinstance(order, c.Stop) and isinstance(event, c.ActionFailed):
             assert order.error is event.error
+
+
+# Other sinks.
+
+
+def test_what_tasks_prepared_is_committed_behind_the_decision_and_before_spark_hears_of_it(steps):
+    found = 0
+    for state, action, event, order in steps:
+        if isinstance(order, c.CommitParticipants):
+            assert isinstance(action, c.CommitTransaction)
+            assert isinstance(event, c.TransactionCommitted)
+            assert order.committables == state._manifest.committables
+            found += 1
+        if isinstance(order, c.EndEpoch):
+            assert isinstance(event, c.OutputConfirmed)
+        if isinstance(order, c.ConfirmOutput) and isinstance(event, c.TransactionCommitted):
+            assert state._manifest.committables == ()
+    assert found
+
+
+def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
+    """Unless it follows an epoch of the same run, which has settled all."""
+    found = 0
+    for state, action, event, order in steps:
+        if isinstance(order, c.RunEpoch) and state._has_participants:
+            assert isinstance(action, c.RecoverParticipants) or state.phase is Phase.READY
+            found += isinstance(event, c.Recovered)
+    assert found
+
+
+def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(steps):
+    seen = set()
+    for state, _, event, order in steps:
+        if isinstance(order, c.RecoverParticipants):
+            token = event.committed.token
+            is_newest = token.checkpoint_id == state._asked.checkpoint_id
+            named = (
+                () if event.committed.manifest is None else event.committed.manifest.committables
+            )
+            assert (order.decided, order.settled) == ((named, ()) if is_newest else ((), named))
+            seen.add((is_newest, bool(named)))
+    assert {(True, True), (False, True), (False, False)} <= seen
+
+
+def test_a_pipeline_without_other_sinks_recovers_them_only_if_spark_does_not_know_the_epoch(steps):
+    """Then nobody can commit what is prepared; else its sinks were taken out, rightly."""
+    orders = [
+        (state, order)
+        for state, _, _, order in steps
+        if isinstance(order, c.RecoverParticipants) and not state._has_participants
+    ]
+    assert orders
+    assert all(order.decided and not order.settled for _, order in orders)
+
+
+def test_a_decided_epoch_runs_again_only_if_nothing_of_it_is_visible(steps):
+    """From the state that it went on from before, and with the same base."""
+    found = 0
+    for state, action, event, order in steps:
+        known = state._committed
+        asked = state._request.checkpoint_id
+        if not isinstance(order, c.RunEpoch) or known is None or known.token is None:
+            continue
+        if known.token.checkpoint_id != asked or not isinstance(action, c.RecoverParticipants):
+            continue
+        assert known.manifest.decided_by == CHECKPOINT
+        assert {each.committable for each in event.lost} == set(known.manifest.committables)
+        assert order.state == (known.before.state if asked else ())
+        assert state._identity.accepted == frozenset(), "a stated word goes before"
+        following = copy.copy(state)
+        following.step(event)
+        assert following._base_path == known.manifest.base_path
+        found += 1
+    assert found
+
+
+def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
+    seen = set()
+    for state, _, event, order in steps:
+        if not isinstance(event, c.Recovered | c.OutputSettled) or not event.lost:
+            continue
+        if state._identity.accepted:
+            assert isinstance(order, c.ConfirmOutput)
+            continue
+        assert isinstance(order, c.FenceProducer | c.RunEpoch | c.Stop)
+        if isinstance(order, c.Stop) and isinstance(order.error, DataLossError):
+            assert all(each.what in str(order.error) for each in event.lost)
+            assert "accept='lost-output-of-epoch-" in str(order.error)
+        seen.add((type(event), type(order)))
+    assert seen == {
+        (c.Recovered, c.FenceProducer),
+        (c.Recovered, c.RunEpoch),
+        (c.Recovered, c.Stop),
+        (c.OutputSettled, c.FenceProducer),
+        (c.OutputSettled, c.Stop),
+    }
+
+
+def test_who_tells_of_a_loss_has_just_proved_that_it_is_not_replaced():
+    """A successor may have run the epoch again by then, so that nothing is lost."""
+    state = Kind(KAFKA, True).new()
+    newest = c.CommittedRead(held(0, kind=Kind(KAFKA, True)))
+    state.step(c.EpochRequested(request(0)))
+    state.step(c.ProducerFenced(OWNER))
+    assert isinstance(state.step(newest), c.RecoverParticipants)
+
+    assert state.step(c.Recovered(LOST[:1], NEWER)) == c.FenceProducer(NEWER)
+    state.step(c.ProducerFenced(NEWER))
+    state.step(newest)
+    order = state.step(c.Recovered(LOST[:1], NEWER))
+    assert isinstance(order, c.Stop)
+    assert isinstance(order.error, DataLossError)
+
+
+def test_what_is_lost_each_time_that_it_runs_asks_nobody_for_a_decision():
+    """Nothing of it is visible: a start with a longer timeout goes on exactly."""
+    kind = Kind(CHECKPOINT, True)
+    state, runs = kind.new(), 0
+    action: c.Action = state.step(c.EpochRequested(request(0)))
+    first = c.CommittedRead(held(-1, kind=kind))
+    again = c.CommittedRead(held(0, kind=kind))
+    while not isinstance(action, c.Stop):
+        match action:
+            case c.FenceProducer():
+                action = state.step(c.ProducerFenced(OWNER))
+            case c.ReadCommitted():
+                action = state.step(again if runs else first)
+            case c.RecoverParticipants(_, decided):
+                action = state.step(c.Recovered(LOST if decided else (), OWNER))
+            case c.RunEpoch():
+                runs += 1
+                action = state.step(c.EpochRan((), committables=TWO))
+            case c.WriteManifest():
+                action = state.step(c.ManifestWritten("path"))
+            case c.CountOutput():
+                action = state.step(c.OutputCounted({}))
+            case c.CommitTransaction():
+                action = state.step(c.TransactionCommitted(OWNER))
+            case c.CommitParticipants():
+                action = state.step(c.OutputSettled(LOST))
+
+    assert runs > 1
+    assert isinstance(action.error, EpochAbortedError)
+    assert "Nothing of it is visible" in str(action.error)
+
+
+@pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.SETTLING])
+def test_a_run_that_is_replaced_while_it_settles_stops_and_aborts_nothing(steps, phase):
+    """What it would abort could be its successor's."""
+    found = 0
+    for state, _, event, order in steps:
+        if state.phase is phase and isinstance(event, c.ActionFailed):
+            if isinstance(event.error, FencedError):
+                assert order == c.Stop(event.error)
+                found += 1
+            assert not isinstance(order, c.AbortTransaction)
+    assert found
 
 
 def test_a_refusal_proves_first_that_the_run_is_not_just_replaced():

@@ -1,0 +1,173 @@
+"""The sinks of a run: all are tried, gone ones are named, timeouts are told of in time."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tallystick.errors import BrokerUnavailableError, OptionError
+from tallystick.participants import OpenSinks
+from tallystick.sink.two_phase import (
+    Committable,
+    Lost,
+    Outcome,
+    Owner,
+    Timeout,
+    TransactionPlan,
+)
+
+TIMEOUT_MS = 60_000
+NOW_MS = 1_000_000
+LOGGER = "tallystick.participants"
+
+
+@dataclass
+class Noting:
+    """A sink that notes what it is asked for."""
+
+    timeout: Timeout | None = None
+    outcome: Outcome = Outcome.COMMITTED
+    error: Exception | None = None
+    left: tuple[Committable, ...] = ()
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    owners: list[Owner] = field(default_factory=list)
+
+    def plan(self) -> TransactionPlan:
+        raise NotImplementedError
+
+    def commit(self, committable: Committable) -> Outcome:
+        self._note("commit", committable.name)
+        return self.outcome
+
+    def abort(self, committable: Committable) -> None:
+        self._note("abort", committable.name)
+
+    def lingering(self, owner: Owner) -> Iterable[Committable]:
+        self.owners.append(owner)
+        return iter(self.left)
+
+    def describe(self, committable: Committable) -> str:
+        return f"transaction {committable.name} of 5 rows"
+
+    def close(self) -> None:
+        self._note("close", "")
+
+    def _note(self, what: str, name: str) -> None:
+        self.asked.append((what, name))
+        if self.error is not None:
+            raise self.error
+
+
+def of(sink: str, name: str, epoch: int = 0, begun_ms: int = 0) -> Committable:
+    return Committable(sink, epoch, 0, name, 5, begun_ms)
+
+
+def opened(**sinks: Noting) -> OpenSinks:
+    owners = {uid: Owner("pipeline", uid, "lineage") for uid in sinks}
+    return OpenSinks(sinks, owners, lambda: NOW_MS)
+
+
+def test_what_one_sink_cannot_do_now_leaves_no_other_ones_output_unseen():
+    away, well = Noting(error=BrokerUnavailableError("away")), Noting()
+    sinks = opened(away=away, well=well)
+
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        sinks.commit((of("away", "a"), of("away", "b"), of("well", "c")))
+
+    assert away.asked == [("commit", "a"), ("commit", "b")]
+    assert well.asked == [("commit", "c")]
+
+
+def test_the_older_epoch_is_committed_first():
+    sink = Noting()
+
+    opened(db=sink).commit((of("db", "a", epoch=2), of("db", "b", epoch=1)))
+
+    assert sink.asked == [("commit", "b"), ("commit", "a")]
+
+
+def test_nothing_to_commit_is_no_work():
+    assert opened(db=Noting(error=ValueError("asked"))).commit(()) == ()
+
+
+def test_what_is_lost_is_described_as_its_sink_knows_it():
+    lost = of("db", "a")
+
+    assert opened(db=Noting(outcome=Outcome.LOST)).commit((lost,)) == (
+        Lost(lost, "transaction a of 5 rows"),
+    )
+
+
+def test_lost_counts_only_when_it_is_proved():
+    """An error on commit, also in a recovery, is no proof: the outcome is asked for again.
+
+    Flink's ignoreFailuresAfterTransactionTimeout takes the error for the proof.
+    """
+    sinks = opened(db=Noting(error=BrokerUnavailableError("no such transaction, perhaps")))
+
+    with pytest.raises(BrokerUnavailableError):
+        sinks.commit((of("db", "a", begun_ms=1),))
+
+
+def test_a_sink_that_is_gone_is_named_and_the_others_are_committed():
+    sink = Noting()
+
+    with pytest.raises(OptionError) as raised:
+        opened(db=sink).commit((of("before", "a", epoch=7), of("db", "b", epoch=7)))
+
+    for part in ("epoch 7", "'before'", "(a)", "it has db", "Add the sink again"):
+        assert part in str(raised.value)
+    assert sink.asked == [("commit", "b")]
+
+
+def test_each_sink_is_asked_what_lingers_of_its_own():
+    one, other = Noting(left=(of("one", "a"),)), Noting(left=(of("other", "b"), of("other", "c")))
+
+    assert opened(one=one, other=other).lingering() == (*one.left, *other.left)
+    assert one.owners == [Owner("pipeline", "one", "lineage")]
+    assert other.owners == [Owner("pipeline", "other", "lineage")]
+
+
+def test_all_are_aborted_before_the_first_error_is_told():
+    away, well = Noting(error=BrokerUnavailableError("away")), Noting()
+
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        opened(away=away, well=well).abort((of("away", "a"), of("well", "b")))
+
+    assert well.asked == [("abort", "b")]
+
+
+def test_all_are_closed_before_the_first_error_is_told():
+    away, well = Noting(error=BrokerUnavailableError("away")), Noting()
+
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        opened(away=away, well=well).close()
+
+    assert well.asked == [("close", "")]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "share", "is_warned"),
+    [(47_999, 0.8, False), (48_000, 0.8, True), (90_000, 0.8, True), (30_000, 0.5, True)],
+)
+def test_a_commit_that_comes_close_to_the_timeout_is_warned_about(caplog, age_ms, share, is_warned):
+    """With the numbers; in a recovery the same call, with an older transaction."""
+    sinks = opened(db=Noting(timeout=Timeout(TIMEOUT_MS, share)))
+
+    with caplog.at_level(logging.WARNING, LOGGER):
+        sinks.commit((of("db", "a", epoch=3, begun_ms=NOW_MS - age_ms),))
+
+    assert bool(caplog.records) is is_warned
+    if is_warned:
+        for part in ("sink db", "transaction a", "epoch 3", f"{age_ms} ms", f"{TIMEOUT_MS} ms"):
+            assert part in caplog.text
+        assert f"{100 * age_ms // TIMEOUT_MS} %" in caplog.text
+
+
+@pytest.mark.parametrize(("timeout", "begun_ms"), [(None, 1), (Timeout(TIMEOUT_MS), 0)])
+def test_what_never_times_out_or_has_no_known_age_is_not_warned_about(caplog, timeout, begun_ms):
+    with caplog.at_level(logging.WARNING, LOGGER):
+        opened(db=Noting(timeout=timeout)).commit((of("db", "a", begun_ms=begun_ms),))
+
+    assert caplog.records == []
