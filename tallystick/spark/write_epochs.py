@@ -29,7 +29,13 @@ from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.retention import COLLECT_EVERY
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.decision_log import DecisionLog, Hold, newest_entry, transactional_ids
-from tallystick.errors import DataLossError, EpochAbortedError, FencedError, TallystickError
+from tallystick.errors import (
+    DataLossError,
+    EpochAbortedError,
+    FencedError,
+    OptionError,
+    TallystickError,
+)
 from tallystick.job import Driver, Listener, Target
 from tallystick.participants import OpenSinks
 from tallystick.ports import Participants, Prepared
@@ -329,17 +335,24 @@ def stored_lineage(storage: FileStorage) -> str:
     """The id of the query that a checkpoint is of, which Spark stores there before it runs.
 
     Raises:
-        DataLossError: it is missing or damaged.
+        OptionError: there is nothing: Spark's checkpoint is another place.
+        DataLossError: it is damaged.
     """
     data = storage.get("metadata")
+    if data is None:
+        raise OptionError(
+            f"checkpointLocation {storage.location}: Spark has put nothing there (expected its "
+            f"file metadata). Name the place by a whole URI, such as file:///checkpoints/counts or "
+            f"hdfs://host/checkpoints/counts: without a scheme it is on Spark's default file "
+            f"system, which only Spark knows."
+        )
     try:
-        return str(json.loads(data or b"")["id"])
+        return str(json.loads(data)["id"])
     except (ValueError, KeyError, TypeError):
-        found = "no such file" if data is None else f"{len(data)} bytes"
         raise DataLossError(
             f"checkpoint {storage.location}: its file metadata should hold the query's id, found "
-            f"{found}. Nothing was changed. Put a whole copy of the checkpoint back; or start from "
-            f"a new checkpoint."
+            f"{len(data)} bytes that do not. Nothing was changed. Put a whole copy of the "
+            f"checkpoint back; or start from a new checkpoint."
         ) from None
 
 

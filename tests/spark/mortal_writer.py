@@ -9,6 +9,7 @@ Whoever uses it pickles it by value: those processes need no tests.
 import json
 import os
 import signal
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class Death:
         at: the fact.
         occurrence: the how-manieth of its kind.
         victims: processes that are killed, and the one that met it too; none: it raises an error.
+        waits_for: instead of all that, wait until this file exists.
     """
 
     folder: str
     at: str = ""
     occurrence: int = 1
     victims: tuple[int, ...] = ()
+    waits_for: str = ""
 
     def to_option(self) -> dict[str, str]:
         """For `writeStream`."""
@@ -54,6 +57,10 @@ class Death:
         while not _created(Path(self.folder, f"{fact}-{number}")):
             number += 1
         if (fact, number) != (self.at, self.occurrence):
+            return
+        if self.waits_for:
+            while not Path(self.waits_for).exists():
+                time.sleep(0.1)
             return
         if not self.victims:
             raise RuntimeError(f"this is the end, at {fact}")

@@ -24,12 +24,9 @@ from tests.spark.topics import WAIT_S, pending, read_committed, wait_until_nothi
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
 KILLS = [
-    ("Recovered", 1),  # planned and logged by Spark, and nothing written yet
     ("TaskPrepared", 2),  # some tasks have prepared, and nobody was told
-    ("ManifestWritten", 2),
     ("TransactionCommitted", 2),  # decided, and nothing committed
     ("TransactionOfTaskCommitted", 2),  # decided, and only a part of it committed
-    ("Recovered", 1),  # now all of it
     ("CommitReturned", 2),  # between our commit and Spark's log
 ]
 """The fact behind which Spark's driver dies, and the how-manieth of its kind in that run."""
@@ -120,9 +117,8 @@ def test_a_driver_killed_behind_every_fact_loses_and_repeats_nothing(
 ) -> None:
     flow.feed(300)
     for fact, occurrence in KILLS:
-        driver = writers.take(spares=1)
-        spec = flow.spec(dies_at=fact, occurrence=occurrence, epoch_records=40, kills=True)
-        driver.run(spec)
+        driver = writers.take(spares=1)  # what is left, the next test takes
+        driver.run(flow.spec(dies_at=fact, occurrence=occurrence, epoch_records=40, kills=True))
         driver.wait_until_killed()
         driver.stop()
         flow.feed(20)
@@ -155,14 +151,32 @@ def test_an_attempt_that_died_with_a_prepared_transaction_is_not_committed(
     flow.feed(60)
     driver = writers.take()
     driver.run(
-        flow.spec(
-            master="local[2,4]", dies_at="TaskPrepared", occurrence=2, epoch_records=30, kills=False
-        )
+        flow.spec(master="local[2,4]", dies_at="TaskPrepared", occurrence=2, epoch_records=30)
     )
     error = driver.wait_for_end()
     driver.stop()
 
     assert error is None
+    flow.assert_exact()
+
+
+def test_a_driver_that_was_replaced_decides_nothing(
+    flow: Flow, writers: Drivers, tmp_path: Path
+) -> None:
+    """It hangs behind its tasks; another one runs the epoch, and goes on; then it wakes up."""
+    flow.feed(60)
+    facts, released = tmp_path / "facts", tmp_path / "released"
+    driver = writers.take()
+    driver.run(flow.spec(dies_at="EpochRan", facts=str(facts), waits_for=str(released)))
+    wait_until((facts / "EpochRan-1").exists)
+
+    flow.feed(60)
+    write(flow, copied(flow))
+    released.touch()
+    error = driver.wait_for_end()
+    driver.stop()
+
+    assert "belongs to another run now" in (error or "")
     flow.assert_exact()
 
 
@@ -185,9 +199,11 @@ def test_complete_mode_writes_the_whole_result_each_time(flow: Flow) -> None:
     assert len(found) >= 14, "each epoch writes all keys"
 
 
-def test_update_mode_is_refused_by_spark(flow: Flow) -> None:
-    """If Spark takes it one day, the documentation has to change."""
+def test_what_cannot_work_ends_the_query_and_says_why(flow: Flow) -> None:
+    """That Spark refuses update mode is documented: if it takes it one day, that has to change."""
     flow.feed(3)
+    with pytest.raises(StreamingQueryException, match="did you mean 'compression'"):
+        write(flow, copied(flow), compresion="lz4")
     counts = stream(flow).groupBy("key").count().selectExpr("key", "string(count) as value")
 
     with pytest.raises(StreamingQueryException, match="tallystick does not support Update mode"):
@@ -246,7 +262,7 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
     hanging = stream(flow).mapInArrow(hangs, "key binary, value binary")
     query = start(flow, hanging)
     try:
-        wait_until_written(flow)
+        wait_until(lambda: pending(flow.confluent, flow.topic_out))  # some tasks have prepared
     finally:
         query.stop()
 
@@ -256,11 +272,11 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
     flow.assert_exact()
 
 
-def wait_until_written(flow: Flow) -> None:
-    """Some tasks have prepared."""
+def wait_until(holds: Callable[[], object]) -> None:
+    """Wait for something that will be."""
     deadline = time.monotonic() + WAIT_S
-    while not pending(flow.confluent, flow.topic_out):
-        assert time.monotonic() < deadline, "nothing was ever written"
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.1)
 
 

@@ -15,16 +15,20 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Any) -> StreamingQuer
     """Keys and values as they are."""
     jvm: Any = spark.sparkContext._jvm
     victims = (int(jvm.java.lang.ProcessHandle.current().pid()), os.getpid())
-    folder = Path(spec["checkpoint"] + f"-facts-{os.getpid()}")
+    folder = Path(spec.get("facts", spec["checkpoint"] + f"-facts-{os.getpid()}"))
     folder.mkdir(parents=True)
     death = mortal_writer.Death(
-        str(folder), spec["dies_at"], spec["occurrence"], victims if spec["kills"] else ()
+        str(folder),
+        spec["dies_at"],
+        spec.get("occurrence", 1),
+        victims if spec.get("kills") else (),
+        spec.get("waits_for", ""),
     )
     reading = {
         **spec["kafka"],
         "subscribe": spec["topic_in"],
         "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(spec["epoch_records"]),
+        "maxOffsetsPerTrigger": str(spec.get("epoch_records", 100)),
     }
     spark.dataSource.register(mortal_writer.MortalFormat)
     rows = spark.readStream.format("tallystick").options(**reading).load()
