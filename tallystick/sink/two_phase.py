@@ -201,7 +201,7 @@ class RunFacts:
 
     Args:
         trigger_interval_ms: how long Spark waits between two epochs.
-        tasks: how many tasks Spark runs at a time.
+        tasks: how many tasks Spark runs at a time, or a keyed step has; a DataFrame may have more.
         earlier_ids: transactional ids of the pipeline that the checkpoint's newest manifests name,
             besides the present one: its prefix was changed.
     """

@@ -110,7 +110,8 @@ class PipelineRun:
             self._source_cluster = cluster_id = source.cluster_id()
         finally:
             source.close()
-        self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms)
+        tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
+        self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms, tasks)
         self._check_circle(topics, cluster_id)
         self._sinks.check()
 

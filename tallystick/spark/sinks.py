@@ -1,7 +1,7 @@
 """What epochs are written to: the cluster whose transaction decides, if any, and other sinks."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -167,6 +167,7 @@ class Sinks:
         pipeline: its name.
         spark: whose tasks write.
         trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+        tasks: how many write, if they are more than Spark runs at a time.
     """
 
     def __init__(
@@ -175,11 +176,13 @@ class Sinks:
         pipeline: str,
         spark: SparkSession,
         trigger_interval_ms: int | None,
+        tasks: int = 0,
     ) -> None:
         self._written = written
         self._pipeline = pipeline
         self._spark = spark
-        self._facts = RunFacts(trigger_interval_ms, spark.sparkContext.defaultParallelism)
+        tasks = max(tasks, spark.sparkContext.defaultParallelism)
+        self._facts = RunFacts(trigger_interval_ms, tasks)
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
         self._to_close: list[Closed] = []
@@ -212,8 +215,9 @@ class Sinks:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], facts)
             self._to_close.append(self._open[uid])
-        settling = {**self._open, **self._of_another_mode(identity, facts, newest)}
+        settling = {**self._open, **self._of_another_mode(identity, facts, newest, storage)}
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
+        self._tell_of_gone(_named(newest) - settling.keys())
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
         if listener is not None:
             make = partial(make, listener=listener)
@@ -250,15 +254,36 @@ class Sinks:
         self._to_close.clear()
 
     def _of_another_mode(
-        self, identity: Identity, facts: RunFacts, newest: list[Manifest]
+        self,
+        identity: Identity,
+        facts: RunFacts,
+        newest: list[Manifest],
+        storage: FileStorage,
     ) -> dict[str, TwoPhaseCommitSink]:
-        """The deciding sink as its tasks' own transactions need it, if there were some lately."""
+        """The deciding sink as its tasks' own transactions need it, if there may be some.
+
+        Also of a run that died before its first manifest: it began with the log of decisions.
+        """
         sink, uid = self._written.sink, self._written.uid
-        if sink is None or not any(c.sink == uid for each in newest for c in each.committables):
+        logged = newest_entry(storage) is not None
+        if sink is None or not (uid in _named(newest) or logged):
             return {}
         opened = sink.open(Owner(identity.pipeline, uid, identity.lineage), facts)
         self._to_close.append(opened)
         return {uid: opened}
+
+    def _tell_of_gone(self, uids: Collection[str]) -> None:
+        """What they have decided is refused by the recovery; nobody looks for anything else."""
+        if uids:
+            logger.warning(
+                "pipeline %r: the newest epochs wrote to sinks that it does not have any more: %s. "
+                "What an epoch that was not decided has left open there is not given up: in Kafka "
+                "it holds up readers until it times out, in PostgreSQL it keeps its locks. If they "
+                "did not end in order, add them again, with these uids, for one start; or see "
+                "`tallystick transactions list`",
+                self._pipeline,
+                ", ".join(sorted(uids)),
+            )
 
     def _target(self) -> Target:
         if self.cluster is not None:
@@ -309,6 +334,11 @@ class Sinks:
         broker = KafkaBroker(self._written.kafka)
         self._to_close.append(broker)
         return broker
+
+
+def _named(manifests: Iterable[Manifest]) -> set[str]:
+    """The uids of the sinks with transactions in any of them."""
+    return {each.sink for manifest in manifests for each in manifest.committables}
 
 
 def _newest_manifests(storage: FileStorage) -> list[Manifest]:

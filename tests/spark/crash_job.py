@@ -3,12 +3,15 @@
 It starts Spark at once, so that a test may have one ready, then takes commands on stdin, one JSON
 text a line: `{"run": {…}}` runs a pipeline, `{"go_on": true}` ends a stop at `block_at`. On stdout
 it says, as JSON too, what becomes a fact.
+
+A spec's `sinks` are what is written to in place of one topic: each with its `kind` and settings.
 """
 
 import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,25 +19,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lines_sink
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.checkpoint import protocol as c
-from tallystick.spark.sinks import SinkCluster
+from tallystick.participants import OpenSinks
+from tallystick.sink.two_phase import Committable, Outcome
 from tallystick.spark.query import EpochRunner
+from tallystick.spark.sinks import SinkCluster
 from tallystick.task import Report, WritePlan
 
 CALL, WRITE_PLAN = EpochRunner.__call__, SinkCluster.write_plan
+COMMIT_ONE = OpenSinks._commit_one
 LOCAL = "local[2]"
 NOT_IN_TIME = "Python worker failed to connect back"
 """Spark gives its source process 10 s to come up; on a busy machine that may take another try."""
 
 STARTED = "Started"
 """Not an event of the coordinator: the query runs, and has not planned anything yet."""
+ONE_COMMITTED = "ParticipantCommitted"
+"""Not an event of the coordinator: of what tasks prepared in sinks, one more is committed."""
 RETURNED = "EpochReturned"
 """Not an event of the coordinator: the epoch is over, and Spark has not logged it yet."""
 
@@ -113,7 +122,7 @@ class DyingWritePlan(WritePlan):
 
 
 def hook(fate: Fate, marker: str | None) -> None:
-    """Make the return of an epoch a fact, and hand out `DyingWritePlan` if there is a marker."""
+    """Make more of it facts, and hand out `DyingWritePlan` if there is a marker."""
 
     def called(self: EpochRunner, rows: Any, batch_id: int) -> None:
         CALL(self, rows, batch_id)
@@ -125,6 +134,12 @@ def hook(fate: Fate, marker: str | None) -> None:
             return plan
         return DyingWritePlan(**vars(plan), marker=marker)
 
+    def commit_one(self: OpenSinks, committable: Committable) -> Outcome:
+        outcome = COMMIT_ONE(self, committable)
+        fate.meet(ONE_COMMITTED)
+        return outcome
+
+    OpenSinks._commit_one = commit_one  # type: ignore[method-assign]
     EpochRunner.__call__ = called  # type: ignore[method-assign]
     SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
 
@@ -133,15 +148,32 @@ def step(spec: dict[str, Any]) -> Any:
     """The function of the pipeline: keys and values as they are, with what a test asked for."""
     reading_dies = spec.get("reading_dies", False)
     wait_for = spec.get("map_waits_for", "")
+    dies, marker = spec.get("dies", ""), spec.get("marker", "")
+    sleeps_s = spec.get("one_attempt_sleeps_s", 0.0)
+    seen: list[int] = []  # how many rows of each batch this attempt of a task had
 
     def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
         if reading_dies and TaskContext.get().attemptNumber() == 0:
             raise RuntimeError("this attempt died while it read")
+        if dies and seen and not os.path.exists(marker):
+            Path(marker).touch()
+            victim = os.getpid() if dies == "worker" else executor()
+            os.kill(victim, signal.SIGKILL)
+        if sleeps_s and seen and not os.path.exists(marker):
+            Path(marker).touch()
+            time.sleep(sleeps_s)
+        seen.append(rows.num_rows)
         while wait_for and not os.path.exists(wait_for):
             time.sleep(0.02)
         return rows.select(["key", "value"])
 
     return pass_on
+
+
+def executor() -> int:
+    """The JVM above the daemon that forked this worker."""
+    ask = ["ps", "-o", "ppid=", "-p", str(os.getppid())]
+    return int(subprocess.check_output(ask))
 
 
 def show(spark: SparkSession, spec: dict[str, Any], query: StreamingQuery) -> None:
@@ -198,6 +230,8 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
 
 def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQuery:
     """Start the pipeline that a spec asks for."""
+    if spec.get("foreach_batch"):
+        return start_foreach_batch(spark, spec)
     return pipeline(spec).start(
         spark,
         checkpoint=spec["checkpoint"],
@@ -207,13 +241,32 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQue
     )
 
 
+def start_foreach_batch(spark: SparkSession, spec: dict[str, Any]) -> StreamingQuery:
+    """The same by a query of the user's own; it has no listener."""
+    options = {**spec["kafka"], "subscribe": spec["topic_in"], "startingOffsets": "earliest"}
+    rows = (
+        spark.readStream.format("tallystick")
+        .options(**options, maxOffsetsPerTrigger=spec["epoch_records"])
+        .load()
+    )
+    (to,) = sinks(spec)
+    return (
+        rows.select("key", "value")
+        .writeStream.queryName(spec["name"])
+        .option("checkpointLocation", spec["checkpoint"])
+        .foreachBatch(to)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
 def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
     """Keys and values as they are; another job may put its own pipeline here."""
     return (
         ts.Pipeline(spec["name"])
         .read(source(spec))
         .map_batches(step(spec))
-        .write(sink(spec, transaction_timeout_ms=spec.get("transaction_timeout_ms", 300_000)))
+        .write(*sinks(spec, transaction_timeout_ms=spec.get("transaction_timeout_ms", 300_000)))
     )
 
 
@@ -234,6 +287,18 @@ def sink(spec: dict[str, Any], **settings: Any) -> ts.KafkaSink:
     """The output."""
     servers, options = cluster(spec)
     return ts.KafkaSink(servers, topic=spec["topic_out"], options=options, **settings)
+
+
+def sinks(spec: dict[str, Any], **settings: Any) -> tuple[Any, ...]:
+    """All outputs; settings are those of a topic."""
+    made = {
+        "kafka": lambda **more: sink(spec, **{**settings, **more}),
+        "postgres": ts.PostgresSink,
+        "files": ts.FileSink,
+        "lines": lines_sink.LinesSink,
+    }
+    told = [dict(each) for each in spec.get("sinks", [{"kind": "kafka"}])]
+    return tuple(made[each.pop("kind")](**each) for each in told)
 
 
 def cluster(spec: dict[str, Any]) -> tuple[str, dict[str, str]]:
@@ -260,6 +325,8 @@ def main() -> None:
             error = f"{type(met).__name__}: {met}"
         say(fact="Ended", error=error)
 
+
+cloudpickle.register_pickle_by_value(lines_sink)  # as if it stood here: workers need no tests
 
 if __name__ == "__main__":
     main()

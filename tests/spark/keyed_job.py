@@ -7,7 +7,6 @@ the `marker` file is not there yet.
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import crash_job
 import pyarrow as pa
+from crash_job import executor
 from pyspark import cloudpickle
 
 import tallystick as ts
@@ -77,12 +77,6 @@ class Mortal:
             os.kill(os.getpid() if self.dies == "worker" else executor(), signal.SIGKILL)
 
 
-def executor() -> int:
-    """The JVM above the daemon that forked this worker."""
-    ask = ["ps", "-o", "ppid=", "-p", str(os.getppid())]
-    return int(subprocess.check_output(ask))
-
-
 def numbering(spec: dict[str, Any]) -> Mortal:
     """Numbers flights, and dies as the spec says."""
     counted = ts.aggregate({"n": ts.count()}, each="record", keep=["id", "carrier"])
@@ -97,7 +91,7 @@ def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
         .map_batches(flights(), schema=FLIGHT)
         .key_by("dest", max_parallelism=32)
         .process(numbering(spec), output=NUMBERED, parallelism=spec["parallelism"], uid=UID)
-        .write(crash_job.sink(spec, key="dest", value=ts.Json()))
+        .write(*crash_job.sinks(spec, key="dest", value=ts.Json()))
     )
 
 
