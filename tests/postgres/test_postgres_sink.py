@@ -288,7 +288,12 @@ def test_tokens_are_pruned_and_prove_nevertheless(
     assert kept == [(2, True), (200, False), (201, False)]
     assert [driver.commit(made[epoch]) for epoch in made] == outcomes
     assert outcomes == [Outcome.LOST if epoch == 2 else Outcome.COMMITTED for epoch in made]
-    (late,) = prepared(driver, rows_of(4), checkpoint_id=101)
+    (late,) = prepared(driver, rows_of(4), checkpoint_id=250)
+    (made[310],) = prepared(driver, rows_of(310), checkpoint_id=310)
+    outcomes.append(driver.commit(made[310]))
+    kept = postgres.query(f"SELECT checkpoint_id FROM {tokens} WHERE task >= 0 ORDER BY 1")
+    assert kept == [(2,), (310,)]
+    assert [driver.commit(made[epoch]) for epoch in made] == outcomes
     driver.abort(late)
     assert driver.commit(late) is Outcome.LOST, "it is not behind the mark"
 
@@ -353,6 +358,8 @@ def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -
     name = table(f"{COLUMNS}, n serial")
     driver = opened(postgres.dsn, name, transactions="staged")
     committables = prepared(driver, rows_of(5, 3), rows_of(4), rows_of(1))
+    staging = f"{name.split('.')[0]}.tallystick_staged_t"
+    postgres.query(f"UPDATE {staging} SET b = b WHERE a = 5")  # it lies behind the others now
     for each in committables:
         driver.commit(each)
 
