@@ -359,7 +359,8 @@ def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -
     driver = opened(postgres.dsn, name, transactions="staged")
     committables = prepared(driver, rows_of(5, 3), rows_of(4), rows_of(1))
     staging = f"{name.split('.')[0]}.tallystick_staged_t"
-    postgres.query(f"UPDATE {staging} SET b = b WHERE a = 5")  # it lies behind the others now
+    first = f"WITH first AS (DELETE FROM {staging} WHERE a = 5 RETURNING *)"
+    postgres.query(f"{first} INSERT INTO {staging} SELECT * FROM first")  # it lies last now
     for each in committables:
         driver.commit(each)
 
