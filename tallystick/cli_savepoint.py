@@ -54,6 +54,7 @@ def create(
 ) -> None:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
     from tallystick import savepoints
+    from tallystick.newest_epoch import logged_decision
     from tallystick.storage import FileStorage, shown
 
     with errors_told():
@@ -65,10 +66,19 @@ def create(
             epoch=epoch,
             ask_kafka=ask,
         )
+        decided = logged_decision(FileStorage(checkpoint))
     typer.echo(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
         f"{shown(savepoint)}."
     )
+    behind = -1 if decided is None or epoch is not None else decided.checkpoint_id
+    if behind > saved.manifest.checkpoint_id:
+        typer.echo(
+            f"Epoch {behind} is decided too, and was not settled yet: it is not in "
+            f"the savepoint. If the pipeline is stopped and this was to be its last word, start it "
+            f"once, which settles that epoch; then save again.",
+            err=True,
+        )
 
 
 @app.command("list")

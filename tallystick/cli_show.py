@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tallystick.checkpoint.manifest import KAFKA
 from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.inspection import Report, StepReport, state_text
 from tallystick.savepoint_files import total_size
@@ -38,6 +40,7 @@ def show_report(report: Report, out: Console) -> None:
     for step in report.steps:
         _show_step(step, out)
     _show_epochs(report, out)
+    _show_outputs(report, out)
     _show_list("would be removed by the pipeline", report.rubbish, out)
     for note in report.notes:
         out.print(note)
@@ -102,6 +105,23 @@ def _show_epochs(report: Report, out: Console) -> None:
     out.print(table)
     problems = {problem: None for epoch in report.epochs for problem in epoch.problems}
     _show_list("missing or damaged", tuple(problems), out)
+
+
+def _show_outputs(report: Report, out: Console) -> None:
+    """Who decided each epoch, and what it makes visible where."""
+    table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
+                  "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
+    for each in report.outputs[-SHOWN_MAX:]:
+        sinks = [
+            f"{sink.uid}: {sink.records} rows in {sink.transactions} transaction"
+            + "s" * (sink.transactions != 1)
+            for sink in each.sinks
+        ]
+        decided_by = "Kafka" if each.decided_by == KAFKA else "the checkpoint"
+        table.add_row(str(each.epoch), decided_by, each.standing, str(each.records),
+                      "; ".join(sinks) or "nothing")  # fmt: skip
+    out.print(table)
+    _say_more(len(report.outputs), out)
 
 
 def _show_list(title: str, lines: tuple[str, ...], out: Console) -> None:
@@ -174,9 +194,11 @@ def size_text(size: float) -> str:
 
 def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
     """Transactions that linger, a line each; see `cli_transactions` for their fields."""
-    table = Table("transaction", "state", "producer", "age", "timeout", "partitions", "what it is")
+    table = Table()
+    for title in ("transaction", "state", "producer", "age", "timeout", "rows in", "what it is"):
+        table.add_column(title, overflow="fold")  # no name is cut short
     for each in found:
-        table.add_row(
+        cells = (
             each["transaction"],
             state_of(each),
             producer_of(each),
@@ -185,14 +207,17 @@ def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
             _few(each["partitions"]),
             each["says"],
         )
+        table.add_row(*map(escape, cells))
     out.print(table)
 
 
 def show_transaction(fields: dict[str, Any], out: Console) -> None:
     """One transaction, with all that is known of it."""
     facts = Table(show_header=False, box=None)
+    facts.add_column()
+    facts.add_column(overflow="fold")
     for name, value in _facts_of_transaction(fields):
-        facts.add_row(name, value)
+        facts.add_row(name, escape(value))
     out.print(facts)
     parts = fields["details"].get("partitions", [])
     if parts:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 REFUSED = 3
 """The exit code of what was refused."""
+PATIENCE = {"delivery.timeout.ms": "30000"}
+"""A person waits here, and can try again."""
 
 app = typer.Typer(
     help="Lingering transactions, beside what the checkpoint says of them.", no_args_is_help=True
@@ -161,13 +163,15 @@ def describe(
 ) -> None:
     """Say all of one transaction: who wrote it, where, for which epoch, who names it, its token."""
     from tallystick import cli_show
+    from tallystick.transactions import named_as
 
     where = _Where(bootstrap_servers, kafka_options, pipeline, prefix, checkpoint, decider,
                    postgres, files, tuple(sink or ()), quiet_for)  # fmt: skip
     with errors_told(), _looked(where) as view:
         lingering = _the(transaction, view)
         fields = _fields(lingering, view.judge(lingering), view.told)
-        fields["details"] = view.doors[lingering.system].details(lingering)
+        named = named_as(lingering, view.told)
+        fields["details"] = view.doors[lingering.system].details(lingering, named)
     if as_json:
         typer.echo(cli_show.as_json(fields))
     else:
@@ -254,7 +258,9 @@ def _looked(where: _Where) -> Iterator[_View]:
 
     if where.checkpoint is None and where.files is not None:
         raise OptionError("--files needs --checkpoint: drafts have the checkpoint's id in them")
-    options = options_in(where.kafka_options) if where.kafka_options else {}
+    options = dict(PATIENCE)
+    if where.kafka_options is not None:
+        options |= options_in(where.kafka_options)
     stated = Stated(where.pipeline, where.prefix)
     with ExitStack() as stack:
 
@@ -393,12 +399,10 @@ def _refuse(why: str) -> NoReturn:
 def _fields(lingering: "Lingering", judged: "Judged", told: "Told | None") -> dict[str, Any]:
     """One line of `--json`; the fields are there to stay."""
     from tallystick.settling import now_ms
-    from tallystick.transactions import KAFKA, Standing
+    from tallystick.transactions import KAFKA, Standing, named_as
 
     pooled = lingering.pooled
-    named = None if told is None else told.due(lingering)
-    waiting = None if told is None else told.waiting(lingering)
-    named = named or (None if waiting is None else waiting[1]) or lingering.found
+    named = named_as(lingering, told) or lingering.found
     foreign = judged.standing is Standing.FOREIGN
     is_kafka = lingering.system == KAFKA
     return {

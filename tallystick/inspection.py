@@ -1,6 +1,7 @@
 """What is in a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
 
-Reads, never changes anything; the pipeline may run meanwhile. Kafka is not asked.
+Reads, never changes anything; the pipeline may run meanwhile. Kafka is not asked: where its token
+decides, what is decided last may not be known here.
 """
 
 from collections.abc import Iterable
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import retention
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import Manifest
-from tallystick.errors import ManifestError, OptionError
+from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
+from tallystick.errors import ManifestError
+from tallystick.newest_epoch import counting, logged_decision, settled_epochs
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.changelog import DamagedError, parse_index
@@ -28,6 +30,16 @@ from tallystick.wholeness import Epoch, Wholeness, newest_whole, read_manifest
 
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
+SETTLED = "settled"
+"""Decided, and visible in every sink: Spark has logged the epoch."""
+DECIDED = "decided, not settled"
+"""Its sinks may not have committed all of it yet; the next start does."""
+FAILED = "failed attempt"
+"""Another manifest of the epoch counts."""
+UNDECIDED = "not decided"
+"""Nothing of it counts, as far as the checkpoint's own log knows."""
+KAFKA_KNOWS = "Kafka knows"
+"""Whether it is decided, its token in Kafka tells."""
 
 Float64Array = NDArray[np.float64]
 
@@ -70,6 +82,36 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkOutput:
+    """What one sink's tasks prepared for an epoch."""
+
+    uid: str
+    transactions: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a manifest makes visible.
+
+    Args:
+        epoch: its number.
+        manifest_path: the manifest.
+        decided_by: `kafka`: a transaction with the epoch's rows; `checkpoint`: its own log.
+        standing: one of the words above, from `SETTLED` on.
+        records: in the deciding transaction.
+        sinks: what others hold, committed behind the decision.
+    """
+
+    epoch: int
+    manifest_path: str
+    decided_by: str
+    standing: str
+    records: int
+    sinks: tuple[SinkOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A checkpoint.
 
@@ -81,6 +123,7 @@ class Report:
         positions: per source, the next offset of each partition.
         epochs: those whose manifests are there, oldest first.
         newest_whole: the newest one of them with all its files; None: there is none.
+        outputs: what they, and manifests behind them, make visible; oldest first.
         claims: who else uses its files.
         rubbish: what the pipeline would remove now.
         verified: whether the bytes of all files were compared with their checksums.
@@ -101,6 +144,7 @@ class Report:
     rubbish: tuple[str, ...]
     verified: bool
     notes: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -139,13 +183,14 @@ class _Look:
     verify: bool
 
     def __post_init__(self) -> None:
-        self.committed = _committed_epoch(self.storage)
+        self.committed = settled_epochs(self.storage)[-1]
         self.paths = m.manifests(self.storage.names(m.FOLDER))
         self.files = Wholeness(self.storage, self.verify)
 
     def report(self) -> Report:
         path, notes = self._manifest_of_committed()
         manifest = read_manifest(self.storage, path)
+        outputs, more = self._outputs()
         epochs = self.files.epochs(self.committed)
         rubbish, claims = self._rubbish()
         logged = s.epochs_logged(self.storage.names("offsets"))
@@ -163,8 +208,43 @@ class _Look:
             claims=claims,
             rubbish=rubbish,
             verified=self.verify,
-            notes=notes,
+            notes=(*notes, *more),
+            outputs=outputs,
         )
+
+    def _outputs(self) -> tuple[tuple[Output, ...], tuple[str, ...]]:
+        """Of each retained manifest that can be read; and what to know of a decision behind them.
+
+        Damage to one is told with the epochs.
+        """
+        token = logged_decision(self.storage)
+        found = []
+        for path in sorted(retention.retained(self.paths, self.committed), key=m.attempt_of):
+            try:
+                manifest = read_manifest(self.storage, path)
+                standing = self._standing(path, manifest, "" if not token else token.manifest_path)
+            except ManifestError:
+                continue
+            found.append(_output(path, manifest, standing))
+        if token is None or token.checkpoint_id <= self.committed:
+            return tuple(found), ()
+        note = (
+            f"epoch {token.checkpoint_id} is decided, and Spark has not logged it as done: what "
+            f"its sinks have prepared may not be committed in all of them yet. A run that is at "
+            f"work, or the next start, settles it; `tallystick transactions list` shows what is "
+            f"open."
+        )
+        return tuple(found), (note,)
+
+    def _standing(self, path: str, manifest: Manifest, decided_path: str) -> str:
+        epoch = m.epoch_of(path)
+        if epoch > self.committed:
+            if path == decided_path:
+                return DECIDED
+            return UNDECIDED if manifest.decided_by == CHECKPOINT else KAFKA_KNOWS
+        same = [each for each in self.paths if m.epoch_of(each) == epoch]
+        counts = path if len(same) == 1 else counting(self.storage, epoch, same)
+        return KAFKA_KNOWS if not counts else SETTLED if counts == path else FAILED
 
     def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
         paths = [path for path in self.paths if m.epoch_of(path) == self.committed]
@@ -175,10 +255,14 @@ class _Look:
             )
         if len(paths) == 1:
             return paths[0], ()
+        found = f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown"
+        path = counting(self.storage, self.committed, paths)
+        if path:
+            return path, (f"{found} is {path}, which counts.",)
         newest = max(paths, key=m.attempt_of)
         note = (
-            f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown is "
-            f"{newest}, of the newest producer. Only Kafka's token proves which one counts."
+            f"{found} is {newest}, of the newest producer. Only Kafka's token proves which one "
+            f"counts."
         )
         return newest, (note,)
 
@@ -260,14 +344,20 @@ def state_text(state: StateField) -> str:
     return f"{state.name} ({state.kind})"
 
 
-def _committed_epoch(storage: Storage) -> int:
-    epochs = s.epochs_logged(storage.names("commits"))
-    if not epochs:
-        raise OptionError(
-            f"{storage.location} holds no committed epoch: expected the checkpoint folder of a "
-            f"pipeline that has run. Check the path."
-        )
-    return epochs[-1]
+def _output(path: str, manifest: Manifest, standing: str) -> Output:
+    sinks: dict[str, list[int]] = {}
+    for each in manifest.committables:
+        sinks.setdefault(each.sink, []).append(each.record_count)
+    return Output(
+        epoch=manifest.checkpoint_id,
+        manifest_path=path,
+        decided_by=manifest.decided_by,
+        standing=standing,
+        records=sum(each.record_count for each in manifest.produced),
+        sinks=tuple(
+            SinkOutput(uid, len(counts), sum(counts)) for uid, counts in sorted(sinks.items())
+        ),
+    )
 
 
 def _positions(manifest: Manifest) -> tuple[dict[str, int], ...]:

@@ -53,12 +53,7 @@ def newest_committed(
         ManifestError: the epoch's manifest is missing or damaged.
         DataLossError: Kafka does not tell which of several manifests counts.
     """
-    epochs = s.epochs_logged(checkpoint.names("commits"))
-    if not epochs:
-        raise OptionError(
-            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
-            f"pipeline that has run. Check the path.{_not_settled(checkpoint, None)}"
-        )
+    epochs = settled_epochs(checkpoint)
     epoch = epochs[-1] if wanted is None else wanted
     if epoch not in epochs:
         raise OptionError(
@@ -79,6 +74,21 @@ def newest_committed(
             checkpoint, epoch, paths, ask_kafka
         )
     return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def settled_epochs(checkpoint: Storage) -> list[int]:
+    """The epochs that Spark has logged as done, of which it keeps the newest ones; in order.
+
+    Raises:
+        OptionError: there is none.
+    """
+    epochs = s.epochs_logged(checkpoint.names("commits"))
+    if not epochs:
+        raise OptionError(
+            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
+            f"pipeline that has run. Check the path.{_not_settled(checkpoint, None)}"
+        )
+    return epochs
 
 
 def logged_decision(checkpoint: Storage) -> Token | None:

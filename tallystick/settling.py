@@ -54,8 +54,8 @@ class Door(Protocol):
         """Everything that may be of interest."""
         ...
 
-    def details(self, lingering: Lingering) -> dict[str, Any]:
-        """What else is known of one, of JSON's own types."""
+    def details(self, lingering: Lingering, named: Committable | None) -> dict[str, Any]:
+        """What else is known of one, of JSON's own types; `named`: as a manifest names it."""
         ...
 
     def commit(self, lingering: Lingering, due: Committable | None) -> Outcome:
@@ -89,7 +89,7 @@ class KafkaDoor:
         rows = ot.rows_of(self._client, found)
         return tuple(self._lingering(each, rows) for each in found)
 
-    def details(self, lingering: Lingering) -> dict[str, Any]:
+    def details(self, lingering: Lingering, named: Committable | None) -> dict[str, Any]:
         """See `Door.details`."""
         found = ot.found(self._client, lingering.transactional_id)
         rows = {} if found is None else ot.rows_of(self._client, [found])
@@ -268,10 +268,10 @@ class SinkDoor:
             for each in found
         )
 
-    def details(self, lingering: Lingering) -> dict[str, Any]:
+    def details(self, lingering: Lingering, named: Committable | None) -> dict[str, Any]:
         """See `Door.details`."""
         assert lingering.found is not None, "found by its sink"
-        return {"where": self._sink.describe(lingering.found)}
+        return {"where": self._sink.describe(named or lingering.found)}
 
     def commit(self, lingering: Lingering, due: Committable | None) -> Outcome:
         """See `Door.commit`."""
@@ -304,7 +304,14 @@ def postgres_door(dsn: str, owners: Iterable[Owner]) -> SinkDoor:
     known = tuple(owners)
     session = connection.Session(dsn)
     server, database = session.run("asking who it is", driver.identity)
-    details = transactions.Details("prepared", "public", "(not known)", server, database)
+    details = transactions.Details(
+        mode="prepared",
+        schema="public",
+        table="(not known)",
+        server=server,
+        database=database,
+        tokens_id=0,
+    )
     table = schema.Table("public", "(not known)", ())
     plan = transactions.PostgresPlan(dsn, table, (), details, Guarantee.EXACTLY_ONCE)
     committer = driver.PostgresCommitter(session, plan, known[0])

@@ -133,6 +133,14 @@ class Told:
         return None
 
 
+def named_as(lingering: Lingering, told: Told | None) -> Committable | None:
+    """The committable that a transaction is, of a decided manifest or of one that is not."""
+    if told is None:
+        return None
+    waiting = told.waiting(lingering)
+    return told.due(lingering) or (None if waiting is None else waiting[1])
+
+
 class Standing(Enum):
     """Where a transaction stands; the words are those of `--json`."""
 
@@ -224,7 +232,7 @@ def judge(lingering: Lingering, told: Told | None, running: str) -> Judged:
     if told is None:
         return _without_checkpoint(lingering)
     if not told.owns(lingering):
-        return _foreign()
+        return _foreign(lingering)
     if lingering.transactional_id in told.prefixes and lingering.system == KAFKA:
         return _whole_epoch(running)
     committable = told.due(lingering)
@@ -244,7 +252,7 @@ def judge(lingering: Lingering, told: Told | None, running: str) -> Judged:
 def _without_checkpoint(lingering: Lingering) -> Judged:
     is_one = lingering.pooled is None and lingering.system == KAFKA
     if is_one and not lingering.prefix.startswith(OUR_PREFIX):
-        return _foreign()
+        return _foreign(lingering)
     return Judged(
         Standing.UNKNOWN,
         "unknown: give --checkpoint",
@@ -253,8 +261,16 @@ def _without_checkpoint(lingering: Lingering) -> Judged:
     )
 
 
-def _foreign() -> Judged:
-    return Judged(Standing.FOREIGN, "not ours", risk_of_commit=_NOT_OURS, risk_of_abort=_NOT_OURS)
+def _foreign(lingering: Lingering) -> Judged:
+    if not lingering.prefix.startswith(OUR_PREFIX):
+        what = "not ours"
+        return Judged(Standing.FOREIGN, what, risk_of_commit=_NOT_OURS, risk_of_abort=_NOT_OURS)
+    return Judged(
+        Standing.FOREIGN,
+        "not ours: another pipeline's, by its name",
+        risk_of_commit="" if lingering.pooled is None else _TWICE,
+        risk_of_abort=_LOST,
+    )
 
 
 def _whole_epoch(running: str) -> Judged:
@@ -282,8 +298,7 @@ def _unnamed(lingering: Lingering, told: Told, running: str) -> Judged:
             Standing.RUNNING,
             f"of a running epoch: {running}",
             risk_of_commit=_TWICE,
-            risk_of_abort=f"the run that is at work is stopped, and epoch {told.under_way} is run "
-            f"again at the next start",
+            risk_of_abort="the run that is at work is stopped, and does it again when it is started",
             forestall=True,
             epoch=epoch,
             manifest_path=path,
@@ -307,9 +322,7 @@ def _someone_else(lingering: Lingering, told: Told) -> str:
     lineage, epoch = lingering.committed
     where = "under its transactional id, or its neighbour's, "
     if lineage != told.lineage:
-        return (
-            f"{where}a checkpoint of lineage {lineage} committed last; this one is {told.lineage}"
-        )
+        return f"{where}lineage {lineage} committed last; this checkpoint is {told.lineage}"
     last = told.last_epoch
     if epoch > last:
         return (

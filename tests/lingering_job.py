@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from tallystick.checkpoint import manifest as m
@@ -30,7 +30,7 @@ class LingeringJob:
         self.storage.put("metadata", json.dumps({"id": lineage}).encode())
         self.log = DecisionLog(self.storage, SystemClock())
         self.producer = self.log.fence(f"tallystick-{pipeline}", None)
-        self._base_path = ""
+        self._decided: dict[int, str] = {}
 
     def plan(self, epoch: int, *, ago_s: float = 0) -> None:
         """As Spark does before an epoch runs."""
@@ -41,11 +41,12 @@ class LingeringJob:
     def prepare(
         self,
         epoch: int,
-        committables: Iterable[Committable] = (),
+        committables: Sequence[Committable] = (),
         nonce: str = "aa",
         decided_by: str = CHECKPOINT,
     ) -> str:
         """Write the epoch's manifest; its path."""
+        keeps_base = bool(committables) or decided_by == CHECKPOINT
         manifest = Manifest(
             checkpoint_id=epoch,
             pipeline=self.pipeline,
@@ -55,7 +56,7 @@ class LingeringJob:
             producer=Producer(f"tallystick-{self.pipeline}", 1, self.producer.producer_epoch),
             committables=tuple(sorted(committables)),
             decided_by=decided_by,
-            base_path=self._base_path,
+            base_path=self._decided.get(epoch - 1, "") if keeps_base else "",
         )
         path = m.manifest_path(manifest, nonce)
         self.storage.put(path, manifest.encode())
@@ -71,7 +72,7 @@ class LingeringJob:
         staged = {TopicPartition(group, 0): self.token(epoch, path)}
         self.log.stage_offsets(self.producer, group, staged)
         self.producer = self.log.commit_transaction(self.producer)
-        self._base_path = path
+        self._decided[epoch] = path
 
     def finish(self, epoch: int) -> None:
         """As Spark does when all of an epoch is settled."""

@@ -21,6 +21,7 @@ from tallystick.files.sink import FileSink
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.sink.transaction import Producer
 from tallystick.sink.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
@@ -263,6 +264,7 @@ def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) 
     assert forced.exit_code == 0
     with pytest.raises(confluent_kafka.KafkaException):
         producer.commit_transaction(20)
+    del producer
 
 
 def test_another_checkpoint_of_the_same_name_knows_nothing_of_it(scene: Scene) -> None:
@@ -363,6 +365,27 @@ def test_describe_says_all(scene: Scene) -> None:
     gone = scene.call("describe", "no-such-id")
     assert gone.exit_code == 1
     assert "no transaction 'no-such-id' is open" in gone.output
+
+
+def test_before_kafkas_transaction_version_2_the_writer_is_shut_out_too(tmp_path: Path) -> None:
+    """EndTxn alone would let it go on under the same producer epoch."""
+    with EmbeddedKafka(transaction_version=1) as kafka:
+        scene = Scene(kafka, tmp_path)
+        due, left = scene.written("due"), scene.written("left", task=1)
+        scene.job.plan(0)
+        scene.job.decide(0, scene.job.prepare(0, [due]))
+        name, producer_id, producer_epoch = left.name.rsplit(":", 2)
+
+        done = scene.call("abort", name, "--quiet-for", 0), scene.call("commit", scene.id)
+
+        assert [each.exit_code for each in done] == [0, 0], [each.output for each in done]
+        assert scene.read(lambda texts: len(texts) == 1) == ["due"]
+        broker = KafkaBroker(scene.config)
+        assert broker.transaction_version == 1
+        writer = Producer(name, int(producer_id), int(producer_epoch))
+        with pytest.raises(EpochAbortedError):
+            broker.stage_offsets(writer, "any", {TopicPartition(scene.topic, 0): (1, "")})
+        broker.close()
 
 
 def test_hidden_files_are_listed_and_settled_too(scene: Scene, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_what_is_prepared_in_a_database_is_listed_and_settled_by_hand(
         left.name: "unnamed",
     }
     assert {(each["system"], each["state"]) for each in told} == {("postgres", way)}
-    assert f"2 rows for table {name}" in " ".join(described.split())
+    assert "2 rows for table" in " ".join(described.split())
     assert call("commit", left.name).exit_code == 3
     assert call("abort", decided.name).exit_code == 3
     assert call("commit", decided.name).exit_code == 0

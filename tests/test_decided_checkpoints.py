@@ -1,0 +1,171 @@
+"""Checkpoints that decide their epochs themselves, as `savepoint create` and `inspect` see them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import KAFKA
+from tallystick.cli import app
+from tallystick.errors import OptionError
+from tallystick.inspection import DECIDED, FAILED, KAFKA_KNOWS, SETTLED, UNDECIDED, inspect
+from tallystick.newest_epoch import newest_committed
+from tallystick.sink.transaction import Token
+from tallystick.sink.two_phase import Committable
+from tallystick.storage import FileStorage
+from tests.lingering_job import LingeringJob
+
+THREE = tuple(
+    Committable(sink, 0, task, f"{sink}-{task}", 10, 1)
+    for sink, task in (("files-1", 0), ("files-1", 1), ("postgres-1", 0))
+)
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> LingeringJob:
+    return LingeringJob(tmp_path / "checkpoint", "job", "L")
+
+
+def decided(job: LingeringJob, epoch: int, nonce: str = "aa") -> str:
+    """Plan, prepare and decide an epoch that leaves committables."""
+    job.plan(epoch)
+    path = job.prepare(epoch, THREE, nonce)
+    job.decide(epoch, path)
+    return path
+
+
+def test_the_log_of_decisions_tells_which_attempt_counts(job, tmp_path):
+    """Where only Kafka knew, once; also of epochs before the newest one."""
+    job.run(1)
+    paths = {}
+    for epoch in (1, 2):
+        job.plan(epoch)
+        for nonce in ("before", "zz"):
+            job.prepare(epoch, THREE, nonce)
+        paths[epoch] = decided(job, epoch, "counts")
+        job.finish(epoch)
+
+    for epoch in (1, 2):
+        saved = savepoints.create(
+            job.storage, FileStorage(str(tmp_path / f"s{epoch}")), epoch=epoch
+        )
+        assert saved.manifest_path == paths[epoch]
+    report = inspect(job.storage)
+    assert "which counts" in report.notes[0]
+    assert [each.standing for each in report.outputs if each.epoch == 2].count(FAILED) == 2
+
+
+def test_the_next_attempts_tell_it_where_the_log_was_lost(job):
+    """What the next epoch went on from is in its manifest."""
+    job.run(1)
+    job.plan(1)
+    job.prepare(1, THREE, "left")
+    right = decided(job, 1, "right")
+    job.finish(1)
+    job.plan(2)
+    job.prepare(2, THREE)
+    for slot in job.folder.glob("tallystick/decisions/*"):
+        slot.unlink()
+
+    assert newest_committed(job.storage).manifest_path == right
+
+
+def test_where_the_place_of_decisions_changed_with_the_epoch_the_log_is_not_believed(job):
+    """It was lost whole, and run again with Kafka in charge: the log does not know."""
+    job.run(1)
+    decided(job, 1, "lost")
+    again = job.prepare(1, (), "again", decided_by=KAFKA)
+    job.finish(1)
+
+    with pytest.raises(OptionError, match="only Kafka knows"):
+        newest_committed(job.storage)
+    token = Token(1, "L", "c", again)
+    assert newest_committed(job.storage, lambda _: token).manifest_path == again
+
+
+def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
+    job.run(2)
+    decided(job, 2)
+
+    refused = call("savepoint", "create", job.folder, tmp_path / "s", "--epoch", 2)
+    saved = call("savepoint", "create", job.folder, tmp_path / "s")
+    report = inspect(job.storage)
+
+    assert refused.exit_code == 1
+    assert "Epoch 2 is decided, and not settled" in refused.output
+    assert "Start the pipeline once, which settles it" in refused.output
+    assert "Saved epoch 1" in saved.output
+    assert "Epoch 2 is decided too" in saved.output
+    assert report.epoch == 1
+    assert "epoch 2 is decided, and Spark has not logged it" in report.notes[0]
+
+
+def test_the_first_epoch_that_is_not_settled_is_told_too(job, tmp_path):
+    decided(job, 0)
+
+    for arguments in (("savepoint", "create", job.folder, tmp_path / "s"), ("inspect", job.folder)):
+        result = call(*arguments)
+        assert result.exit_code == 1
+        assert "Epoch 0 is decided, and not settled" in result.output
+
+
+def test_inspect_shows_who_decided_and_what_sinks_hold(job):
+    job.run(1)
+    decided(job, 1)
+    job.finish(1)
+    kafkas = job.prepare(2, THREE[:1], "kafkas", decided_by=KAFKA)
+    paths = {SETTLED: "", UNDECIDED: job.prepare(2, THREE, "left"), DECIDED: decided(job, 2)}
+
+    told = json.loads(call("inspect", job.folder, "--json").output)
+    shown = call("inspect", job.folder).output
+
+    by_path = {each["manifest_path"]: each for each in told["outputs"]}
+    assert by_path[paths[UNDECIDED]]["standing"] == UNDECIDED
+    assert by_path[paths[DECIDED]]["standing"] == DECIDED
+    assert by_path[kafkas]["standing"] == KAFKA_KNOWS
+    assert [each["standing"] for each in told["outputs"] if each["epoch"] < 2] == [SETTLED] * 2
+    assert by_path[paths[DECIDED]]["decided_by"] == "checkpoint"
+    assert by_path[paths[DECIDED]]["sinks"] == [
+        {"uid": "files-1", "transactions": 2, "records": 20},
+        {"uid": "postgres-1", "transactions": 1, "records": 10},
+    ]
+    for words in ("the checkpoint", "files-1: 20 rows in 2 transactions", DECIDED):
+        assert words in shown
+
+
+def test_a_restored_checkpoint_has_nothing_to_commit(job, tmp_path):
+    """What its epoch prepared is the original's, which has committed it."""
+    decided(job, 0)
+    job.finish(0)
+    savepoints.create(job.storage, FileStorage(str(tmp_path / "s")))
+    new = FileStorage(str(tmp_path / "new"))
+    savepoints.restore(FileStorage(str(tmp_path / "s")), new)
+
+    (path,) = m.manifests(new.names(m.FOLDER))
+    seed = m.decode(new.get(path) or b"", path)
+
+    assert m.is_seed(path)
+    assert (seed.committables, seed.base_path, seed.decided_by) == ((), "", KAFKA)
+    assert inspect(new).outputs[0].standing == SETTLED
+    assert new.names("tallystick/decisions") == []
+
+
+def test_a_damaged_log_of_decisions_is_told(job, tmp_path):
+    """Nobody goes on as if nothing were decided."""
+    job.run(1)
+    for nonce in ("left", "other"):
+        job.prepare(0, (), nonce)
+    newest = max(job.folder.glob("tallystick/decisions/*"))
+    newest.write_bytes(b"torn")
+
+    for arguments in (("savepoint", "create", job.folder, tmp_path / "s"), ("inspect", job.folder)):
+        result = call(*arguments)
+        assert result.exit_code == 1
+        assert "Which epoch is decided last cannot be told" in result.output
