@@ -155,6 +155,11 @@ class KafkaBroker:
         except AuthorizationError:
             self._tell_unguarded(each.topic_partition for each in wanted)
             return {}
+        except BrokerUnavailableError:
+            left = written.in_topics(self.describe_topics({r.topic for r in wanted}), wanted)
+            if len(left) == len(wanted):
+                raise
+            return written.foreign_rows(self.client, producer, left)
 
     # --- what else the driver asks ------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Each epoch reads the same number of rows from each partition of a pretended sour
 that owns the partition writes them; what they are is known beforehand.
 """
 
+import gc
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ from confluent_kafka import TopicPartition as Assigned
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick import task
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import RetriableError
@@ -34,6 +36,7 @@ from tallystick.kafka.lingering import list_open_ids
 from tallystick.kafka_sink import written
 from tallystick.keyed_epoch import NO_STEPS
 from tallystick.ports import Prepared
+from tallystick.postgres.connection import close_kept
 from tallystick.sink.transaction import Producer
 from tallystick.sink.two_phase import Sink
 from tallystick.source.offsets import SourceOffsets
@@ -218,10 +221,14 @@ class SinkJob:
             setattr(self, name, value)
 
     def close(self) -> None:
-        """Hang up, and leave everything as it is."""
+        """Hang up, and leave everything as it is; what workers keep ends with them."""
         if self._open is not None:
             self._open[0].close()
         self._open = None
+        for client in task._clients.values():
+            client.close()
+        task._clients.clear()
+        close_kept()
 
     def leave(self) -> "SinkJob":
         """Another instance of the same pipeline, while this one is left as it stands."""
@@ -350,27 +357,48 @@ def until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds on to; Python's own garbage is not in it."""
+    """What this process holds on to."""
 
-    sockets: int
-    threads: int
-    children: int
+    sockets: tuple[str, ...]
+    threads: tuple[str, ...]
+    children: tuple[str, ...]
 
     @classmethod
     def now(cls) -> "Held":
+        gc.collect()
         links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         tasks = Path("/proc/self/task")
         children = [(each / "children").read_text().split() for each in tasks.iterdir()]
         return cls(
-            sum(link.is_socket() for link in links),
-            threading.active_count(),
-            sum(map(len, children)),
+            tuple(sorted(os.readlink(link) for link in links if link.is_socket())),
+            tuple(sorted(each.name for each in threading.enumerate())),
+            tuple(sorted(each for found in children for each in found)),
         )
+
+
+def assert_nothing_more_is_held(before: Held) -> None:
+    """But for what is closed a moment later."""
+    deadline = time.monotonic() + 10
+    while (now := Held.now()) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not {*now.sockets} - {*before.sockets}
+    assert not {*now.threads} - {*before.threads}
+    assert not {*now.children} - {*before.children}
 
 
 def kafka_sink(kafka: EmbeddedKafka, topic: str | None, **settings: Any) -> ts.KafkaSink:
     """One transaction per task, unless told."""
-    timeout_ms = settings.get("transaction_timeout_ms", 120_000)
-    options = {"kafka.delivery.timeout.ms": str(min(20_000, timeout_ms - 1))}
-    how = {"transactions": "task", "transaction_timeout_ms": timeout_ms, "options": options}
-    return ts.KafkaSink(kafka.bootstrap_servers, topic=topic, **(how | settings))
+    return ts.KafkaSink(**sink_settings(kafka, topic, **settings))
+
+
+def sink_settings(kafka: EmbeddedKafka, topic: str | None, **settings: Any) -> dict[str, Any]:
+    """Of a `KafkaSink`, as JSON takes them."""
+    timeout_ms = settings.setdefault("transaction_timeout_ms", 120_000)
+    delivery_ms = min(20_000, timeout_ms - 1)
+    options = {
+        "kafka.delivery.timeout.ms": str(delivery_ms),
+        "kafka.request.timeout.ms": str(min(8_000, delivery_ms - 1)),
+        "kafka.socket.connection.setup.timeout.ms": str(min(4_000, delivery_ms - 2)),
+    }
+    how = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic, "transactions": "task"}
+    return {**how, "options": options, **settings}

@@ -16,7 +16,15 @@ from tallystick.checkpoint import protocol as c
 from tallystick.errors import DataLossError, EpochAbortedError, FencedError, OptionError
 from tallystick.testing import EmbeddedKafka
 from tests.failover.job import Death
-from tests.failover.sink_job import Held, SinkJob, flat, kafka_sink, open_ids, read_topic, until
+from tests.failover.sink_job import (
+    Held,
+    SinkJob,
+    assert_nothing_more_is_held,
+    flat,
+    kafka_sink,
+    open_ids,
+    read_topic,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -61,7 +69,7 @@ def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     for job in jobs:
         job.close()
     assert not {each for each in open_ids(kafka) if "rescaled" in each}
-    until(lambda: Held.now() == held)
+    assert_nothing_more_is_held(held)
 
 
 def assert_exact(kafka: EmbeddedKafka, job: SinkJob) -> None:

@@ -1,0 +1,413 @@
+"""A pipeline is started again with other settings while something is pending.
+
+Either what is pending is resolved, or the start is refused and names it: nothing is ever written a
+second time, or lost.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+import tallystick as ts
+from tallystick.checkpoint import protocol as c
+from tallystick.errors import DataLossError, FencedError, OptionError
+from tallystick.testing import EmbeddedKafka
+from tests.failover.sink_job import (
+    PARTITIONS,
+    Held,
+    SinkJob,
+    assert_nothing_more_is_held,
+    flat,
+    kafka_sink,
+    open_ids,
+    read_files,
+    read_topic,
+    until,
+)
+from tests.postgres.real_postgres import PostgresServer
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+UNDECIDED, DECIDED = c.OutputCounted, c.TransactionCommitted
+WAYS = {
+    "epoch": {"transactions": "epoch"},
+    "task": {"transactions": "task"},
+    "at_least_once": {"guarantee": "at_least_once"},
+    "none": {"guarantee": "none"},
+}
+"""Every way of one Kafka sink to write."""
+names = (f"changed-{number}" for number in count())
+MakeJob = Callable[..., SinkJob]
+
+
+@pytest.fixture
+def kafka(tallystick_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    return tallystick_kafka
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def new_topic(kafka: EmbeddedKafka) -> Callable[[], str]:
+    return lambda: kafka.create_topic(next(names), PARTITIONS)
+
+
+@pytest.fixture
+def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes pipelines; of their runs this process holds nothing in the end."""
+    jobs: list[SinkJob] = []
+    held = Held.now()
+
+    def make(*sinks: Any, **how: Any) -> SinkJob:
+        name = next(names)
+        jobs.append(SinkJob(name, tmp_path / name, sinks, **how))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+    assert_nothing_more_is_held(held)
+
+
+def assert_nothing_open(kafka: EmbeddedKafka, job: SinkJob) -> None:
+    assert not [each for each in open_ids(kafka) if job.name in each]
+
+
+def test_the_guarantee_and_the_mode_change(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """FlinkKafkaProducerITCase.testMigrateFromAtLeastOnceToExactlyOnce and back: all twelve ways.
+
+    Rows that a run without transactions has written are visible, so what was not decided is there
+    twice; nothing else is.
+    """
+    topic = new_topic()
+    job = make_job(kafka_sink(kafka, topic))
+    twice: Counter[str] = Counter()
+    for number, (before, after) in enumerate(permutations(WAYS, 2)):
+        job.restart(kafka_sink(kafka, topic, **WAYS[before]))
+        job.run_until(job.logged + 1)
+        event = (UNDECIDED, DECIDED)[number % 2]
+        job.die_at(event)
+        if event is UNDECIDED and "guarantee" in WAYS[before]:
+            twice += flat(job.expected([job.logged]))
+        job.restart(kafka_sink(kafka, topic, **WAYS[after]))
+        job.run_until(job.logged + 1)
+        wanted = flat(job.expected()) + twice
+        until(lambda: flat(read_topic(kafka, topic)) == wanted)  # noqa: B023  acks=0 takes a moment
+        assert_nothing_open(kafka, job)
+
+
+PREFIXED = [
+    ("epoch", "epoch"),
+    ("epoch", "task"),
+    ("task", "epoch"),
+    ("task", "task"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), PREFIXED)
+def test_the_prefix_changes(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    before: str,
+    after: str,
+) -> None:
+    """Several times, with the mode, and back to the first one in the end."""
+    topic = new_topic()
+    job = make_job(kafka_sink(kafka, topic, transactions=before))
+    for number, event in enumerate([UNDECIDED, DECIDED, c.EpochRan, UNDECIDED]):
+        job.run_until(job.logged + 1)
+        job.die_at(event)
+        prefix = f"team-{number}-" if number < 3 else "tallystick-"
+        mode = (after, before)[number % 2]
+        job.restart(kafka_sink(kafka, topic, transactions=mode, transactional_id_prefix=prefix))
+        job.run_until(job.logged + 1)
+
+        assert read_topic(kafka, topic) == job.expected()
+        assert_nothing_open(kafka, job)
+
+
+@pytest.mark.parametrize(("before", "after"), PREFIXED)
+@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED], ids=lambda event: event.__name__)
+def test_a_run_under_the_old_prefix_that_wakes_up_is_fenced(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    before: str,
+    after: str,
+    event: type,
+) -> None:
+    topic = new_topic()
+    new: list[SinkJob] = []
+
+    def overtake(fact: c.Event) -> None:
+        if isinstance(fact, event) and old.logged == 2 and not new:
+            new.append(old.leave())
+            prefixed = kafka_sink(
+                kafka, topic, transactions=after, transactional_id_prefix="other-"
+            )
+            new[0].sinks = [prefixed]
+            new[0].run_until(4)
+
+    old = make_job(kafka_sink(kafka, topic, transactions=before), on_event=overtake)
+    with pytest.raises(FencedError):
+        old.run_until(4)
+    new[0].run_until(5)
+
+    assert read_topic(kafka, topic) == new[0].expected()
+    new[0].close()
+
+
+@pytest.mark.parametrize("mode", ["epoch", "task"])
+@pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
+def test_the_topic_changes_and_the_old_one_is_deleted_later(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    mode: str,
+    event: type,
+) -> None:
+    """Token and pending rows lie under the old one until an epoch is through with the new one."""
+    first, second = new_topic(), new_topic()
+    job = make_job(kafka_sink(kafka, first, transactions=mode))
+    job.run_until(2)
+    job.die_at(event)
+    job.restart(kafka_sink(kafka, second, transactions=mode))
+    job.run_until(4)
+    moved = 3 if event is DECIDED else 2
+
+    assert read_topic(kafka, first) == job.expected(range(moved))
+    assert read_topic(kafka, second) == job.expected(range(moved, 4))
+
+    delete(kafka, first)
+    job.die_at(event)
+    job.restart()
+    job.run_until(6)
+    assert read_topic(kafka, second) == job.expected(range(moved, 6))
+
+
+@contextmanager
+def suppress_told(kind: type[Exception], said: str) -> Iterator[None]:
+    """Like `contextlib.suppress`, of an error that says this."""
+    try:
+        yield
+    except kind as error:
+        if said not in str(error):
+            raise
+
+
+def test_the_old_topic_is_deleted_before_the_new_one_has_the_token(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """Kafka forgets the token with the topic: which epoch was committed cannot be told any more.
+
+    As long as it remembers, it goes on: the rows that were asked to be deleted are not missed.
+    """
+    first, second = new_topic(), new_topic()
+    hasty = {"kafka.delivery.timeout.ms": "3000", "kafka.request.timeout.ms": "1500"}
+    job = make_job(kafka_sink(kafka, first, transactions="epoch"))
+    job.run_until(2)
+    job.die_at(DECIDED)
+    delete(kafka, first)
+    job.restart(kafka_sink(kafka, second, transactions="epoch", options=hasty))
+    with suppress_told(DataLossError, "the topic under whose name they are kept was deleted"):
+        job.run_until(4)
+
+    assert read_topic(kafka, second) == job.expected(range(3, job.logged) if job.logged > 2 else [])
+
+
+def test_a_run_that_died_before_its_first_manifest_had_another_mode(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """No manifest tells that tasks had transactions of their own: the log of decisions does."""
+    topic = new_topic()
+    job = make_job(kafka_sink(kafka, topic, transactions="task"))
+    job.die_at(c.EpochRan)
+    job.restart(kafka_sink(kafka, topic, transactions="epoch"))
+    job.run_until(2)
+
+    assert read_topic(kafka, topic) == job.expected()
+    assert_nothing_open(kafka, job)
+
+
+@pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
+def test_the_old_topic_of_tasks_transactions_is_deleted_with_something_pending(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str], event: type
+) -> None:
+    """The decision is in the checkpoint; what was pending went with the topic, as was asked for."""
+    first, second = new_topic(), new_topic()
+    job = make_job(kafka_sink(kafka, first))
+    job.run_until(2)
+    job.die_at(event)
+    delete(kafka, first)
+    job.restart(kafka_sink(kafka, second))
+    job.run_until(5)
+
+    behind = 3 if event is DECIDED else 2
+    assert read_topic(kafka, second) == job.expected(range(behind, 5))
+
+
+def delete(kafka: EmbeddedKafka, topic: str) -> None:
+    admin = AdminClient(kafka.confluent_options())
+    admin.delete_topics([topic])[topic].result(30)
+    until(lambda: topic not in admin.list_topics(timeout=10).topics)
+
+
+@pytest.mark.parametrize("mode", ["epoch", "task"])
+@pytest.mark.parametrize("beside", ["files", "postgres"])
+def test_a_sink_is_taken_out(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    postgres: PostgresServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    beside: str,
+) -> None:
+    """Refused while it has decided transactions; told where it may have left undecided ones."""
+    topic, table = new_topic(), f"{beside}_{mode}"
+    postgres.query(f"CREATE TABLE {table} (value text, partition int)")
+    other = (
+        ts.FileSink(str(tmp_path / "files"))
+        if beside == "files"
+        else ts.PostgresSink(postgres.dsn, table=table)
+    )
+
+    def seen() -> Counter[str]:
+        if beside == "files":
+            return read_files(tmp_path / "files")
+        return Counter(value for (value,) in postgres.query(f"SELECT value FROM {table}"))
+
+    sink = kafka_sink(kafka, topic, transactions=mode)
+    job = make_job(sink, other)
+    job.run_until(2)
+    job.die_at(DECIDED)
+    job.restart(sink)
+    with pytest.raises(OptionError, match=f"{beside}-1.*Add the sink"):
+        job.run_next()
+    job.restart(sink, other)
+    job.run_until(3)  # settled, and logged
+    assert seen() == flat(job.expected())
+    job.die_at(UNDECIDED)
+    caplog.clear()
+    job.restart(sink)
+    job.run_until(4)
+    assert f"sinks that it does not have any more: {beside}-1." in caplog.text
+    assert read_topic(kafka, topic) == job.expected()
+    assert seen() == flat(job.expected(range(3)))
+
+    job.restart(sink, other)  # and is back: what it left is given up, and it goes on from here
+    job.run_until(5)
+    assert read_topic(kafka, topic) == job.expected()
+    assert seen() == flat(job.expected([0, 1, 2, 4]))
+    assert postgres.query("SELECT gid FROM pg_prepared_xacts") == []
+
+
+@pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
+def test_a_sink_is_added(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    tmp_path: Path,
+    event: type,
+) -> None:
+    """It begins with the first epoch that runs; before the others, or behind them."""
+    first, second = new_topic(), new_topic()
+    job = make_job(kafka_sink(kafka, first, uid="first"))
+    job.run_until(2)
+    job.die_at(event)
+    files = ts.FileSink(str(tmp_path / "files"))
+    job.restart(
+        kafka_sink(kafka, second, uid="second"), kafka_sink(kafka, first, uid="first"), files
+    )
+    job.run_until(5)
+
+    begun = 3 if event is DECIDED else 2
+    assert read_topic(kafka, first) == job.expected()
+    assert read_topic(kafka, second) == job.expected(range(begun, 5))
+    assert read_files(tmp_path / "files") == flat(job.expected(range(begun, 5)))
+
+
+def test_the_uid_changes(
+    kafka: EmbeddedKafka,
+    make_job: MakeJob,
+    new_topic: Callable[[], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As if it were another sink: refused with something decided, told with something undecided."""
+    topic = new_topic()
+    job = make_job(kafka_sink(kafka, topic, uid="old"))
+    job.run_until(2)
+    job.die_at(DECIDED)
+    job.restart(kafka_sink(kafka, topic, uid="new"))
+    with pytest.raises(OptionError, match=r"'old'.*Add the sink again, with this uid"):
+        job.run_next()
+    job.restart(kafka_sink(kafka, topic, uid="old"))
+    job.run_until(3)
+    job.die_at(UNDECIDED)
+    caplog.clear()
+    job.restart(kafka_sink(kafka, topic, uid="new"))
+    job.run_until(4)
+    assert "sinks that it does not have any more: old." in caplog.text
+    job.restart(kafka_sink(kafka, topic, uid="old"))  # for one start, as the warning says
+    job.run_until(5)
+
+    assert read_topic(kafka, topic) == job.expected()
+    assert_nothing_open(kafka, job)
+
+
+def test_without_a_uid_a_sink_before_it_takes_its_place(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """What is pending says itself where it belongs, whichever sink of the cluster settles it."""
+    first, second = new_topic(), new_topic()
+    job = make_job(kafka_sink(kafka, first))
+    for event in (DECIDED, UNDECIDED):
+        job.die_at(event)
+        job.restart(kafka_sink(kafka, second), kafka_sink(kafka, first))
+        job.run_until(job.logged + 1)
+        job.restart(kafka_sink(kafka, first))
+    job.run_until(4)
+
+    assert read_topic(kafka, first) == job.expected()
+    assert_nothing_open(kafka, job)
+
+
+@pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
+def test_two_sinks_change_places(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str], event: type
+) -> None:
+    """The one that decided waits for the other one now, and back."""
+    topics = new_topic(), new_topic()
+
+    def sinks(decider: int) -> list[ts.KafkaSink]:
+        modes = ("epoch", "task") if decider == 0 else ("task", "epoch")
+        return [
+            kafka_sink(kafka, topic, transactions=mode, uid=f"sink-{number}")
+            for number, (topic, mode) in enumerate(zip(topics, modes, strict=True))
+        ]
+
+    job = make_job(*sinks(0))
+    for decider in (1, 0, 1):
+        job.run_until(job.logged + 1)
+        job.die_at(event)
+        job.restart(*sinks(decider))
+    job.run_until(job.logged + 2)
+
+    for topic in topics:
+        assert read_topic(kafka, topic) == job.expected()
+    assert_nothing_open(kafka, job)

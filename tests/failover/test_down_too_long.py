@@ -1,0 +1,260 @@
+"""Killed between decision and commit, and down for longer than transactions may stay open.
+
+Flink loses the output of such a checkpoint, and looks healthy. Here: nothing is lost, or the loss
+is named, and a person decides.
+"""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tallystick as ts
+from tallystick.checkpoint import protocol as c
+from tallystick.errors import DataLossError
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.sink.two_phase import Committable, Outcome
+from tallystick.testing import EmbeddedKafka
+from tests.failover.job import Death
+from tests.failover.sink_job import (
+    PARTITIONS,
+    ROWS,
+    SinkJob,
+    flat,
+    kafka_sink,
+    open_ids,
+    read_files,
+    read_topic,
+    sink_settings,
+    until,
+)
+from tests.failover.sink_job_process import JobProcess
+from tests.postgres.real_postgres import PostgresServer
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+TIMEOUT_MS = 1_500
+"""Long enough for an epoch, also on a busy machine."""
+names = (f"down-{number}" for number in count())
+MakeJob = Callable[..., SinkJob]
+
+
+@pytest.fixture(scope="module", params=[2, 1], ids=lambda version: f"version-{version}")
+def kafka(request: pytest.FixtureRequest) -> Iterator[EmbeddedKafka]:
+    """It looks for transactions that timed out five times a second, not every ten."""
+    quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with EmbeddedKafka(transaction_version=request.param, properties=quick) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes pipelines whose first two epochs are done, and which have little time from now on."""
+    jobs: list[SinkJob] = []
+
+    def make(transactions: str, *others: Any) -> SinkJob:
+        name = next(names)
+        kafka.create_topic(name, PARTITIONS)
+        patient = kafka_sink(kafka, name, transactions=transactions)
+        job = SinkJob(name, tmp_path / name, [patient, *others])
+        jobs.append(job)
+        job.run_until(2)
+        hasty = kafka_sink(
+            kafka, name, transactions=transactions, transaction_timeout_ms=TIMEOUT_MS
+        )
+        job.restart(hasty, *others)
+        job.start()
+        return job
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+def stay_down(kafka: EmbeddedKafka) -> None:
+    """For so long that Kafka has given up everything."""
+    until(lambda: not open_ids(kafka))
+
+
+def die_in_the_commit(job: SinkJob, committed: int, patch: pytest.MonkeyPatch) -> None:
+    """Run an epoch whose driver dies when it has committed so many of its transactions."""
+    commit, left = KafkaTaskSink.commit, [committed]
+
+    def die(self: KafkaTaskSink, committable: Committable) -> Outcome:
+        if not left[0]:
+            raise Death("between two commits")
+        left[0] -= 1
+        return commit(self, committable)
+
+    with patch.context() as patched:
+        patched.setattr(KafkaTaskSink, "commit", die)
+        with pytest.raises(Death):
+            job.run_next()
+
+
+def restart_in_time(kafka: EmbeddedKafka, job: SinkJob, **changes: Any) -> None:
+    """With a timeout that does not come into play any more."""
+    first, *others = job.sinks
+    assert isinstance(first, ts.KafkaSink)
+    patient = kafka_sink(kafka, job.name, transactions=first.transactions)
+    job.restart(patient, *others, **changes)
+
+
+def test_with_a_transaction_per_epoch_nothing_is_lost(
+    kafka: EmbeddedKafka, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """What timed out was not decided, and runs again; also the other sink's part of it."""
+    jobs = {
+        event: make_job("epoch", ts.FileSink(str(tmp_path / event.__name__)))
+        for event in (c.EpochRan, c.OutputCounted, c.TransactionCommitted)
+    }
+    for event, job in jobs.items():
+        job.die_at(event)
+    stay_down(kafka)
+    for event, job in jobs.items():
+        restart_in_time(kafka, job)
+        job.run_until(4)
+
+        assert read_topic(kafka, job.name) == job.expected()
+        assert read_files(tmp_path / event.__name__) == flat(job.expected())
+
+
+def test_with_a_transaction_per_task_all_that_is_lost_is_run_again(
+    kafka: EmbeddedKafka, make_job: MakeJob
+) -> None:
+    """Whether it was decided or not: nothing of it was visible."""
+    jobs = {
+        event: make_job("task") for event in (c.EpochRan, c.ManifestWritten, c.TransactionCommitted)
+    }
+    for event, job in jobs.items():
+        job.die_at(event)
+    stay_down(kafka)
+    for job in jobs.values():
+        assert read_topic(kafka, job.name) == job.expected()
+        restart_in_time(kafka, job)
+        job.run_until(4)
+
+        assert read_topic(kafka, job.name) == job.expected()
+
+
+def test_what_is_lost_again_and_again_is_run_until_it_is_not(
+    kafka: EmbeddedKafka, make_job: MakeJob
+) -> None:
+    """The replay is down for too long as well."""
+    job = make_job("task")
+    for _ in range(2):
+        job.die_at(c.TransactionCommitted)
+        stay_down(kafka)
+        job.restart()
+    restart_in_time(kafka, job)
+    job.run_until(4)
+
+    assert read_topic(kafka, job.name) == job.expected()
+
+
+def test_with_a_transaction_per_task_a_part_that_is_lost_stops_the_pipeline(
+    kafka: EmbeddedKafka, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, every time, until a person says how to go on."""
+    job = make_job("task")
+    die_in_the_commit(job, 1, monkeypatch)
+    stay_down(kafka)
+
+    said = []
+    for _ in range(2):  # a restart does not make it good
+        job.restart()
+        with pytest.raises(DataLossError) as told:
+            job.run_next()
+        said.append(str(told.value))
+    assert said[0] == said[1]
+    assert_named(said[0], job, task=1, partitions=[1])
+    (accept,) = re.findall(r"accept='([^']+)'", said[0])
+    assert accept == "lost-output-of-epoch-2"
+    job.restart(kafka_sink(kafka, job.name), accepted=frozenset({accept}))
+    job.run_until(5)
+    job.restart(accepted=frozenset())
+    job.run_until(6)
+
+    without = {partition: list(rows) for partition, rows in job.expected().items()}
+    without[1] = [row for row in without[1] if f"{job.name}:2:" not in row]
+    assert read_topic(kafka, job.name) == without
+
+
+def assert_named(said: str, job: SinkJob, task: int, partitions: list[int]) -> None:
+    """The error says which transactions, how many records, where they were, and of which input."""
+    assert f"'tallystick-{job.name}/kafka-1/{task}/0'" in said
+    assert f"1 of its 2 transactions with {ROWS * len(partitions)} records" in said
+    for partition in partitions:
+        assert re.search(rf"{job.name}-{partition} offsets \d+\.\.\d+", said)
+    assert f"input-0 up to offset {3 * ROWS}" in said
+
+
+@pytest.mark.parametrize("way", ["prepared", "staged"])
+def test_postgres_beside_it_never_times_out(
+    kafka: EmbeddedKafka, make_job: MakeJob, postgres: PostgresServer, way: str
+) -> None:
+    """With one Kafka transaction the two agree; with one per task what Kafka lost is named."""
+    jobs: dict[str, SinkJob] = {}
+    for mode in ("epoch", "task"):
+        table = f"{way}_{mode}_{kafka.transaction_version}"
+        postgres.query(f"CREATE TABLE {table} (value text, partition int)")
+        beside = ts.PostgresSink(postgres.dsn, table=table, transactions=way)
+        jobs[table] = make_job(mode, beside)
+        jobs[table].die_at(c.TransactionCommitted)
+    stay_down(kafka)
+    for table, job in jobs.items():
+        restart_in_time(kafka, job)
+        lost: Counter[str] = Counter()
+        if "task" in table:
+            with pytest.raises(DataLossError, match="2 of its 4 transactions") as told:
+                job.run_next()
+            (accept,) = re.findall(r"accept='([^']+)'", str(told.value))
+            job.restart(accepted=frozenset({accept}))
+            lost = flat(job.expected([2]))
+        job.run_until(4)
+        assert flat(read_topic(kafka, job.name)) == flat(job.expected()) - lost
+        found = Counter(value for (value,) in postgres.query(f"SELECT value FROM {table}"))
+        assert found == flat(job.expected())
+        job.close()
+    assert postgres.query("SELECT gid FROM pg_prepared_xacts") == []
+
+
+def test_a_process_that_is_killed_and_down_for_too_long(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """The crash in which Flink loses a checkpoint: kill -9 where the checkpoint is durable."""
+
+    def spec_of(mode: str) -> dict[str, Any]:
+        how = {"transactions": mode, "transaction_timeout_ms": TIMEOUT_MS}
+        name = kafka.create_topic(next(names), PARTITIONS)
+        sinks = [sink_settings(kafka, name, **how)]
+        return {"name": name, "folder": str(tmp_path / name), "sinks": sinks, "until": 8}
+
+    specs = {mode: spec_of(mode) for mode in ("epoch", "task")}
+    decided = {"epoch": "OutputCounted", "task": "TransactionCommitted"}
+    killed = {
+        mode: JobProcess(tmp_path / f"{mode}.log", **spec, kill_at=decided[mode], occurrence=5)
+        for mode, spec in specs.items()
+    }
+    assert {process.wait() for process in killed.values()} == {-signal.SIGKILL}
+    stay_down(kafka)
+    again = {
+        mode: JobProcess(tmp_path / f"{mode}.log", **spec, logged=killed[mode].logged)
+        for mode, spec in specs.items()
+    }
+    for mode, process in again.items():
+        assert process.wait() == 0, (tmp_path / f"{mode}.log").read_text()[-2000:]
+        name = specs[mode]["name"]
+        assert read_topic(kafka, name) == SinkJob(name, tmp_path, [], logged=8).expected()
