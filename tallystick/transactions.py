@@ -298,7 +298,7 @@ def _unnamed(lingering: Lingering, told: Told, running: str) -> Judged:
             Standing.RUNNING,
             f"of a running epoch: {running}",
             risk_of_commit=_TWICE,
-            risk_of_abort="the run that is at work is stopped, and does it again when it is started",
+            risk_of_abort="the run that is at work is stopped; started again, it does it anew",
             forestall=True,
             epoch=epoch,
             manifest_path=path,
