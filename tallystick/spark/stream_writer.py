@@ -43,7 +43,9 @@ BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Properties that Spark gives to the tasks of a micro-batch."""
 
 _sinks: dict[tuple[KafkaTaskSettings, Owner], KafkaTaskSink] = {}
-"""Connected by this process; Spark's helper processes serve many micro-batches."""
+"""Connected by this process, oldest first; Spark's helper processes serve many micro-batches."""
+SINKS_MAX = 8
+"""So many queries find their connections again in a process."""
 
 
 class PreparedMessage(WriterCommitMessage):
@@ -245,5 +247,7 @@ def open_sink(
     )
     key = (settings, owner)
     if key not in _sinks:
+        while len(_sinks) >= SINKS_MAX:
+            _sinks.pop(next(iter(_sinks))).close()
         _sinks[key] = KafkaTaskSink(settings, owner, RunFacts())
     return _sinks[key]

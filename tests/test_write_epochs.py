@@ -1,0 +1,55 @@
+"""What Spark's helper processes read of a checkpoint, and what travels between them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tallystick.decision_log import Hold
+from tallystick.errors import DataLossError, OptionError
+from tallystick.sink.two_phase import Committable, Lost
+from tallystick.spark.stream_writer import PreparedMessage, read_messages
+from tallystick.spark.write_epochs import PlannedEpoch, newest_batch, stored_lineage
+from tallystick.storage import FileStorage
+
+PREPARED = Committable("kafka", 7, 0, "counts/kafka/0/0:12:3", 5, 1_700_000_000_000, "{}")
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        PlannedEpoch(7, None),
+        PlannedEpoch(7, Hold("run", 12)),
+        PlannedEpoch(7, Hold("run", 12), (Lost(PREPARED, "transaction 'counts/kafka/0/0'"),)),
+    ],
+)
+def test_what_tasks_say_comes_back_as_it_was(planned: PlannedEpoch) -> None:
+    other = Committable("kafka", 7, 1, "counts/kafka/1/0:13:0", 1, 1_700_000_000_001, "{}")
+    messages = [PreparedMessage.of(planned, [PREPARED]), None, PreparedMessage.of(planned, [other])]
+
+    assert read_messages(messages) == (planned, (PREPARED, other))
+    assert read_messages([None, None]) == (None, ())
+
+
+def test_the_newest_micro_batch_is_the_one_to_run(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    with pytest.raises(DataLossError, match="offsets/ should hold the micro-batch"):
+        newest_batch(storage)
+    folder = tmp_path / "offsets"
+    folder.mkdir()
+    for name in ("8", "9", "10", ".11.crc", ".11.4f.tmp", "notes"):
+        (folder / name).touch()
+
+    assert newest_batch(storage) == 10
+
+
+def test_the_lineage_is_the_id_that_spark_stored(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    with pytest.raises(OptionError, match="Name the place by a whole URI"):
+        stored_lineage(storage)
+    (tmp_path / "metadata").write_text("{}")
+    with pytest.raises(DataLossError, match="should hold the query's id, found 2 bytes"):
+        stored_lineage(storage)
+    (tmp_path / "metadata").write_text(json.dumps({"id": "an-id"}))
+
+    assert stored_lineage(storage) == "an-id"
