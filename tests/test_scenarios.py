@@ -6,6 +6,13 @@
     token expires / checkpoint set back to 0 / another checkpoint / late requests arrive / accept
     savepoint taken / savepoint restored       of what Kafka committed last / as a new checkpoint
 
+With `sinks: kafka` or `sinks: checkpoint` as its first line there are two other sinks, db and far,
+and Kafka's transaction or the checkpoint's own log decides.
+
+    db times out                               it aborts all that is open or prepared
+    sink db is gone / sink db is back          for drivers that start from now on
+    A: epoch 1 | second put: crash before      the next call but one
+
 If one fails, run with REWRITE=1, read the diff, and commit it only if you understand and want it.
 """
 
@@ -17,14 +24,18 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import KAFKA
 from tallystick.checkpoint.protocol import Action, Event
 from tallystick.checkpoint.savepoint import Savepoint, seed_of
 from tallystick.errors import TallystickError
 from tallystick.job import Driver
 from tallystick.sim.faults import Fault
+from tallystick.sim.other_systems import OtherSystem
 from tallystick.sim.rows import Row
 from tallystick.sim.sabotage import TOKEN, sabotage
 from tallystick.sim.scheduler import Crash
+from tallystick.sim.sink_oracle import SinkOracle
+from tallystick.sim.sinks import numbered
 from tallystick.sim.spark import Checkpoint, Positions
 from tallystick.sim.wire import Call
 from tallystick.sim.world import OUTPUT, OWN, World, accept_word
@@ -37,8 +48,13 @@ ROWS_PER_EPOCH = 3
 class Story(World):
     """A world in which only what the script says goes wrong, and that takes notes."""
 
-    def __init__(self) -> None:
-        super().__init__(seed=0, kinds=())
+    def __init__(self, decided_by: str = "") -> None:
+        super().__init__(seed=0, kinds=(), decided_by=decided_by)
+        self.gone: set[str] = set()
+        if self.sinks is not None:
+            systems = {uid: OtherSystem(uid, times_out=True) for uid in ("db", "far")}
+            self.sinks.systems = systems
+            self.sinks.oracle = SinkOracle(self.checker.note, systems, numbered)
         self.sources = (OWN,)
         self.available = dict.fromkeys(OWN.partitions, 100)
         self.checkpoint.base = dict.fromkeys(OWN.partitions, 0)
@@ -49,7 +65,7 @@ class Story(World):
         self.restored = 0
 
     # The script
-    def play(self, command: str) -> None:
+    def play(self, command: str) -> None:  # noqa: PLR0912 - one case per command
         """Do what one line says."""
         self.lines.append(f"> {command}")
         match command.split():
@@ -60,6 +76,13 @@ class Story(World):
                 self.run(name.rstrip(":"), int(number))
             case ["late", *_]:
                 self.drain()
+            case [uid, "times", "out"]:
+                while self.sinks.systems[uid].time_out(self.dice):
+                    pass
+            case ["sink", uid, "is", "gone"]:
+                self.gone.add(uid)
+            case ["sink", uid, "is", "back"]:
+                self.gone.discard(uid)
             case ["accept"]:
                 self.accept_last()
             case ["token", "expires"]:
@@ -79,9 +102,16 @@ class Story(World):
         visible = [row for partition in OUTPUT for row in self.sink.visible(partition)]
         foreign = sum(row.foreign for row in visible)
         counted = f"{len(visible) - foreign}" + (f" and {foreign} foreign" if foreign else "")
-        token = self.sink.offsets.get(TOKEN)
-        epoch = decode_token(*token).checkpoint_id if token else None
-        self.lines.append(f"  visible rows: {counted}; Kafka's token: {epoch}")
+        token = self.token()
+        epoch = token.checkpoint_id if token else None
+        if self.sinks is None:
+            self.lines.append(f"  visible rows: {counted}; Kafka's token: {epoch}")
+            return
+        here = [f"Kafka {counted}"] if self.decided_by == KAFKA else []
+        for uid, system in self.sinks.systems.items():
+            waiting = sum(len(held.rows) for held in system.pending(self.checkpoint.lineage))
+            here.append(f"{uid} {len(system.visible())}" + (f" ({waiting} wait)" * bool(waiting)))
+        self.lines.append(f"  visible rows: {', '.join(here)}; decided: {epoch}")
 
     def _take_savepoint(self) -> None:
         path = decode_token(*self.sink.offsets[TOKEN]).manifest_path
@@ -113,11 +143,16 @@ class Story(World):
             self.lines.append(f"  {name} dies")
         except TallystickError as error:
             self._last_error = error
+            if self.sinks is not None:
+                self.sinks.ended(process, error)
             self.lines.append(f"  {name} raises {type(error).__name__}: {str(error)[:150]}")
 
     def _driver(self, name: str) -> tuple[Any, Driver]:
         if name not in self.drivers:
             process: Any = SimpleNamespace(name=name, offered=-1)
+            if self.sinks is not None:
+                present = tuple(uid for uid in self.sinks.systems if uid not in self.gone)
+                self.sinks.set_run(name, present, 1)
             driver = self.make_driver(process)
             self._take_notes(name, driver)
             self.drivers[name] = (process, driver)
@@ -147,6 +182,8 @@ class Story(World):
 
     def send(self, process: Any, call: Call[Any]) -> Any:
         fault = self.due.pop((process.name, call.name), "")
+        if later := self.due.pop((process.name, f"second {call.name}"), ""):
+            self.due[process.name, call.name] = later
         match fault.split():
             case ["crash", "before"]:
                 raise Crash
@@ -179,12 +216,15 @@ class Story(World):
 
 def transcript(script: str) -> str:
     """Play a script; tell what happened."""
-    story = Story()
+    first, _, rest = script.partition("\n")
+    has_sinks = first.startswith("sinks: ")
+    story = Story(first.removeprefix("sinks: ") if has_sinks else "")
     try:
-        for command in script.splitlines():
+        for command in (rest if has_sinks else script).splitlines():
             story.play(command)
     finally:
         story.close()
+    assert not has_sinks or story.checker.violations == []
     return "\n".join(story.lines) + "\n"
 
 

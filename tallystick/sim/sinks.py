@@ -113,6 +113,10 @@ class Sinks:
             self._runs[process.name] = present, tasks
         return self._runs[process.name]
 
+    def set_run(self, name: str, present: tuple[str, ...], tasks: int) -> None:
+        """Settle what a run has, before it starts."""
+        self._runs[name] = present, tasks
+
     def participants(self, process: Process, lineage: str) -> OpenSinks | None:
         """See `ports.Participants`."""
         present, _ = self.run_of(process)
