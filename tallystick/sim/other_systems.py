@@ -56,11 +56,13 @@ class OtherSystem:
     Args:
         uid: of the sink that writes here.
         times_out: whether it aborts by itself what was begun too long ago.
+        tells: whether it can be asked if a transaction waits still.
     """
 
-    def __init__(self, uid: str, *, times_out: bool) -> None:
+    def __init__(self, uid: str, *, times_out: bool, tells: bool = False) -> None:
         self.uid = uid
         self.times_out = times_out
+        self.tells = tells
         self.held: dict[str, Held] = {}
         self.on_commit: Callable[[Held], None] = lambda _: None
         self.on_abort: Callable[[Held], None] = lambda _: None
@@ -95,6 +97,12 @@ class OtherSystem:
             self.on_commit(held)
             held.fate = Fate.COMMITTED
         return Outcome.COMMITTED if held.fate is Fate.COMMITTED else Outcome.LOST
+
+    def check_prepared(self, name: str) -> None:
+        """It waits still, or the epoch has to run again."""
+        held = self.held[name]
+        if held.fate is not Fate.PREPARED:
+            raise EpochAbortedError(f"{self.uid}: transaction {name} is {held.fate.name}")
 
     def abort(self, name: str) -> None:
         """Give it up; never undoes a commit."""
@@ -183,3 +191,14 @@ class SimulatedSink:
 
     def _call(self, what: str, effect: Callable[[], Result]) -> Call[Result]:
         return Call(f"{self._system.uid} {what}", effect, RetriableError)
+
+
+class TellingSink(SimulatedSink):
+    """The same to a system that tells whether a transaction waits still."""
+
+    def check_prepared(self, committable: Committable) -> None:
+        """See `participants.KnowsPrepared`."""
+        name = committable.name
+        self._wire.send(
+            self._process, self._call("check", lambda: self._system.check_prepared(name))
+        )

@@ -12,7 +12,7 @@ from tallystick.participants import OpenSinks
 from tallystick.ports import Engine, Storage
 from tallystick.sim.checker import Checker
 from tallystick.sim.faults import Fault, FaultPlan
-from tallystick.sim.other_systems import OtherSystem, SimulatedSink
+from tallystick.sim.other_systems import OtherSystem, SimulatedSink, TellingSink
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Process
 from tallystick.sim.sink_engine import SinkAttempt, SinkEngine
@@ -89,7 +89,10 @@ class Sinks:
         self.decided_by = decided_by
         dice = world.dice
         names = NAMES[: dice.randint(1, len(NAMES) - (decided_by == KAFKA))]
-        self.systems = {uid: OtherSystem(uid, times_out=dice.random() < 0.5) for uid in names}
+        self.systems = {
+            uid: OtherSystem(uid, times_out=dice.random() < 0.5, tells=dice.random() < 0.3)
+            for uid in names
+        }
         self.zombies: list[SinkAttempt] = []
         self.away: set[str] = set()
         self.task_count = dice.randint(1, TASK_COUNT_MAX)
@@ -126,8 +129,12 @@ class Sinks:
         def asked(name: str) -> None:
             self.oracle.asked(process.name, name)
 
+        def opened(system: OtherSystem) -> SimulatedSink:
+            kind = TellingSink if system.tells else SimulatedSink
+            return kind(self._world, process, system, asked)
+
         return OpenSinks(
-            {uid: SimulatedSink(self._world, process, self.systems[uid], asked) for uid in present},
+            {uid: opened(self.systems[uid]) for uid in present},
             {uid: Owner("sim", uid, lineage) for uid in present},
             lambda: self._world.step,
         )

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.checkpoint.manifest import (
+    CHECKPOINT,
     FOLDER,
+    KAFKA,
     STATE_VERSION,
     VERSION,
     Manifest,
@@ -19,6 +21,7 @@ from tallystick.checkpoint.manifest import (
 )
 from tallystick.errors import ManifestError
 from tallystick.sink.transaction import ProducedRange, Producer
+from tallystick.sink.two_phase import Committable
 from tallystick.state.handles import StepState
 
 names = st.text(min_size=1, max_size=12)
@@ -41,6 +44,12 @@ manifests = st.builds(
     sources=st.lists(st.text(max_size=40), max_size=3).map(tuple),
     produced=st.lists(ranges(), max_size=4).map(tuple),
     producer=st.builds(Producer, names, counts, st.integers(0, 2**15 - 1)),
+    committables=st.lists(
+        st.builds(Committable, names, counts, counts, names, counts, counts, st.text(max_size=40)),
+        max_size=3,
+    ).map(tuple),
+    decided_by=st.sampled_from((KAFKA, CHECKPOINT)),
+    base_path=st.just(""),
 )
 EXAMPLE = Manifest(3, "late-flights", "l", ('{"a": 1}',), (), Producer("t", 7, 2))
 
@@ -48,6 +57,17 @@ EXAMPLE = Manifest(3, "late-flights", "l", ('{"a": 1}',), (), Producer("t", 7, 2
 @given(manifests)
 def test_a_manifest_reads_back_as_it_was(manifest):
     assert decode(manifest.encode(), "m") == manifest
+
+
+@given(manifests, names)
+def test_what_an_epoch_went_on_from_is_kept_where_it_may_run_again(manifest, path):
+    """Without other sinks it is not written: a release before can go on then."""
+    if manifest.committables or manifest.decided_by == CHECKPOINT:
+        held = replace(manifest, base_path=path)
+        assert decode(held.encode(), "m") == held
+        assert json.loads(held.encode().splitlines()[0])["version"] == VERSION
+    else:
+        assert json.loads(manifest.encode().splitlines()[0])["version"] < VERSION
 
 
 @given(manifests, st.data())
