@@ -57,12 +57,18 @@ ALL: list[Chain] = [
     [("TransactionCommitted", 2), (ONE_COMMITTED, 2), ("EpochRan", 1)],
     [("EpochRan", 2), ("CommittedRead", 1), ("EpochRan", 1), ("ManifestWritten", 1)],
 ]
-CHAINS: list[Chain] = [
-    [("EpochRequested", 1), ("TransactionCommitted", 1), ("EpochRan", 1), ("Recovered", 1)],
-    [("ManifestWritten", 1), ("CommittedRead", 1), ("OutputSettled", 1)],
-    [("TransactionCommitted", 1), ("Recovered", 1), (ONE_COMMITTED, 2), (ONE_COMMITTED, 1)],
-    [(RETURNED, 1), (ONE_COMMITTED, 2), ("ManifestWritten", 1)],
-]
+CHAINS: dict[str, list[Chain]] = {
+    "kafka": [
+        [("TransactionCommitted", 1), ("EpochRan", 1), ("Recovered", 1), (ONE_COMMITTED, 1)],
+        [("TransactionCommitted", 1), (ONE_COMMITTED, 2), (RETURNED, 1), ("OutputCounted", 1)],
+    ],
+    "checkpoint": [
+        [("EpochRequested", 1), ("EpochRan", 1), ("TransactionCommitted", 2)],
+        [(ONE_COMMITTED, 1), (ONE_COMMITTED, 2), ("Recovered", 1), ("ManifestWritten", 1)],
+    ],
+    "users": [[("ManifestWritten", 1), (ONE_COMMITTED, 3), ("OutputSettled", 1)]],
+}
+"""Those that every run of the tests takes, by pipeline."""
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +85,12 @@ def sunk(flow: Flow, postgres: PostgresServer) -> Sunk:
     return Sunk(flow, postgres)
 
 
-@pytest.fixture(params=["kafka decides", "the checkpoint decides", "with a sink of the user's own"])
-def each(request: pytest.FixtureRequest, sunk: Sunk) -> Sunk:
-    """Pipelines with different sinks."""
-    match request.param:
-        case "kafka decides":
+def all_of(name: str, sunk: Sunk) -> Sunk:
+    """Pipelines with different sinks: Kafka decides, the checkpoint does, with the user's own."""
+    match name:
+        case "kafka":
             return sunk.kafka().prepared().files()
-        case "the checkpoint decides":
+        case "checkpoint":
             return sunk.kafka(transactions="task").staged().newest()
         case _:
             return sunk.lines().kafka(transactions="task").lines()
@@ -135,35 +140,36 @@ class Mortal:
                 raise Died
 
 
-def test_a_run_that_dies_behind_any_fact_leaves_nothing_wrong(each: Sunk, mortal: Mortal) -> None:
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_run_that_dies_behind_any_fact_leaves_nothing_wrong(
+    sunk: Sunk, mortal: Mortal, name: str
+) -> None:
     """The dead one's connections stay open, as those of a driver whose host is cut off."""
-    for chain in ALL if IS_LONG else CHAINS:
-        each.flow.feed(60)
+    all_of(name, sunk)
+    for chain in ALL if IS_LONG else CHAINS[name]:
+        sunk.flow.feed(60)
         for at in chain:
             mortal.at = at
             with pytest.raises(StreamingQueryException, match="died"):
-                each.flow.run(each.pipeline(max_offsets_per_trigger=30), listener=mortal)
+                sunk.flow.run(sunk.pipeline(max_offsets_per_trigger=30), listener=mortal)
         mortal.at = ("", 0)
-        each.flow.run(each.pipeline(max_offsets_per_trigger=60))
-        each.assert_exact()
+        sunk.flow.run(sunk.pipeline(max_offsets_per_trigger=60))
+        sunk.assert_exact()
 
 
 @pytest.mark.parametrize(
-    ("transactions", "chains"),
+    ("name", "kills"),
     [
-        ("epoch", [[("TransactionCommitted", 2), ("EpochRan", 1)]]),  # the first is a lineage's
-        ("task", [[("ManifestWritten", 2), (ONE_COMMITTED, 2)]]),
+        ("kafka", [("TransactionCommitted", 2), ("EpochRan", 1)]),  # the first is a lineage's
+        ("checkpoint", [(ONE_COMMITTED, 2)]),
+        ("users", [("ManifestWritten", 2), (ONE_COMMITTED, 1)]),
     ],
 )
 def test_a_driver_killed_with_all_that_is_its_own(
-    sunk: Sunk, drivers: Drivers, transactions: str, chains: list[Chain]
+    sunk: Sunk, drivers: Drivers, name: str, kills: Chain
 ) -> None:
-    sunk.kafka(transactions=transactions)
-    if transactions == "epoch":
-        sunk.prepared().files()
-    else:
-        sunk.staged().newest().lines()
-    for chain in ALL if IS_LONG else chains:
+    all_of(name, sunk)
+    for chain in ALL if IS_LONG else [kills]:
         sunk.flow.feed(90)
         for fact, occurrence in chain:
             driver = drivers.take(spares=1)
@@ -174,24 +180,28 @@ def test_a_driver_killed_with_all_that_is_its_own(
         sunk.assert_exact()
 
 
+@pytest.mark.parametrize("name", ["kafka", "checkpoint"])
 def test_a_task_whose_worker_is_killed_is_tried_again(
-    each: Sunk, drivers: Drivers, tmp_path: Path
+    sunk: Sunk, drivers: Drivers, tmp_path: Path, name: str
 ) -> None:
     """Its first attempt had written to every sink, and prepared nowhere."""
-    each.flow.feed(300)
+    all_of(name, sunk)
+    sunk.flow.feed(300)
     driver = drivers.take()
     marker = tmp_path / "died"
-    told = each.spec(master="local[2,4]", epoch_records=100, dies="worker", marker=str(marker))
-    driver.run(told)
+    told = {"master": "local[2,4]", "dies": "worker", "marker": str(marker)}
+    driver.run(sunk.spec(epoch_records=100, **told))
     assert driver.wait_for_end() is None
     assert marker.exists()
     assert "ActionFailed" not in driver.facts
     drivers.give_back(driver)
-    each.assert_exact()
+    sunk.assert_exact()
 
 
-@pytest.mark.parametrize("fact", ["OutputCounted", "TransactionCommitted"])
-@pytest.mark.parametrize("transactions", ["epoch", "task"])
+PAUSES = [("epoch", "OutputCounted"), ("task", "OutputCounted"), ("task", "TransactionCommitted")]
+
+
+@pytest.mark.parametrize(("transactions", "fact"), PAUSES)
 def test_a_paused_driver_that_wakes_up_behind_its_successor_harms_nothing(
     sunk: Sunk, drivers: Drivers, transactions: str, fact: str
 ) -> None:
@@ -199,7 +209,7 @@ def test_a_paused_driver_that_wakes_up_behind_its_successor_harms_nothing(
     sunk.kafka(transactions=transactions).prepared().files()
     sunk.flow.feed(90)
     zombie = drivers.take()
-    zombie.run(sunk.spec(block_at=fact, occurrence=3, epoch_records=30))
+    zombie.run(sunk.spec(block_at=fact, occurrence=2, epoch_records=30))
     zombie.wait_until_blocked()
     zombie.pause()
 
@@ -215,24 +225,25 @@ def test_a_paused_driver_that_wakes_up_behind_its_successor_harms_nothing(
 
 
 def test_late_tasks_of_a_fenced_driver_prepare_what_never_counts(
-    each: Sunk, drivers: Drivers, tmp_path: Path
+    sunk: Sunk, drivers: Drivers, tmp_path: Path
 ) -> None:
     """What they left is found by the next run, and aborted."""
-    each.flow.feed(60)
+    sunk.kafka(transactions="task").prepared().newest().files().lines()
+    sunk.flow.feed(60)
     gate = tmp_path / "gate"
     zombie = drivers.take()
-    zombie.run(each.spec(map_waits_for=str(gate), block_at="Recovered"))
+    zombie.run(sunk.spec(map_waits_for=str(gate), block_at="Recovered"))
     zombie.wait_until_blocked()
     zombie.go_on()  # into the epoch, whose tasks now wait for the gate
 
-    each.flow.run(each.pipeline())
+    sunk.flow.run(sunk.pipeline())
     gate.touch()
 
     assert "FencedError: " in (zombie.wait_for_end() or "")
     drivers.give_back(zombie)
-    each.flow.feed(30)
-    each.flow.run(each.pipeline())
-    each.assert_exact()
+    sunk.flow.feed(30)
+    sunk.flow.run(sunk.pipeline())
+    sunk.assert_exact()
 
 
 @pytest.mark.parametrize("transactions", ["epoch", "task"])
@@ -240,7 +251,7 @@ def test_a_database_killed_between_prepare_and_commit_comes_back_with_all_of_it(
     sunk: Sunk, postgres: PostgresServer, transactions: str
 ) -> None:
     sunk.kafka(transactions=transactions).prepared().staged().files()
-    for fact in ("EpochRan", "TransactionCommitted"):
+    for fact in ("TransactionCommitted", "EpochRan"):
         sunk.flow.feed(60)
 
         def bounce(_: object) -> None:
@@ -284,9 +295,8 @@ def test_a_row_that_a_table_refuses_leaves_nothing_in_any_sink(
 
     before = list(sunk.flow.input)
     sunk.flow.feed(30)
-    with pytest.raises(StreamingQueryException, match="77") as met:
+    with pytest.raises(StreamingQueryException, match=r"RecordError: PostgreSQL: .* constraint"):
         sunk.flow.run(sunk.pipeline())
-    assert "RecordError" in str(met.value)
     after, sunk.flow.input = sunk.flow.input, before
     sunk.assert_exact()
 
@@ -315,7 +325,7 @@ def test_a_query_of_the_users_own_with_a_transaction_per_task(sunk: Sunk, mortal
         writer.option("checkpointLocation", str(flow.checkpoint)).trigger(availableNow=True)
         finish(writer.foreachBatch(flow.sink(transactions="task")).start)
 
-    for at in [(ONE_COMMITTED, 1), (RETURNED, 2), (ONE_COMMITTED, 3)]:
+    for at in [(ONE_COMMITTED, 3), (RETURNED, 1)]:
         flow.feed(80)
         mortal.at = at
         with pytest.raises(StreamingQueryException, match="died"):
@@ -387,9 +397,8 @@ def test_counts_and_their_files_go_on_over_deaths_and_rescales(
 
     flights.feed(1000)
     for parallelism, at in [
-        (4, (ONE_COMMITTED, 1)),
-        (2, ("EpochRan", 1)),
-        (3, ("TransactionCommitted", 1)),
+        (4, ("EpochRan", 1)),
+        (2, ("OutputCounted", 1)),
         (4, (ONE_COMMITTED, 3)),
     ]:
         mortal.at = at
