@@ -47,8 +47,8 @@ class KafkaSink:
             again writes them again) or "none" (nothing is waited for; rows may be lost too).
         transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
             wait no longer than this for a pipeline that died.
-        timeout_warning_share: with transactions="task": a commit that comes later than at this
-            share of the timeout is warned about.
+        timeout_warning_share: a commit that comes later than at this share of the timeout, counted
+            from the transaction's first row, is warned about.
         max_recovery_ms: with transactions="task": how long the pipeline may be down between the end
             of an epoch's work and its commit without losing output; the start is refused if the
             timeout is too short for it. None: not checked.
@@ -160,8 +160,8 @@ class KafkaSink:
                 transaction_timeout_ms=settings.transaction_timeout_ms,
                 dead_letter_topic=settings.dead_letter_topic,
                 guarantee=Guarantee(self.guarantee),
-                id_prefix=f"{self.transactional_id_prefix}{owner.pipeline}",
-                earlier_prefixes=facts.earlier_ids,
+                id_prefix=_of_checkpoint(f"{self.transactional_id_prefix}{owner.pipeline}", owner),
+                earlier_prefixes=frozenset(_of_checkpoint(e, owner) for e in facts.earlier_ids),
                 warn_share=self.timeout_warning_share,
                 max_recovery_ms=self.max_recovery_ms,
             ),
@@ -185,7 +185,17 @@ class KafkaSink:
             transaction_timeout_ms=self.transaction_timeout_ms,
             dead_letter_topic=self.dead_letter_topic,
             id_prefix=self.transactional_id_prefix,
+            warn_share=self.timeout_warning_share,
         )
+
+
+def _of_checkpoint(prefix: str, owner: Owner) -> str:
+    """The prefix of one checkpoint's ids.
+
+    Each checkpoint has its own log of decisions, so two of them under one pipeline name do not
+    fence each other: with ids in common one would abort what the other has decided.
+    """
+    return f"{prefix}/{owner.lineage}"
 
 
 def check_guarantee(guarantee: str) -> None:

@@ -145,10 +145,7 @@ class KafkaBroker:
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """See `ports.Broker.foreign_rows`; what is deleted already counts as not foreign.
-
-        Without READ on the output nobody can look: then there is a warning, once, and no answer.
-        """
+        """See `ports.Broker.foreign_rows`; who may not READ the output is warned, once."""
         wanted = list(produced)
         try:
             return written.foreign_rows(self.client, producer, wanted)
@@ -156,7 +153,8 @@ class KafkaBroker:
             self._tell_unguarded(each.topic_partition for each in wanted)
             return {}
         except BrokerUnavailableError:
-            left = written.in_topics(self.describe_topics({r.topic for r in wanted}), wanted)
+            known = self.topics()
+            left = [each for each in wanted if each.topic in known]
             if len(left) == len(wanted):
                 raise
             return written.foreign_rows(self.client, producer, left)

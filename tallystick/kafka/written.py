@@ -5,7 +5,7 @@ each partition's leader (the last sequence number of each producer), and the log
 """
 
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
@@ -82,13 +82,6 @@ def last_sequences(
     if states is None:
         return None
     return {partition: int(state.last_sequence) for partition, state in states.items()}
-
-
-def in_topics(
-    topics: Container[str], produced: Iterable[ProducedRange]
-) -> tuple[ProducedRange, ...]:
-    """The ranges whose topics exist; the others went with theirs, and nobody can read them."""
-    return tuple(each for each in produced if each.topic in topics)
 
 
 def foreign_rows(

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.verdict import Identity
 from tallystick.decision_log import DecisionLog, newest_entry, transactional_ids
 from tallystick.errors import OptionError
@@ -18,12 +19,15 @@ from tallystick.handover import Earlier, Handover
 from tallystick.job import Driver, Listener, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.lingering import OPEN
+from tallystick.kafka.written import transaction_state
 from tallystick.participants import OpenSinks
 from tallystick.ports import Broker
 from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
-from tallystick.sink.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.sink.two_phase import Owner, RunFacts, Sink, Timeout, TwoPhaseCommitSink
+from tallystick.spark.epoch_age import EpochAge
 from tallystick.spark.session import tell_what_is_missing
 from tallystick.storage import FileStorage, SystemClock
 from tallystick.task import BatchFunction, EncodePlan, WritePlan
@@ -50,6 +54,7 @@ class SinkSettings:
     transaction_timeout_ms: int
     dead_letter_topic: str | None = None
     id_prefix: str = ID_PREFIX
+    warn_share: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class SinkCluster:
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
         self.broker = KafkaBroker(settings.config, settings.transaction_timeout_ms)
+        self.age: EpochAge | None = None
 
     def target(self, pipeline: str) -> Target:
         """Where the pipeline of this name keeps its decision."""
@@ -112,7 +118,19 @@ class SinkCluster:
 
     def write_plan(self, producer: Producer) -> WritePlan:
         """How this epoch's tasks write."""
+        if self.age is not None:
+            self.age.begin(producer)
         return WritePlan(self.settings.config, producer, self.broker.transaction_version)
+
+    def watched(self, pipeline: str, listener: Listener) -> EpochAge:
+        """Tells of epochs that take nearly too long, and passes events on."""
+        timeout = Timeout(self.settings.transaction_timeout_ms, self.settings.warn_share)
+        return EpochAge(pipeline, timeout, self._begun_ms, listener)
+
+    def _begun_ms(self, transactional_id: str) -> int:
+        state = transaction_state(self.broker.client, transactional_id)
+        is_open = state is not None and state.transaction_state == OPEN
+        return max(0, int(state.transaction_start_time_ms)) if is_open else 0
 
     def _partition_counts(self) -> Mapping[str, int]:
         if self.settings.topic is not None:
@@ -219,6 +237,9 @@ class Sinks:
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
         self._tell_of_gone(_named(newest) - settling.keys())
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
+        if self.cluster is not None:
+            self.cluster.age = self.cluster.watched(self._pipeline, listener or _ignore)
+            listener = self.cluster.age
         if listener is not None:
             make = partial(make, listener=listener)
         return make(
@@ -334,6 +355,10 @@ class Sinks:
         broker = KafkaBroker(self._written.kafka)
         self._to_close.append(broker)
         return broker
+
+
+def _ignore(_: Event) -> None:
+    return
 
 
 def _named(manifests: Iterable[Manifest]) -> set[str]:
