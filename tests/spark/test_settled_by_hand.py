@@ -1,0 +1,99 @@
+"""A pipeline dies, a person settles what it left by `tallystick transactions`, and it goes on."""
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from typer.testing import CliRunner, Result
+
+from tallystick.checkpoint import protocol as c
+from tallystick.cli import app
+from tallystick.inspection import DECIDED, inspect
+from tallystick.storage import FileStorage
+from tests.spark.flow import Facts, Flow
+from tests.spark.topics import read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def call(flow: Flow, command: str, *arguments: str) -> Result:
+    servers = flow.kafka.kafka_options["kafka.bootstrap.servers"]
+    words = ["transactions", command, *arguments, "--bootstrap-servers", servers]
+    return CliRunner().invoke(app, [*words, "--checkpoint", str(flow.checkpoint)])
+
+
+def listed(flow: Flow, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What is open of the pipeline, by id."""
+    told = call(flow, "list", "--json", "--pipeline", flow.name, *arguments)
+    assert told.exit_code == 0, told.output
+    return {each["transaction"]: each for each in json.loads(told.stdout)["transactions"]}
+
+
+def die(event: c.Event) -> None:
+    """The driver gets no further than this, and tidies nothing up."""
+    raise RuntimeError(f"died behind {type(event).__name__}")
+
+
+def run_and_die(flow: Flow, transactions: str, fact: str) -> None:
+    """An epoch that is finished, and one that is not."""
+    pipeline = flow.pipeline(sink={"transactions": transactions})
+    flow.feed(100)
+    flow.run(pipeline)
+    flow.feed(60)
+    with pytest.raises(StreamingQueryException, match="died behind"):
+        flow.run(pipeline, listener=Facts(fact, die))
+
+
+def go_on(flow: Flow, transactions: str) -> None:
+    """The pipeline, started again, finds nothing amiss."""
+    flow.feed(40)
+    flow.run(flow.pipeline(sink={"transactions": transactions}))
+    flow.assert_exact()
+    assert listed(flow) == {}
+
+
+def test_what_a_dead_driver_has_decided_is_committed_by_hand(flow: Flow) -> None:
+    run_and_die(flow, "task", "TransactionCommitted")
+    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    outputs = inspect(FileStorage(str(flow.checkpoint))).outputs
+
+    for name, told in listed(flow).items():
+        assert told["standing"] == "due"
+        assert call(flow, "abort", name, "--quiet-for", "0").exit_code == 3
+        assert call(flow, "commit", name).exit_code == 0
+
+    assert len(read_committed(flow.confluent, flow.topic_out)) == 160
+    assert (outputs[-1].epoch, outputs[-1].standing, outputs[-1].decided_by) == (
+        1,
+        DECIDED,
+        "checkpoint",
+    )
+    assert sum(sink.records for sink in outputs[-1].sinks) == 60
+    go_on(flow, "task")
+
+
+def test_what_a_dead_driver_has_not_decided_is_aborted_by_hand(flow: Flow) -> None:
+    run_and_die(flow, "task", "ManifestWritten")
+    running = listed(flow)
+    quiet = listed(flow, "--quiet-for", "0")
+
+    assert {each["standing"] for each in running.values()} == {"running"}
+    assert {(each["standing"], each["epoch"]) for each in quiet.values()} == {("unnamed", 1)}
+    for name in quiet:
+        assert call(flow, "commit", name).exit_code == 3
+        assert call(flow, "abort", name, "--quiet-for", "0").exit_code == 0
+    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    go_on(flow, "task")
+
+
+def test_the_whole_epoch_of_a_dead_driver_is_aborted_by_hand(flow: Flow) -> None:
+    run_and_die(flow, "epoch", "ManifestWritten")
+    (told,) = listed(flow, "--quiet-for", "0").values()
+
+    assert told["standing"] == "whole_epoch"
+    assert call(flow, "commit", told["transaction"], "--force").exit_code == 3
+    assert call(flow, "abort", told["transaction"]).exit_code == 3
+    assert call(flow, "abort", told["transaction"], "--quiet-for", "0").exit_code == 0
+    assert listed(flow) == {}
+    go_on(flow, "epoch")
