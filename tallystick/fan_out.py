@@ -29,10 +29,12 @@ class Branch(NamedTuple):
     Args:
         owner: whose transactions they are.
         plan: how they are begun.
+        takes_dead_letters: malformed records go there.
     """
 
     owner: Owner
     plan: TransactionPlan
+    takes_dead_letters: bool = False
 
 
 @runtime_checkable
@@ -131,7 +133,7 @@ class _Sending:
     attempt: int
     attempt_number: int
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
-    transactions: list[Transaction] = field(default_factory=list)
+    transactions: dict[int, Transaction] = field(default_factory=dict)  # by branch
 
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
         """See `Opened.frames`."""
@@ -144,8 +146,8 @@ class _Sending:
             self._write_dead_letters(sent.records)
             return
         for rows in apply(self.plan.functions, sent):
-            for transaction in self._begun():
-                transaction.write(rows)
+            for index in range(len(self.plan.branches)):
+                self._begun(index).write(rows)
             if encode is not None:
                 for frame in encode.frames(rows, self.source, sequence, self.attempt):
                     yield frame
@@ -153,33 +155,37 @@ class _Sending:
 
     def finish(self) -> list[str]:
         """See `Opened.finish`."""
-        prepared = [each for transaction in self.transactions for each in transaction.prepare()]
+        begun = self.transactions.values()
+        prepared = [each for transaction in begun for each in transaction.prepare()]
         return [SinkNote(self.source, self.attempt, tuple(prepared)).to_json()]
 
     def abandon(self) -> None:
         """See `Opened.abandon`."""
-        for transaction in self.transactions:
+        for transaction in self.transactions.values():
             transaction.abort()
 
     def _write_dead_letters(self, records: pa.RecordBatch) -> None:
-        for transaction in self._begun():
-            if isinstance(transaction, TakesDeadLetters):
+        for index, branch in enumerate(self.plan.branches):
+            if branch.takes_dead_letters:
+                transaction = self._begun(index)
+                assert isinstance(transaction, TakesDeadLetters), type(transaction)
                 transaction.write_dead_letters(records)
                 return
         raise BrokenInvariantError("malformed records, and no sink that takes them")
 
-    def _begun(self) -> list[Transaction]:
-        if not self.transactions:
-            for branch in self.plan.branches:
-                place = Place(
-                    owner=branch.owner,
-                    checkpoint_id=self.plan.checkpoint_id,
-                    task=self.source,
-                    attempt=self.attempt_number,
-                    nonce=self.nonce,
-                )
-                self.transactions.append(branch.plan.begin(place))
-        return self.transactions
+    def _begun(self, index: int) -> Transaction:
+        """The transaction of a branch; begun with what is to be written first."""
+        if index not in self.transactions:
+            branch = self.plan.branches[index]
+            place = Place(
+                owner=branch.owner,
+                checkpoint_id=self.plan.checkpoint_id,
+                task=self.source,
+                attempt=self.attempt_number,
+                nonce=self.nonce,
+            )
+            self.transactions[index] = branch.plan.begin(place)
+        return self.transactions[index]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tallystick.errors import BrokerUnavailableError, OptionError
-from tallystick.participants import OpenSinks
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.participants import KnowsNewest, KnowsPrepared, OpenSinks
 from tallystick.sink.two_phase import (
     Committable,
     Lost,
@@ -171,3 +172,9 @@ def test_what_never_times_out_or_has_no_known_age_is_not_warned_about(caplog, ti
         opened(db=Noting(timeout=timeout)).commit((of("db", "a", begun_ms=begun_ms),))
 
     assert caplog.records == []
+
+
+def test_kafka_tells_both_what_is_gone_and_what_is_newer() -> None:
+    """They are asked for by what they have: a name that is not there would go unnoticed."""
+    assert issubclass(KafkaTaskSink, KnowsNewest)
+    assert issubclass(KafkaTaskSink, KnowsPrepared)

@@ -84,6 +84,8 @@ from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Lost
 from tallystick.topic_partition import TopicPartition
 
+RECOVER_EVERY = 10
+"""After how many epochs other sinks are looked through, for what task attempts left that lost."""
 ATTEMPTS_MAX = 3
 """How often an epoch is run before its last error is raised; each client call retries by itself."""
 
@@ -165,12 +167,18 @@ class Coordinator:
             case verdict.Run() | verdict.Done():
                 named = () if known.manifest is None else known.manifest.committables
                 decided, settled = ((), named) if isinstance(judged, verdict.Run) else (named, ())
-                if self.phase is Phase.RESTORING and (decided or self._has_participants):
+                if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
                     return RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
             case verdict.Refused(error):
                 return self._refuse(error)
+
+    @property
+    def _is_to_recover(self) -> bool:
+        """At the start and after a failure; and now and then, for what failed attempts left."""
+        due = self._asked.checkpoint_id % RECOVER_EVERY == 0
+        return self.phase is Phase.RESTORING or (self.phase is Phase.READY and due)
 
     def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
         match judged:

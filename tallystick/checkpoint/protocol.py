@@ -54,7 +54,7 @@ NEXT_PHASES = {
     Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
     Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
     Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.RUNNING, Phase.CONFIRMING, Phase.STOPPED},
+    Phase.READY: {Phase.RECOVERING, Phase.RUNNING, Phase.CONFIRMING, Phase.STOPPED},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),
 }

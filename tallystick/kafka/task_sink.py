@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.errors import OptionError
+from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.kafka import cluster, outcome, protocol
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
@@ -164,6 +164,21 @@ class KafkaTaskSink:
         outcome.end_transaction(self._client, transaction, committed=False)
         if transaction.transaction_version < EPOCH_BY_END_TXN:
             self._fence(transaction)
+
+    def check_prepared(self, committable: Committable) -> None:
+        """See `participants.KnowsPrepared`: its transaction is open still.
+
+        Raises:
+            EpochAbortedError: it timed out, or a late attempt of its task aborted it.
+        """
+        transaction = TaskTransaction.from_json(committable.details)
+        state = transaction_state(self._client, transaction.transactional_id)
+        if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
+            raise EpochAbortedError(
+                f"{transaction} of epoch {committable.checkpoint_id} is not open any more before "
+                f"the epoch is decided: it timed out, or a late attempt of its task took its id. "
+                f"Nothing is lost; the epoch runs again"
+            )
 
     def check_newest(self, committable: Committable) -> None:
         """See `participants.KnowsNewest`: the token under its id must not be of a later epoch.

@@ -258,7 +258,15 @@ class Sinks:
             assert self.cluster is not None, "something is written to"
             return self.cluster.encode_plan(self._spark, functions)
         encode = None if self.cluster is None else self.cluster.encode_plan(self._spark, ())
-        branches = [Branch(self._owners[uid], sink.plan()) for uid, sink in self._open.items()]
+        letters = {
+            uid
+            for uid, sink in self._written.others
+            if encode is None and getattr(sink, "dead_letter_topic", None) is not None
+        }
+        branches = [
+            Branch(self._owners[uid], sink.plan(), uid in letters)
+            for uid, sink in self._open.items()
+        ]
         return FanOut(tuple(branches), encode, checkpoint_id, functions)
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.coordinator import ATTEMPTS_MAX, Coordinator
+from tallystick.checkpoint.coordinator import ATTEMPTS_MAX, RECOVER_EVERY, Coordinator
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.checkpoint.protocol import Phase
 from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
@@ -297,14 +297,26 @@ def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(step
     seen = set()
     for state, _, event, order in steps:
         if isinstance(order, c.RecoverParticipants):
-            token = event.committed.token
-            is_newest = token.checkpoint_id == state._asked.checkpoint_id
-            named = (
-                () if event.committed.manifest is None else event.committed.manifest.committables
-            )
+            known = state._known if isinstance(event, c.EpochRequested) else event.committed
+            asked = state._asked if isinstance(event, c.CommittedRead) else event.request
+            is_newest = known.token.checkpoint_id == asked.checkpoint_id
+            named = () if known.manifest is None else known.manifest.committables
             assert (order.decided, order.settled) == ((named, ()) if is_newest else ((), named))
             seen.add((is_newest, bool(named)))
     assert {(True, True), (False, True), (False, False)} <= seen
+
+
+def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
+    steady = Coordinator(OURS, CHECKPOINT, has_participants=True)
+    steady.phase, steady._owner = Phase.READY, Producer("t", 1, 0)
+    due = []
+    for epoch in range(1, 3 * RECOVER_EVERY):
+        token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
+        steady._committed = Committed(token, None, manifest_exists=False)
+        steady.phase = Phase.READY
+        order = steady.step(c.EpochRequested(Request(epoch, ("{}",))))
+        due += [epoch] if isinstance(order, c.RecoverParticipants) else []
+    assert due == [RECOVER_EVERY, 2 * RECOVER_EVERY]
 
 
 def test_a_pipeline_without_other_sinks_recovers_them_only_if_spark_does_not_know_the_epoch(steps):

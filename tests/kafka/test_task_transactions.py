@@ -233,3 +233,22 @@ def test_what_nobody_can_know_stops_the_pipeline(
         with pytest.raises(OptionError, match="another-cluster"):
             sink.commit(replace(prepared, details=elsewhere))
         assert sink.commit(prepared) is Outcome.LOST
+
+
+def test_right_before_the_decision_it_is_known_what_is_gone(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    with opened(config, topic, pipeline) as sink:
+        prepared = written_by(sink.plan(), place_of(pipeline, 0), "a")
+        late = written_by(sink.plan(), place_of(pipeline, 0, 1), "b")
+        sink.check_prepared(prepared)
+
+        plan = replace(sink.plan(), transaction_timeout_ms=300)
+        timed_out = written_by(plan, place_of(pipeline, 0, 2), "c")
+        until(lambda: state_of(client, timed_out) == "CompleteAbort")
+        taken_over(config, late)
+
+        for gone in (timed_out, late):
+            with pytest.raises(EpochAbortedError, match="not open any more"):
+                sink.check_prepared(gone)
+        assert committed(client, sink, prepared) is Outcome.COMMITTED
