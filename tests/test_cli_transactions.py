@@ -426,6 +426,9 @@ def test_what_cannot_be_is_told_without_a_traceback(scene: Scene, tmp_path: Path
         assert words in result.output
         assert isinstance(result.exception, SystemExit)
     scene.job.run(1)
+    secret = scene.call("list", "--postgres", "host=/nowhere user=u password=HIDDEN")
+    assert (secret.exit_code, "PostgreSQL" in secret.output) == (1, True), secret.output
+    assert "HIDDEN" not in secret.output
     wrong = scene.call("list", "--pipeline", "another")
     assert (wrong.exit_code, f"pipeline '{scene.pipeline}'" in wrong.output) == (1, True)
 
