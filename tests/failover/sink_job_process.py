@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class JobProcess:
     Args:
         log: where goes what it prints to stderr.
         spec: `name`, `folder`, `sinks` (settings of each `KafkaSink`), `until`; and if wanted
-            `logged`, `parallelism`, `partitions`, `kill_at` and `occurrence`.
+            `logged`, `parallelism`, `partitions`, `pause_s` between two epochs, `kill_at` and
+            `occurrence`.
     """
 
     def __init__(self, log: Path, **spec: Any) -> None:
@@ -50,6 +52,11 @@ class JobProcess:
             self.kill()
         self.logged = max([self.logged, *map(int, said.split())])
         return self.process.returncode
+
+    def stop(self, by: signal.Signals) -> None:
+        """End it by a signal, in the middle of whatever it does."""
+        self.process.send_signal(by)
+        self.wait()
 
     def kill(self) -> None:
         """SIGKILL; again is fine."""
@@ -83,6 +90,7 @@ def main() -> None:
     while job.logged < spec["until"]:
         job.run_until(job.logged + 1)
         print(job.logged, flush=True)
+        time.sleep(spec.get("pause_s", 0))
     job.close()
 
 
