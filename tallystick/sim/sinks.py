@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 
 NAMES = ("db", "far", "files")
 TASK_COUNT_MAX = 3
+DOWN_STEPS = 15
+"""How long a pipeline is down between two runs, as far as timeouts are concerned."""
 EVERY = 4
 """Of so many seeds one has other sinks; half of these have no Kafka transaction to decide."""
 
@@ -89,8 +91,9 @@ class Sinks:
         self.decided_by = decided_by
         dice = world.dice
         names = NAMES[: dice.randint(1, len(NAMES) - (decided_by == KAFKA))]
+        share = dice.choice((0.3, 1.0))  # only where all time out nothing of an epoch is visible
         self.systems = {
-            uid: OtherSystem(uid, times_out=dice.random() < 0.5, tells=dice.random() < 0.3)
+            uid: OtherSystem(uid, times_out=dice.random() < share, tells=dice.random() < 0.3)
             for uid in names
         }
         self.zombies: list[SinkAttempt] = []
@@ -111,6 +114,8 @@ class Sinks:
                 gone = dice.choice(present)
                 present = tuple(uid for uid in present if uid != gone)
                 self._world.tell(f"{process.name} has no sink {gone}")
+            if any(plan.strikes(Fault.SINK_TIMEOUT) for _ in range(DOWN_STEPS)):
+                self._time_out_all()  # since the run before
             if plan.strikes(Fault.RESCALED):
                 tasks = dice.randint(1, TASK_COUNT_MAX)
             self._runs[process.name] = present, tasks
@@ -168,9 +173,16 @@ class Sinks:
         if self.zombies and self._world.dice.random() < 0.2:
             self._step(self._world.dice.choice(self.zombies))
         if self._world.plan.strikes(Fault.SINK_TIMEOUT):
+            if self._world.dice.random() < 0.4:
+                self._time_out_all()
             system = self._world.dice.choice(list(self.systems.values()))
             if system.time_out(self._world.dice):
                 self._world.tell(f"{system.uid}: a transaction times out")
+
+    def _time_out_all(self) -> None:
+        for system in self.systems.values():
+            while system.time_out(self._world.dice):
+                self._world.tell(f"{system.uid}: a transaction times out, as all do")
 
     def drain(self) -> None:
         """Let all attempts come to their end."""
