@@ -48,22 +48,30 @@ class TakesDeadLetters(Protocol):
 
 @dataclass(frozen=True)
 class SinkNote:
-    """What one attempt of a task prepared, for the driver."""
+    """What one attempt of a task prepared, for the driver.
+
+    Args:
+        source: the task's index.
+        attempt: drawn for it.
+        committables: what is prepared.
+        attempt_number: Spark's; from 1 on, others have begun transactions and not prepared them.
+    """
 
     source: int
     attempt: int
     committables: tuple[Committable, ...]
+    attempt_number: int = 0
 
     def to_json(self) -> str:
         """As it travels in a frame."""
         held = [each.to_fields() for each in self.committables]
-        return json.dumps({"source": self.source, "attempt": self.attempt, "committables": held})
+        return json.dumps({**vars(self), "committables": held})
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Read back what `to_json` made."""
         found = tuple(map(Committable.from_fields, fields["committables"]))
-        return cls(fields["source"], fields["attempt"], found)
+        return cls(**{**fields, "committables": found})
 
 
 def split_notes(texts: Iterable[str]) -> tuple[list[str], list[SinkNote]]:
@@ -107,12 +115,14 @@ class FanOut:
         encode: how rows become frames of the epoch's own transaction; None: there is none.
         checkpoint_id: the epoch.
         functions: what rows pass through first.
+        is_speculative: Spark may run attempts beside each other, and ends those that lose.
     """
 
     branches: tuple[Branch, ...]
     encode: EncodePlan | None
     checkpoint_id: int
     functions: tuple[BatchFunction, ...] = ()
+    is_speculative: bool = False
 
     @property
     def target_count(self) -> int:
@@ -157,7 +167,8 @@ class _Sending:
         """See `Opened.finish`."""
         begun = self.transactions.values()
         prepared = [each for transaction in begun for each in transaction.prepare()]
-        return [SinkNote(self.source, self.attempt, tuple(prepared)).to_json()]
+        note = SinkNote(self.source, self.attempt, tuple(prepared), self.attempt_number)
+        return [note.to_json()]
 
     def abandon(self) -> None:
         """See `Opened.abandon`."""

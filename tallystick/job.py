@@ -221,8 +221,11 @@ class Driver:
         if self._participants is None:
             raise lost_output.no_sinks(self._identity, _decided(action))
         match action:
-            case c.CommitParticipants(committables):
-                return c.OutputSettled(self._participants.commit(committables))
+            case c.CommitParticipants(committables, producer, has_strays):
+                lost = self._participants.commit(committables)
+                if not has_strays:
+                    return c.OutputSettled(lost)
+                return c.OutputSettled(lost, self._abort_lingering(producer, committables))
             case c.RecoverParticipants(producer, decided, settled):
                 self._participants.check_newest(settled)
                 lost = self._participants.commit(decided)
@@ -325,7 +328,7 @@ class Driver:
 
 def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Committable, ...]:
     match action:
-        case c.RecoverParticipants(_, committables, _) | c.CommitParticipants(committables):
+        case c.RecoverParticipants(_, committables, _) | c.CommitParticipants(committables, _, _):
             return committables
 
 

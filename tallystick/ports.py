@@ -210,12 +210,14 @@ class Prepared(NamedTuple):
         late: how many rows came later than the watermark and were dropped, by the step's uid; only
             steps that had some.
         committables: what tasks prepared in other sinks.
+        has_strays: other attempts may have begun transactions there, and ended without a word.
     """
 
     produced: tuple[ProducedRange, ...]
     state: tuple[StepState, ...] = ()
     late: tuple[tuple[str, int], ...] = ()
     committables: tuple[Committable, ...] = ()
+    has_strays: bool = False
 
 
 class Engine(Protocol):

@@ -112,6 +112,7 @@ class Coordinator:
         self._owner: Producer | None = None  # the newest producer that Kafka gave this run
         self._committed: Committed | None = None
         self._manifest: Manifest | None = None  # of the epoch in flight
+        self._has_strays = False
         self._error: Exception | None = None
         self._refused_before = False
 
@@ -202,7 +203,8 @@ class Coordinator:
             case Recovered(lost, producer):
                 self._owner = producer
                 return self._after_recovery(lost)
-            case OutputSettled(lost):
+            case OutputSettled(lost, new_producer):
+                self._owner = new_producer or self._owner
                 return self._after_settling(lost)
 
     def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
@@ -246,6 +248,7 @@ class Coordinator:
 
     def _prepare(self, ran: EpochRan) -> Action:
         self._become(Phase.PREPARED)
+        self._has_strays = ran.has_strays
         keeps_base = bool(ran.committables) or self._decided_by != KAFKA
         self._manifest = Manifest(
             checkpoint_id=self._asked.checkpoint_id,
@@ -290,7 +293,7 @@ class Coordinator:
         assert self._manifest is not None
         if self._manifest.committables:
             self._become(Phase.SETTLING)
-            return CommitParticipants(self._manifest.committables)
+            return CommitParticipants(self._manifest.committables, next_producer, self._has_strays)
         self._become(Phase.CONFIRMING)
         return ConfirmOutput(self._manifest.producer, self._manifest.produced)
 

@@ -91,13 +91,15 @@ class CommittedRead:
 class EpochRan:
     """All tasks flushed their output and will not write again; `state` is what they left.
 
-    `late` is for whoever listens: how many rows steps dropped, by uid.
+    `late` is for whoever listens: how many rows steps dropped, by uid. `has_strays`: attempts of
+    tasks that do not count may have left transactions open.
     """
 
     produced: tuple[ProducedRange, ...]
     state: tuple[StepState, ...] = ()
     late: tuple[tuple[str, int], ...] = ()
     committables: tuple[Committable, ...] = ()
+    has_strays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,13 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettled:
-    """What tasks prepared in other sinks is visible, but for what is lost for good."""
+    """What tasks prepared in other sinks is visible, but for what is lost for good.
+
+    `producer` is this run's, if it has a new epoch now.
+    """
 
     lost: tuple[Lost, ...]
+    producer: Producer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +244,14 @@ class RecoverParticipants:
 
 @dataclass(frozen=True, slots=True)
 class CommitParticipants:
-    """Commit in other sinks what was just decided."""
+    """Commit in other sinks what was just decided; with strays, abort everything else there.
+
+    Readers of the output would wait for those until they time out.
+    """
 
     committables: tuple[Committable, ...]
+    producer: Producer
+    has_strays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

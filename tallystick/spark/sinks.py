@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -154,7 +154,7 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
             delivery_timeout_ms=settings.config.delivery_timeout_ms,
             batch_bytes=settings.batch_bytes,
             trigger_interval_ms=trigger_interval_ms,
-            speculation=spark.sparkContext.getConf().get("spark.speculation", "false") == "true",
+            speculation=is_speculative(spark),
         ),
     )
     for warning in findings.warnings:
@@ -162,6 +162,11 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
     if findings.problems:
         raise OptionError("; ".join(findings.problems))
     tell_what_is_missing(spark)
+
+
+def is_speculative(spark: SparkSession) -> bool:
+    """Whether Spark may run attempts of a task beside each other."""
+    return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
 
 
 def token_group(transactional_id: str) -> str:
@@ -201,6 +206,7 @@ class Sinks:
         self._spark = spark
         tasks = max(tasks, spark.sparkContext.defaultParallelism)
         self._facts = RunFacts(trigger_interval_ms, tasks)
+        self._are_checked = False
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
         self._to_close: list[Closed] = []
@@ -218,6 +224,7 @@ class Sinks:
             preflight(self.cluster, self._spark, self._facts.trigger_interval_ms)
         for uid, sink in self._written.others:
             sink.open(Owner(self._pipeline, uid, ""), self._facts).close()
+        self._are_checked = True
 
     def make_driver(
         self, identity: Identity, storage: FileStorage, *, listener: Listener | None = None
@@ -226,9 +233,8 @@ class Sinks:
         target = self._target()
         newest = _newest_manifests(storage)
         ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
-        facts = RunFacts(
-            self._facts.trigger_interval_ms, self._facts.tasks, ids - {target.transactional_id}
-        )
+        earlier_ids = ids - {target.transactional_id}
+        facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
         for uid, sink in self._written.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], facts)
@@ -267,7 +273,9 @@ class Sinks:
             Branch(self._owners[uid], sink.plan(), uid in letters)
             for uid, sink in self._open.items()
         ]
-        return FanOut(tuple(branches), encode, checkpoint_id, functions)
+        return FanOut(
+            tuple(branches), encode, checkpoint_id, functions, is_speculative(self._spark)
+        )
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
         """How an epoch's last tasks write, or tell what was written."""

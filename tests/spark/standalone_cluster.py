@@ -1,6 +1,7 @@
 """A standalone Spark cluster on this machine: its workers are hosts to each other.
 
-Each has a work folder and a folder for copies of state of its own, which its executors inherit.
+Each has a loopback address of its own, since Spark puts no second attempt of a task on the same
+host; a work folder and a folder for copies of state of its own, which its executors inherit.
 """
 
 import contextlib
@@ -32,14 +33,15 @@ SMALL_JVM = {
 class Host:
     """A worker process with a core, the executors that it starts, and its disk."""
 
-    def __init__(self, folder: Path, master: str) -> None:
+    def __init__(self, folder: Path, master: str, address: str) -> None:
         self.copies = folder / "copies"
         self.copies.mkdir(parents=True)
         work = ["--work-dir", str(folder / "work"), "--cores", "1", "--memory", "1g"]
-        port = str(*free_ports(1, HOST))
+        port = str(*free_ports(1, address))
         self._process = _start(
-            ["worker.Worker", "--host", HOST, "--webui-port", port, *work, master],
+            ["worker.Worker", "--host", address, "--webui-port", port, *work, master],
             folder,
+            SPARK_LOCAL_IP=address,
             TALLYSTICK_STATE_DIR=str(self.copies),
         )
 
@@ -73,7 +75,9 @@ class Cluster:
         self._folder = folder
         self._process = _start(["master.Master", *place], folder / "master")
         _wait_for(port, self._process)
-        self.hosts = [Host(folder / f"host-{n}", self.master) for n in range(host_count)]
+        self.hosts = [
+            Host(folder / f"host-{n}", self.master, f"127.0.0.{1 + n}") for n in range(host_count)
+        ]
 
     def __enter__(self) -> Self:
         return self

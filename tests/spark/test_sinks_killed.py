@@ -184,13 +184,13 @@ def test_a_driver_killed_with_all_that_is_its_own(
 def test_a_task_whose_worker_is_killed_is_tried_again(
     sunk: Sunk, drivers: Drivers, tmp_path: Path, name: str
 ) -> None:
-    """Its first attempt had written to every sink, and prepared nowhere."""
+    """Its first attempt had written to every sink, and prepared nowhere; no epoch comes after it."""
     all_of(name, sunk)
     sunk.flow.feed(300)
     driver = drivers.take()
     marker = tmp_path / "died"
     told = {"master": "local[2,4]", "dies": "worker", "marker": str(marker)}
-    driver.run(sunk.spec(epoch_records=100, **told))
+    driver.run(sunk.spec(epoch_records=1000, **told))
     assert driver.wait_for_end() is None
     assert marker.exists()
     assert "ActionFailed" not in driver.facts
