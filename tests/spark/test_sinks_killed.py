@@ -184,7 +184,7 @@ def test_a_driver_killed_with_all_that_is_its_own(
 def test_a_task_whose_worker_is_killed_is_tried_again(
     sunk: Sunk, drivers: Drivers, tmp_path: Path, name: str
 ) -> None:
-    """Its first attempt had written to every sink, and prepared nowhere; no epoch comes after it."""
+    """Its first attempt had written to every sink, and prepared nowhere. It is the last epoch."""
     all_of(name, sunk)
     sunk.flow.feed(300)
     driver = drivers.take()
