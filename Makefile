@@ -12,7 +12,7 @@ help:
 	@echo "make test    all tests, on real brokers and a real Spark"
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -43,6 +43,7 @@ stress: setup
 	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
 	@SINK_BOUNCES=5 $(BIN)/python -m pytest tests/failover/test_bounces.py tests/failover/test_down_too_long.py
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
+	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_with or dies_behind"
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
