@@ -13,10 +13,18 @@ from tallystick.formats import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
-from tallystick.sink.two_phase import Guarantee, Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.sink.transactional_ids import ID_PREFIX
+from tallystick.sink.two_phase import (
+    Guarantee,
+    Owner,
+    RunFacts,
+    Sink,
+    TwoPhaseCommitSink,
+    guarantee_problem,
+)
 from tallystick.spark.epochs import foreach_batch_runner
 from tallystick.spark.query import RunnerPerRun
-from tallystick.spark.sinks import ID_PREFIX, SinkSettings, Written
+from tallystick.spark.sinks import SinkSettings, Written
 
 EPOCH, TASK = "epoch", "task"
 UID_LENGTH_MAX = 60
@@ -106,7 +114,8 @@ class KafkaSink:
             raise OptionError(f"batch_bytes={self.batch_bytes}: expected at least 1024")
         if self.transactions not in (EPOCH, TASK):
             raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
-        check_guarantee(self.guarantee)
+        if problem := guarantee_problem(self.guarantee):
+            raise OptionError(problem)
         if not 0 < self.timeout_warning_share <= 1:
             raise OptionError(
                 f"timeout_warning_share={self.timeout_warning_share}: expected more than 0, and 1 "
@@ -116,6 +125,11 @@ class KafkaSink:
             raise OptionError(
                 "max_recovery_ms is for transactions='task': with one transaction per epoch an "
                 "epoch that timed out runs again, and nothing is lost however long it takes"
+            )
+        if self.max_recovery_ms is not None and self.guarantee != Guarantee.EXACTLY_ONCE.value:
+            raise OptionError(
+                f"max_recovery_ms is for guarantee='exactly_once': with {self.guarantee!r} no "
+                f"transaction waits for its commit, and no down time is too long. Leave it out"
             )
         _ = self.config
 
@@ -198,15 +212,25 @@ def _of_checkpoint(prefix: str, owner: Owner) -> str:
     return f"{prefix}/{owner.lineage}"
 
 
-def check_guarantee(guarantee: str) -> None:
-    """Refuse a word that is no guarantee.
+def check_for_pipeline(sinks: Sequence[Sink]) -> None:
+    """Refuse what is for `foreachBatch` only, and has no effect in a pipeline.
 
     Raises:
-        OptionError: it is none.
+        OptionError: there is some.
     """
-    known = [each.value for each in Guarantee]
-    if guarantee not in known:
-        raise OptionError(f"guarantee={guarantee!r}: expected one of {', '.join(known)}")
+    for sink in sinks:
+        if not isinstance(sink, KafkaSink):
+            continue
+        if sink.name is not None:
+            raise OptionError(
+                f"KafkaSink(name={sink.name!r}) is for foreachBatch: here the pipeline's name "
+                f"counts, Pipeline(name). Leave it out"
+            )
+        if sink.accept:
+            raise OptionError(
+                "KafkaSink(accept=...) is for foreachBatch: here decisions are stated at the "
+                "start, Pipeline.start(accept=...). Move it there"
+            )
 
 
 def written(sinks: Sequence[Sink]) -> Written:

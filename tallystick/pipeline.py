@@ -29,7 +29,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tallystick.endpoints import KafkaSource
 from tallystick.errors import OptionError, StepMissingError
 from tallystick.job import Listener
-from tallystick.kafka_sink import written
+from tallystick.kafka_sink import check_for_pipeline, written
 from tallystick.processors.row_mode import row_processor
 from tallystick.sink.two_phase import Sink
 from tallystick.spark.running import PipelineRun, start_query
@@ -140,6 +140,7 @@ class Pipeline:
         """
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
+        check_for_pipeline(self.sinks)
         run = PipelineRun(
             name=self.name,
             spark=spark,

@@ -32,6 +32,9 @@ from tallystick.exclusive import ExclusiveStore
 DRAFT_UNUSED_S = 24 * 3600
 """An unfinished file of a killed process is removed when it is as old as this."""
 
+DELETES_AT_A_TIME = 16
+"""An object store takes some 30 ms for each file that is removed."""
+
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """As pyarrow calls what Hadoop calls otherwise."""
 

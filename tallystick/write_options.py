@@ -137,7 +137,14 @@ def _token_topic(plain: Mapping[str, str], topic: str | None) -> str:
 
 def _recovery_ms(plain: Mapping[str, str]) -> int | None:
     name = "max.recovery.time.ms"
-    return _whole(plain, name, 0, 1) if name in plain else None
+    if name not in plain:
+        return None
+    if _choice(plain, "guarantee", GUARANTEES, "exactly_once") != "exactly_once":
+        raise OptionError(
+            f"{name} is for guarantee=exactly_once: with another one no transaction waits for its "
+            f"commit, and no down time is too long. Leave it out"
+        )
+    return _whole(plain, name, 0, 1)
 
 
 def _name(plain: Mapping[str, str], option: str) -> str | None:

@@ -54,3 +54,19 @@ def test_other_attributes_are_missing_as_python_has_it(pipeline):
     assert not isinstance(refused.value, ts.OptionError)
     assert not hasattr(KEYED, "write")
     assert copy.deepcopy(pipeline) == pipeline
+
+
+@pytest.mark.parametrize("setting", [{"name": "other"}, {"accept": ["lost-output-of-epoch-3"]}])
+def test_what_is_for_foreach_batch_is_refused_in_a_pipeline(setting):
+    """It would have no effect, and nobody would say so."""
+    sink = ts.KafkaSink("nowhere:9092", topic="out", **setting)
+    pipeline = ts.Pipeline("p").read(ts.KafkaSource("nowhere:9092", topics=["in"])).write(sink)
+    with pytest.raises(ts.OptionError, match="is for foreachBatch: here"):
+        pipeline.start(None, checkpoint="unused")
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
+def test_a_recovery_time_without_transactions_is_refused(guarantee):
+    settings = {"transactions": "task", "guarantee": guarantee, "max_recovery_ms": 1000}
+    with pytest.raises(ts.OptionError, match="is for guarantee='exactly_once'"):
+        ts.KafkaSink("nowhere:9092", topic="out", **settings)

@@ -75,6 +75,7 @@ def test_the_table_names_what_there_is() -> None:
         ({"compression": "brotli"}, "compression='brotli': expected one of none, gzip"),
         ({"batch.bytes": "10"}, "batch.bytes='10': expected a whole number from 1024"),
         ({"transaction.timeout.ms": "1m"}, "transaction.timeout.ms='1m': expected a whole number"),
+        ({"guarantee": "none", "max.recovery.time.ms": "9"}, "is for guarantee=exactly_once"),
         ({"guarantee": "at_most_once"}, "expected one of exactly_once, at_least_once, none"),
     ],
 )

@@ -1,5 +1,6 @@
 """What a user writes to have an epoch's rows in Parquet files."""
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -8,14 +9,24 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.committing import Commits
-from tallystick.files.drafts import SEEN, Drafts, hidden_folder
+from tallystick.files.drafts import HIDDEN, SEEN, Drafts, hidden_folder
 from tallystick.files.folder import Folder
 from tallystick.files.partitions import is_possible
 from tallystick.files.writing import FilePlan
-from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, RunFacts, Timeout
+from tallystick.sink.two_phase import (
+    Committable,
+    Guarantee,
+    Outcome,
+    Owner,
+    RunFacts,
+    Timeout,
+    guarantee_problem,
+)
 from tallystick.storage import shown
 
 COMPRESSIONS = ("none", "snappy", "gzip", "brotli", "zstd", "lz4")
+PROBE = "may-the-driver-write"
+"""Begins the name of a file that is written to find out, and removed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,7 +81,12 @@ class FileSink:
         """See `sink.two_phase.Sink`: a file is written into the hidden folder."""
         folder = Folder(self.path)
         try:
-            folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
+            if owner.lineage:
+                folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
+            else:
+                probe = f"{HIDDEN}/{PROBE}-{secrets.token_hex(8)}"
+                folder.put(probe, b"")
+                folder.remove_file(probe)
         except StorageError as error:
             raise OptionError(
                 f"the path must be writable for the driver, and for all executors: {error}"
@@ -88,9 +104,8 @@ class FileSink:
     def _wrong_values(self) -> Iterable[str]:
         if not self.path or not isinstance(self.path, str):
             yield f"path={self.path!r}: expected a path or a URI"
-        guarantees = [each.value for each in Guarantee]
-        if self.guarantee not in guarantees:
-            yield f"guarantee={self.guarantee!r}: expected one of {', '.join(guarantees)}"
+        if problem := guarantee_problem(self.guarantee):
+            yield problem
         if self.compression not in COMPRESSIONS:
             yield f"compression={self.compression!r}: expected one of {', '.join(COMPRESSIONS)}"
         if self.row_group_rows < 1:

@@ -7,19 +7,15 @@ on one id of each prefix, with DescribeTransactions, which does refuse.
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from tallystick.errors import (
-    AuthorizationError,
-    BrokerUnavailableError,
-    TallystickError,
-)
+from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import Client, Node
 from tallystick.kafka.written import transaction_state
-from tallystick.sink.transactional_ids import PooledId, owned, pool_of, transactional_id
+from tallystick.sink.transactional_ids import PooledId, owned, transactional_id
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +23,6 @@ OPEN = "Ongoing"
 """The one state in which nobody has decided; those that begin with `Prepare` end by themselves."""
 NODE_TIMEOUT_MS = 3_000
 """How long one broker may take; then it is looked for again among those that are left."""
-UNKNOWN_TASKS_MIN = 16
-"""After so many tasks without any known id, the probing of a pool ends."""
 
 
 class OpenTransaction(NamedTuple):
@@ -49,14 +43,12 @@ class Finder:
         client: of the cluster.
         prefixes: every one that the pipeline has ever used.
         sink: its uid.
-        tasks: how many tasks there are now; more is looked for.
     """
 
-    def __init__(self, client: Client, prefixes: Collection[str], sink: str, tasks: int) -> None:
+    def __init__(self, client: Client, prefixes: Collection[str], sink: str) -> None:
         self._client = client
         self._prefixes = frozenset(prefixes)
         self._sink = sink
-        self._tasks = tasks
         self._told: set[str] = set()
 
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
@@ -66,24 +58,8 @@ class Finder:
             BrokerUnavailableError: a broker did not answer, so that something may be missing.
         """
         allowed = {prefix for prefix in self._prefixes if self._may_describe(prefix)}
-        try:
-            ids: Iterable[str] = list_open_ids(self._client)
-        except BrokerUnavailableError:
-            raise
-        except TallystickError as error:
-            self._tell(
-                f"open transactions cannot be listed ({error}); the ids of sink {self._sink!r} are "
-                f"tried one by one instead, which finds none of a task whose number is more than "
-                f"{self._tasks_beyond} above the highest one known. Kafka 3.0 and later can list "
-                f"them, and asks for DESCRIBE on the transactional ids only."
-            )
-            ids = self._probed(allowed)
-        found = owned(set(ids), allowed, [self._sink])
+        found = owned(list_open_ids(self._client), allowed, [self._sink])
         return tuple(each for each in map(self._describe, found) if each is not None)
-
-    @property
-    def _tasks_beyond(self) -> int:
-        return max(self._tasks, UNKNOWN_TASKS_MIN)
 
     def _describe(self, pooled_id: PooledId) -> OpenTransaction | None:
         """None when it has ended since."""
@@ -112,16 +88,6 @@ class Finder:
             return False
         return True
 
-    def _probed(self, prefixes: Collection[str]) -> Iterator[str]:
-        """Known ids of the pool, task by task, until there were long enough none."""
-        task, unknown = 0, 0
-        while prefixes and unknown < self._tasks_beyond:
-            ids = list(pool_of(task, prefixes, self._sink))
-            known = [each for each in ids if transaction_state(self._client, each) is not None]
-            unknown = 0 if known else unknown + 1
-            yield from known
-            task += 1
-
     def _tell(self, warning: str) -> None:
         if warning not in self._told:
             self._told.add(warning)
@@ -137,7 +103,7 @@ def list_open_ids(client: Client, states: Collection[str] = (OPEN,)) -> set[str]
 
     Raises:
         BrokerUnavailableError: not all brokers that the cluster names have answered.
-        TallystickError: the brokers do not offer it, or refuse it.
+        TallystickError: the brokers refuse it.
     """
     attempts = Attempts(client.deadline(), "ListTransactions", "all brokers")
     while True:

@@ -97,7 +97,6 @@ class KafkaTaskSink:
             self._client,
             settings.earlier_prefixes | {settings.id_prefix},
             owner.sink,
-            facts.tasks,
         )
         try:
             self._check(facts)
@@ -263,7 +262,7 @@ class KafkaTaskSink:
             speculation=False,  # each attempt has a transaction of its own
         )
         findings = check(cluster.cluster_facts(self._client), chosen)
-        for warning in findings.warnings:
+        for warning in () if facts.are_checked else findings.warnings:
             logger.warning("%s", warning)
         problems = [*findings.problems, *check_recovery(chosen, settings.max_recovery_ms)]
         if problems:

@@ -6,7 +6,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from tallystick.errors import OptionError
-from tallystick.sink.two_phase import Guarantee, Owner, RunFacts, TwoPhaseCommitSink
+from tallystick.sink.two_phase import (
+    Guarantee,
+    Owner,
+    RunFacts,
+    TwoPhaseCommitSink,
+    guarantee_problem,
+)
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection
@@ -68,11 +74,8 @@ class PostgresSink:
             raise OptionError(
                 f"transactions={self.transactions!r}: expected {PREPARED!r} or {STAGED!r}"
             )
-        known = [each.value for each in Guarantee]
-        if self.guarantee not in known:
-            raise OptionError(
-                f"guarantee={self.guarantee!r}: expected one of {', '.join(map(repr, known))}"
-            )
+        if problem := guarantee_problem(self.guarantee):
+            raise OptionError(problem)
         if self.key and self._exact and self.transactions == PREPARED:
             raise OptionError(
                 f'key={list(self.key)!r} needs transactions="{STAGED}": a prepared transaction '
@@ -132,7 +135,7 @@ class PostgresSink:
             problems.append(f"the server is of version {version // 10_000}: expected 14 or later")
         if self._exact and self.transactions == PREPARED:
             problems += _prepared_problems(_setting(connection, "max_prepared_transactions"), facts)
-        if self._exact and _setting(connection, "fsync") == "off":
+        if self._exact and not facts.are_checked and _setting(connection, "fsync") == "off":
             logger.warning("the PostgreSQL server has fsync=off: a crash of it can lose commits")
         if self.key and not self._exact:
             row = connection.execute(

@@ -16,7 +16,7 @@ Invariants:
 Source: the behaviours of Flink's TransactionalIdFactory, TransactionOwnership (FLIP-511).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tallystick.errors import OptionError
@@ -24,6 +24,8 @@ from tallystick.errors import OptionError
 SLOT_COUNT = 16
 """How many attempts of one task have an id; Spark gives up after `spark.task.maxFailures`, 4."""
 SEPARATOR = "/"
+ID_PREFIX = "tallystick-"
+"""Stands before the pipeline's name, unless a user chose another one."""
 
 
 class PooledId(NamedTuple):
@@ -40,7 +42,7 @@ class PooledId(NamedTuple):
 
 def default_prefix(pipeline: str) -> str:
     """The prefix of a pipeline that chose no other; rights on it cover the token groups too."""
-    return f"tallystick-{pipeline}"
+    return f"{ID_PREFIX}{pipeline}"
 
 
 def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
@@ -107,10 +109,3 @@ def owned(
             if each is not None and each.prefix in prefixes and each.sink in sinks
         )
     )
-
-
-def pool_of(task: int, prefixes: Iterable[str], sink: str) -> Iterator[str]:
-    """All ids that attempts of one task may have left open."""
-    for prefix in sorted(set(prefixes)):
-        for slot in range(SLOT_COUNT):
-            yield transactional_id(prefix, sink, task, slot)

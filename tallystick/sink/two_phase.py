@@ -35,6 +35,14 @@ class Guarantee(Enum):
     NONE = "none"
 
 
+def guarantee_problem(guarantee: str) -> str | None:
+    """What is wrong with a guarantee as a user names it; None: nothing."""
+    known = [each.value for each in Guarantee]
+    if guarantee in known:
+        return None
+    return f"guarantee={guarantee!r}: expected one of {', '.join(map(repr, known))}"
+
+
 class Outcome(Enum):
     """What became of a committable, as proved."""
 
@@ -50,7 +58,7 @@ class Owner:
     Args:
         pipeline: its name.
         sink: the sink's uid, of letters, digits, `.`, `_` and `-`; unique in the pipeline.
-        lineage: of the checkpoint that the pipeline goes on from.
+        lineage: of the checkpoint that the pipeline goes on from; "": see `Sink.open`.
     """
 
     pipeline: str
@@ -204,11 +212,13 @@ class RunFacts:
         tasks: how many tasks Spark runs at a time, or a keyed step has; a DataFrame may have more.
         earlier_ids: transactional ids of the pipeline that the checkpoint's newest manifests name,
             besides the present one: its prefix was changed.
+        are_checked: the sink was opened with these settings before, and gave its warnings.
     """
 
     trigger_interval_ms: int | None = None
     tasks: int = 1
     earlier_ids: frozenset[str] = frozenset()
+    are_checked: bool = False
 
 
 class Sink(Protocol):
@@ -229,9 +239,12 @@ class Sink(Protocol):
         ...
 
     def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
-        """Connect, and check all that can be checked; once per run, on the driver.
+        """Connect, and check all that can be checked; on the driver.
 
-        Warnings go to the log.
+        At the start only settings are checked, before any checkpoint is known: the owner's lineage
+        is "" then, and nothing stays behind but what every run needs, such as a table. The run
+        opens the sink again, with its lineage. Warnings go to the log, unless the facts say that
+        they did before.
 
         Raises:
             OptionError: something cannot work; all problems are named.

@@ -26,18 +26,15 @@ from tallystick.ports import Broker
 from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
+from tallystick.sink.transactional_ids import ID_PREFIX, token_group
 from tallystick.sink.two_phase import Owner, RunFacts, Sink, Timeout, TwoPhaseCommitSink
 from tallystick.spark.epoch_age import EpochAge
 from tallystick.spark.session import tell_what_is_missing
-from tallystick.storage import FileStorage, SystemClock
+from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-DELETES_AT_A_TIME = 16
-"""An object store takes some 30 ms for each file that is removed."""
-ID_PREFIX = "tallystick-"
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,6 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
 def is_speculative(spark: SparkSession) -> bool:
     """Whether Spark may run attempts of a task beside each other."""
     return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
-
-
-def token_group(transactional_id: str) -> str:
-    """The group under which a pipeline's token is kept."""
-    return f"{transactional_id}-token"
 
 
 class Closed(Protocol):

@@ -42,8 +42,11 @@ logger = logging.getLogger(__name__)
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Properties that Spark gives to the tasks of a micro-batch."""
 
-_sinks: dict[tuple[KafkaTaskSettings, Owner], KafkaTaskSink] = {}
-"""Connected by this process, oldest first; Spark's helper processes serve many micro-batches."""
+_sinks: dict[Owner, tuple[KafkaTaskSettings, KafkaTaskSink]] = {}
+"""Connected by this process, oldest first; Spark's helper processes serve many micro-batches.
+
+An owner has the newest only: a query that was started with other settings has one run at a time.
+"""
 SINKS_MAX = 8
 """So many queries find their connections again in a process."""
 
@@ -245,9 +248,14 @@ def open_sink(
         earlier_prefixes=earlier_ids,
         max_recovery_ms=options.recovery_ms_max,
     )
-    key = (settings, owner)
-    if key not in _sinks:
-        while len(_sinks) >= SINKS_MAX:
-            _sinks.pop(next(iter(_sinks))).close()
-        _sinks[key] = KafkaTaskSink(settings, owner, RunFacts())
-    return _sinks[key]
+    known, sink = _sinks.get(owner, (None, None))
+    if sink is not None and known == settings:
+        return sink
+    if sink is not None:
+        del _sinks[owner]
+        sink.close()
+    while len(_sinks) >= SINKS_MAX:
+        _sinks.pop(next(iter(_sinks)))[1].close()
+    made = KafkaTaskSink(settings, owner, RunFacts())
+    _sinks[owner] = (settings, made)
+    return made

@@ -51,14 +51,13 @@ from tallystick.sink.two_phase import (
 )
 from tallystick.spark.query import logged_batch
 from tallystick.state.handles import StepState
-from tallystick.storage import FileStorage, SystemClock
+from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 SINK_UID = "kafka"
 """A streaming query has one sink."""
-DELETES_AT_A_TIME = 16
 
 OpenSink = Callable[[Owner, str, frozenset[str]], TwoPhaseCommitSink]
 """Of an owner, with what its transactional ids begin with, and with what they began before."""

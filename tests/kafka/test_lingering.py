@@ -107,11 +107,11 @@ def test_what_is_found_can_be_aborted_but_not_by_somebody_elses_epoch(
     assert read_back(config, topic) == ["second"]
 
 
-# --- where nobody may list ------------------------------------------------------------------------
+# --- who may list, and whom -----------------------------------------------------------------------
 
 
 class Coordinator:
-    """Tells of each transaction, and of all of them only if it is asked to."""
+    """Tells of each transaction, and of all of them."""
 
     def __init__(self, open_ids: set[str], denied: str = "") -> None:
         self.open_ids = open_ids
@@ -134,19 +134,15 @@ class Coordinator:
         )
         return answer(request, transaction_states=[told])
 
-    def refuse(self, request: Any) -> Any:
-        return self.list(request, "ClusterAuthorizationFailed")
-
-    def list(self, request: Any, error_name: str | None = None) -> Any:
+    def list(self, request: Any) -> Any:
         state_class = part(request, "TransactionState")
-        shown = [] if error_name else sorted(self.open_ids)
         return answer(
             request,
-            error_code=CODES[error_name],
+            error_code=0,
             unknown_state_filters=[],
             transaction_states=[
                 state_class(transactional_id=name, producer_id=1, transaction_state="Ongoing")
-                for name in shown
+                for name in sorted(self.open_ids)
                 if not (self.denied and name.startswith(self.denied))
             ],
         )
@@ -157,30 +153,11 @@ OPEN = {"new/out/0/0", "new/out/17/3", "old/out/5/0", "new/out-2/0/0", "new-2/ou
 
 def found_at(broker: FakeBroker, times: int = 1) -> set[str]:
     client = Client(broker.config())
-    finder = Finder(client, {"new", "old"}, "out", tasks=2)
+    finder = Finder(client, {"new", "old"}, "out")
     for _ in range(times):
         found = {str(each.pooled_id) for each in finder.open_transactions()}
     client.close()
     return found
-
-
-@pytest.mark.parametrize("how", ["refused", "not offered"])
-def test_where_they_cannot_be_listed_the_pool_is_tried(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With one warning, however often it is done."""
-    coordinator = Coordinator(OPEN)
-    handlers = {
-        "DescribeTransactions": coordinator.describe,
-        "ListTransactions": coordinator.refuse,
-    }
-    versions = {"ListTransactions": (9, 9)} if how == "not offered" else {}
-    with FakeBroker(handlers, versions) as broker, caplog.at_level(logging.WARNING):
-        found = found_at(broker, times=2)
-
-    assert found == {"new/out/0/0", "old/out/5/0", "new/out/17/3"}
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert "are tried one by one" in warning
 
 
 def test_ids_that_may_not_be_described_are_not_overlooked_in_silence(
