@@ -15,7 +15,7 @@ from tallystick.decision_log import newest_entry, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
-from tallystick.sink.transactional_ids import default_prefix, parse
+from tallystick.sink.transactional_ids import checkpoint_prefix, default_prefix, parse
 from tallystick.transactions import Told
 
 DECIDING_EPOCHS = 2
@@ -123,12 +123,11 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> Told:
     if path and decided is None:
         doubt = f"epoch {m.epoch_of(path)} is decided last, and its manifest {path} is missing"
     logged = max(s.epochs_logged(checkpoint.names("offsets")), default=-1)
+    prefixes = _prefixes(own.values(), lineage) | transactional_ids(checkpoint) | stated.prefixes
     return Told(
         pipeline=pipeline,
         lineage=lineage,
-        prefixes=(
-            _prefixes(own.values(), lineage) | transactional_ids(checkpoint) | stated.prefixes
-        ),
+        prefixes=prefixes | {checkpoint_prefix(each, lineage) for each in prefixes},
         decided_path=path,
         decided=decided,
         doubt=doubt,

@@ -7,7 +7,7 @@ Exit codes: 0: done; 1: an error, or what was to be committed is lost; 3: refuse
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,8 +315,13 @@ def _wanted(view: _View) -> "list[Lingering]":
         each
         for each in view.found
         if each.transactional_id in prefixes
-        or (each.pooled is not None and each.pooled.prefix in prefixes)
+        or (each.pooled is not None and _begins(each.pooled.prefix, prefixes))
     ]
+
+
+def _begins(prefix: str, prefixes: Collection[str]) -> bool:
+    """Whether a prefix is one of these, or that of a checkpoint of one of these."""
+    return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
 
 
 def _the(transaction: str, view: _View) -> "Lingering":

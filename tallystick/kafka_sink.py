@@ -13,7 +13,7 @@ from tallystick.formats import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
-from tallystick.sink.transactional_ids import ID_PREFIX
+from tallystick.sink.transactional_ids import ID_PREFIX, checkpoint_prefix
 from tallystick.sink.two_phase import (
     Guarantee,
     Owner,
@@ -162,6 +162,7 @@ class KafkaSink:
     def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
         """See `sink.two_phase.Sink`; for a sink that does not decide."""
         settings = self.settings
+        pipeline_prefix = f"{self.transactional_id_prefix}{owner.pipeline}"
         return KafkaTaskSink(
             KafkaTaskSettings(
                 config=settings.config,
@@ -174,8 +175,10 @@ class KafkaSink:
                 transaction_timeout_ms=settings.transaction_timeout_ms,
                 dead_letter_topic=settings.dead_letter_topic,
                 guarantee=Guarantee(self.guarantee),
-                id_prefix=_of_checkpoint(f"{self.transactional_id_prefix}{owner.pipeline}", owner),
-                earlier_prefixes=frozenset(_of_checkpoint(e, owner) for e in facts.earlier_ids),
+                id_prefix=checkpoint_prefix(pipeline_prefix, owner.lineage),
+                earlier_prefixes=frozenset(
+                    checkpoint_prefix(each, owner.lineage) for each in facts.earlier_ids
+                ),
                 warn_share=self.timeout_warning_share,
                 max_recovery_ms=self.max_recovery_ms,
             ),
@@ -201,15 +204,6 @@ class KafkaSink:
             id_prefix=self.transactional_id_prefix,
             warn_share=self.timeout_warning_share,
         )
-
-
-def _of_checkpoint(prefix: str, owner: Owner) -> str:
-    """The prefix of one checkpoint's ids.
-
-    Each checkpoint has its own log of decisions, so two of them under one pipeline name do not
-    fence each other: with ids in common one would abort what the other has decided.
-    """
-    return f"{prefix}/{owner.lineage}"
 
 
 def check_for_pipeline(sinks: Sequence[Sink]) -> None:

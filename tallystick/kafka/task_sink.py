@@ -18,14 +18,13 @@ Source: the behaviours of Flink's KafkaSink, KafkaCommitter and FLIP-511.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tallystick.errors import EpochAbortedError, OptionError
-from tallystick.kafka import cluster, outcome, protocol
-from tallystick.kafka.broker import EPOCH_BY_END_TXN
-from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka import cluster, outcome
+from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import Finder, OpenTransaction
+from tallystick.kafka.open_transactions import give_up
 from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
 from tallystick.kafka.topic_ids import topic_id_text
@@ -151,18 +150,9 @@ class KafkaTaskSink:
         return outcome.commit(self._client, transaction, committable.checkpoint_id, age_ms)
 
     def abort(self, committable: Committable) -> None:
-        """See `TwoPhaseCommitSink.abort`: EndTxn names the one producer epoch that it ends.
-
-        InitProducerId alone would abort whatever is open under the id by then. It follows where
-        EndTxn does not fence the writer: before transaction.version 2.
-        """
+        """See `TwoPhaseCommitSink.abort`; of one producer epoch, not of its successors."""
         transaction = self._here(committable)
-        state = transaction_state(self._client, transaction.transactional_id)
-        if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
-            return
-        outcome.end_transaction(self._client, transaction, committed=False)
-        if transaction.transaction_version < EPOCH_BY_END_TXN:
-            self._fence(transaction)
+        give_up(self._client, transaction, self._settings.transaction_timeout_ms)
 
     def check_prepared(self, committable: Committable) -> None:
         """See `participants.KnowsPrepared`: its transaction is open still.
@@ -222,26 +212,6 @@ class KafkaTaskSink:
                 f"settled, and change them then."
             )
         return transaction
-
-    def _fence(self, transaction: TaskTransaction) -> None:
-        """A new epoch for the id, if nobody else took one since."""
-
-        def make() -> Any:
-            return protocol.InitProducerIdRequest(
-                transactional_id=transaction.transactional_id,
-                transaction_timeout_ms=self._settings.transaction_timeout_ms,
-                producer_id=transaction.producer_id,
-                producer_epoch=transaction.producer_epoch,
-                min_version=3,  # KIP-360
-                max_version=5,
-            )
-
-        self._client.call(
-            make,
-            Coordinator("transaction", transaction.transactional_id),
-            lambda response: [(response.error_code, str(transaction))],
-            accept=outcome.REFUSED,
-        )
 
     def _partition_counts(self) -> Mapping[str, int]:
         topic = self._settings.topic

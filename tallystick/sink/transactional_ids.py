@@ -55,6 +55,15 @@ def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
     return str(PooledId(prefix, sink, task, slot))
 
 
+def checkpoint_prefix(prefix: str, lineage: str) -> str:
+    """The prefix of one checkpoint's ids, below that of its pipeline.
+
+    Each checkpoint has its own log of decisions, so two of them under one pipeline name do not
+    fence each other: with ids in common one would abort what the other has decided.
+    """
+    return f"{prefix}{SEPARATOR}{lineage}"
+
+
 def token_group(transactional_id: str) -> str:
     """The consumer group under which transactions of an id keep their token."""
     return f"{transactional_id}-token"
