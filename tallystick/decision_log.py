@@ -1,6 +1,7 @@
 """The checkpoint's own log of decisions, in Kafka's place where no transaction spans an epoch.
 
-    tallystick/decisions/<slot>.json     {run, token}: who owns the pipeline, and what is decided
+    tallystick/decisions/<slot>.json     {run, token, kafka}: who owns the pipeline, what is decided
+                                         last, and where in Kafka more may be decided
 
 Invariants:
     * A slot is created once and never changed (`Storage.put_new`): of two runs that want the same
@@ -21,7 +22,7 @@ import logging
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tallystick.checkpoint.manifest import FOLDER
 from tallystick.errors import BrokenInvariantError, FencedError, ManifestError
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
+TRACES = f"{FOLDER}/deciders"
+"""A file for each place in Kafka that a run was about to decide in, while the log is silent."""
 NO_SLOT = -1
 NEWEST_SLOTS = 10
 """Of how many slots the runs may have left something open."""
@@ -53,6 +56,18 @@ class Hold(NamedTuple):
     slot: int
 
 
+class KafkaPlace(NamedTuple):
+    """A place in Kafka where epochs of this checkpoint are, or were, decided.
+
+    Args:
+        transactional_id: whose transactions carry the token.
+        cluster_id: of which cluster; "": not known.
+    """
+
+    transactional_id: str
+    cluster_id: str
+
+
 class Entry(NamedTuple):
     """What a slot holds.
 
@@ -62,12 +77,21 @@ class Entry(NamedTuple):
         token: what is decided last; None: nothing yet.
         transactional_id: under which it runs, and before which its sinks' ids begin; "" where an
             earlier release wrote the slot.
+        kafka: the places that may know of a newer decision than `token`.
+        is_by_kafka: the run decides in one of them, and not in this log.
     """
 
     slot: int
     run: str
     token: Token | None
     transactional_id: str = ""
+    kafka: tuple[KafkaPlace, ...] = ()
+    is_by_kafka: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is decided here, and where something may be is not known."""
+        return self.token is None and not self.kafka
 
 
 def slot_path(slot: int) -> str:
@@ -98,6 +122,27 @@ def transactional_ids(storage: Storage) -> frozenset[str]:
     found = ((slot, storage.get(slot_path(slot))) for slot in _slots(storage)[-NEWEST_SLOTS:])
     entries = (_decode(slot, data) for slot, data in found if data is not None)
     return frozenset(each.transactional_id for each in entries if each.transactional_id)
+
+
+def leave_trace(storage: Storage, place: KafkaPlace) -> None:
+    """Make sure that whoever looks for traces finds this place."""
+    path = f"{TRACES}/{zlib.crc32(repr(tuple(place)).encode()):08x}.json"
+    if path not in storage.names(TRACES):
+        storage.put(path, _framed({"version": VERSION, "kafka": place}))
+
+
+def traces(storage: Storage) -> frozenset[KafkaPlace]:
+    """The places in Kafka that left one.
+
+    Raises:
+        ManifestError: a file is damaged.
+    """
+    found = ((path, storage.get(path)) for path in storage.names(TRACES))
+    return frozenset(
+        KafkaPlace(*_unframed(path, data)["kafka"])
+        for path, data in found
+        if data is not None and path.endswith(".json")
+    )
 
 
 class DecisionLog:
@@ -141,13 +186,46 @@ class DecisionLog:
             if current is not None and (newest is None or newest.run != self._run):
                 raise _fenced(newest)
             slot = NO_SLOT + 1 if newest is None else newest.slot + 1
-            token = None if newest is None else newest.token
-            if self._put(Entry(slot, self._run, token, transactional_id)):
+            entry = Entry(slot, self._run, None, transactional_id)
+            if newest is not None:
+                entry = newest._replace(
+                    slot=slot, run=self._run, transactional_id=transactional_id, is_by_kafka=False
+                )
+            if self._put(entry):
                 return self._producer(transactional_id, slot)
 
     def hold_of(self, producer: Producer) -> Hold:
         """What another process of this run needs, to decide under this producer."""
         return Hold(self._run, producer.producer_epoch)
+
+    def holds(self, producer: Producer) -> bool:
+        """Whether nobody else has taken over, or decided, since."""
+        newest = newest_entry(self._storage)
+        hold = None if newest is None else Hold(newest.run, newest.slot)
+        return hold == self.hold_of(producer)
+
+    def note(
+        self,
+        producer: Producer,
+        kafka: tuple[KafkaPlace, ...],
+        *,
+        is_by_kafka: bool = False,
+        keeps_token: bool = True,
+    ) -> Producer:
+        """Write down where in Kafka this run decides, or more than the token may be decided.
+
+        Raises:
+            FencedError: another run has taken over.
+        """
+        newest = newest_entry(self._storage)
+        if newest is None or Hold(newest.run, newest.slot) != self.hold_of(producer):
+            raise _fenced(newest)
+        slot = newest.slot + 1
+        token = newest.token if keeps_token else None
+        entry = Entry(slot, self._run, token, producer.transactional_id, kafka, is_by_kafka)
+        if not self._put(entry):
+            raise _fenced(newest_entry(self._storage))
+        return self._producer(producer.transactional_id, slot)
 
     def _go_on(self, transactional_id: str, hold: Hold) -> Producer:
         """Nothing needs to be written: the slot behind it is still to be had, or it is not."""
@@ -245,28 +323,40 @@ def _slots(storage: Storage) -> list[int]:
 def _encode(entry: Entry) -> bytes:
     token = None if entry.token is None else encode_token(entry.token)
     held = {"version": VERSION, "run": entry.run, "token": token, "id": entry.transactional_id}
+    if entry.kafka:
+        held |= {"kafka": entry.kafka, "by_kafka": entry.is_by_kafka}
+    return _framed(held)
+
+
+def _framed(held: dict[str, Any]) -> bytes:
     line = json.dumps(held).encode()
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
 def _decode(slot: int, data: bytes) -> Entry:
+    held = _unframed(slot_path(slot), data)
+    token = held["token"]
+    decided = None if token is None else decode_token(*token)
+    kafka = tuple(KafkaPlace(*each) for each in held.get("kafka", ()))
+    return Entry(slot, held["run"], decided, held.get("id", ""), kafka, held.get("by_kafka", False))
+
+
+def _unframed(path: str, data: bytes) -> dict[str, Any]:
     line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
     if not line or checksum != b"%08x" % zlib.crc32(line):
         raise ManifestError(
-            f"{slot_path(slot)}: {len(data)} bytes that fail their checksum, so the file is torn "
+            f"{path}: {len(data)} bytes that fail their checksum, so the file is torn "
             f"or was edited. Which epoch is decided last cannot be told. Nothing was changed. Put "
             f"back a whole copy of the checkpoint; or start from a new one, stating where to read "
             f"from."
         )
-    held = json.loads(line)
+    held: dict[str, Any] = json.loads(line)
     if held["version"] != VERSION:
         raise ManifestError(
-            f"{slot_path(slot)}: format version {held['version']}, this release reads version "
+            f"{path}: format version {held['version']}, this release reads version "
             f"{VERSION}. Run the release that wrote it, or a newer one."
         )
-    token = held["token"]
-    decided = None if token is None else decode_token(*token)
-    return Entry(slot, held["run"], decided, held.get("id", ""))
+    return held
 
 
 def _fenced(newest: Entry | None) -> FencedError:

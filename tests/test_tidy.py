@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ports": VALUES,
     "job": CORE | {"state_files", "wholeness"},
     "decision_log": CORE,
-    "handover": CORE,
+    "handover": CORE | {"decision_log"},
     "participants": VALUES,
     "sim": CORE
     | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"}

@@ -148,7 +148,7 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
     """Open a lineage that Kafka's token is not of, where that repeats nothing or was decided."""
     token, seed = committed.token, committed.seed
     if token is not None:
-        if not _goes_on_exactly(token, seed) and _new_lineage(token) not in identity.accepted:
+        if not _goes_on_exactly(token, seed) and new_lineage_word(token) not in identity.accepted:
             return Refused(_other_lineage(token, identity, seed))
     elif seed is not None:
         if _is_of(identity, seed) and _without_token(seed) not in identity.accepted:
@@ -198,7 +198,8 @@ def _without_token(seed: Base) -> str:
     return f"restored-at-epoch-{seed.manifest.checkpoint_id}-without-token"
 
 
-def _new_lineage(token: Token) -> str:
+def new_lineage_word(token: Token) -> str:
+    """What a person states to take a name over from another lineage."""
     return f"new-lineage-after-{token.lineage}"
 
 
@@ -245,7 +246,7 @@ def _other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataL
     return DataLossError(
         f"{found}. {consequence}. Use that checkpoint, or give this pipeline a name of its own; "
         f"or, if this checkpoint is meant to take over, start once with "
-        f"accept={_new_lineage(token)!r}."
+        f"accept={new_lineage_word(token)!r}."
     )
 
 

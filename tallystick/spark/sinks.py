@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pyspark.sql import SparkSession
 
@@ -12,10 +12,10 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.verdict import Identity
-from tallystick.decision_log import DecisionLog, newest_entry, transactional_ids
+from tallystick.decision_log import KafkaPlace, newest_entry, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.fan_out import Branch, CollectPlan, FanOut
-from tallystick.handover import Earlier, Handover
+from tallystick.handover import Earlier, Handover, Surroundings
 from tallystick.job import Driver, Listener, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
@@ -243,7 +243,7 @@ class Sinks:
         return make(
             identity,
             target,
-            self._decider(target, identity, storage, newest),
+            self._decider(target, identity, storage),
             storage,
             SystemClock(),
             participants=OpenSinks(settling, owners) if settling else None,
@@ -321,48 +321,109 @@ class Sinks:
         group = token_group(transactional_id)
         return Target(transactional_id, group, TopicPartition(group, 0), cluster_id="")
 
-    def _decider(
-        self,
-        target: Target,
-        identity: Identity,
-        storage: FileStorage,
-        newest: list[Manifest],
-    ) -> Broker:
+    def _decider(self, target: Target, identity: Identity, storage: FileStorage) -> Broker:
         """Kafka or the log; with whatever decided before, as long as it may know more."""
-        earlier: list[Earlier] = []
-        for transactional_id in sorted(
-            {
-                each.producer.transactional_id
-                for each in newest
-                if each.decided_by == KAFKA
-                and each.lineage == identity.lineage
-                and each.origin is None
-            }
-        ):
-            if self.cluster is None or transactional_id != target.transactional_id:
-                broker = self._earlier_kafka(identity)
-                earlier.append(Earlier(broker, transactional_id, token_group(transactional_id)))
-        log = DecisionLog(storage, SystemClock())
-        current: Broker = log if self.cluster is None else self.cluster.broker
-        if self.cluster is not None and newest_entry(storage) is not None:
-            earlier.append(Earlier(log, target.transactional_id, target.token_group))
-        if not earlier:
-            return current
-        return Handover(current, tuple(earlier), target.token_partition, identity.lineage)
-
-    def _earlier_kafka(self, identity: Identity) -> KafkaBroker:
+        clusters = _Clusters(self.cluster, self._written, identity, self._to_close)
+        around = Surroundings(
+            storage,
+            SystemClock(),
+            manifests=lambda: _newest_manifests(storage),
+            reach=clusters.reach,
+            assumed=clusters.assumed,
+        )
+        kafka = None
         if self.cluster is not None:
-            return self.cluster.broker
-        if self._written.kafka is None:
+            place = KafkaPlace(target.transactional_id, target.cluster_id)
+            kafka = (place, self.cluster.broker)
+        return Handover(kafka, target.token_partition, identity, around)
+
+
+class _Clusters:
+    """Those of a pipeline's KafkaSinks, by their own names; connected to when they are asked for.
+
+    Args:
+        decider: the sink that decides now, if one does.
+        written: all sinks.
+        identity: of the run.
+        to_close: takes the connections.
+    """
+
+    def __init__(
+        self,
+        decider: SinkCluster | None,
+        written: Written,
+        identity: Identity,
+        to_close: list[Closed],
+    ) -> None:
+        self._decider = decider
+        self._identity = identity
+        self._to_close = to_close
+        self._found: dict[str, KafkaBroker] | None = None
+        sinks = [sink for _, sink in written.others]
+        self._kafka = [each for each in sinks if isinstance(each, _OnKafka)]
+
+    def reach(self, place: KafkaPlace) -> list[Earlier]:
+        """The place, on its cluster; on each one where that is not known.
+
+        Raises:
+            OptionError: the pipeline has no sink there.
+        """
+        found = self._by_id()
+        if place.cluster_id in found:
+            found = {place.cluster_id: found[place.cluster_id]}
+        elif place.cluster_id or not found:
+            where = f" of cluster {place.cluster_id!r}" if place.cluster_id else ""
+            others = f" It has some of {', '.join(map(repr, sorted(found)))}." if found else ""
             raise OptionError(
-                f"pipeline {identity.pipeline!r}: the epochs of checkpoint {identity.checkpoint} "
-                f"were decided by transactions of a KafkaSink, and the pipeline has no KafkaSink "
-                f"any more: which of them was committed last cannot be asked. Keep the KafkaSink, "
-                f"with whatever transactions= and guarantee=, for one start."
+                f"pipeline {self._identity.pipeline!r}: epochs of checkpoint "
+                f"{self._identity.checkpoint} were decided by transactions {place.transactional_id}"
+                f"{where}, and the pipeline has no KafkaSink there any more: which of them was "
+                f"committed last cannot be asked.{others} Keep that KafkaSink, with whatever "
+                f"transactions= and guarantee=, until the first epoch behind the change is done."
             )
-        broker = KafkaBroker(self._written.kafka)
-        self._to_close.append(broker)
-        return broker
+        group = token_group(place.transactional_id)
+        return [Earlier(each, place.transactional_id, group) for each in found.values()]
+
+    def assumed(self) -> list[KafkaPlace]:
+        """Where each of the sinks would decide with transactions="epoch"."""
+        self._by_id()
+        return [
+            KafkaPlace(f"{sink.transactional_id_prefix}{self._identity.pipeline}", cluster_id)
+            for sink, cluster_id in self._ids
+        ]
+
+    def _by_id(self) -> dict[str, KafkaBroker]:
+        if self._found is not None:
+            return self._found
+        found: dict[str, KafkaBroker] = {}
+        self._ids: list[tuple[_OnKafka, str]] = []
+        if self._decider is not None:
+            found[self._decider.broker.cluster_id()] = self._decider.broker
+        known: dict[KafkaConfig, str] = {}
+        for sink in self._kafka:
+            if sink.config not in known:
+                broker = KafkaBroker(sink.config)
+                self._to_close.append(broker)
+                known[sink.config] = broker.cluster_id()
+                found.setdefault(known[sink.config], broker)
+            self._ids.append((sink, known[sink.config]))
+        self._found = found
+        return found
+
+
+@runtime_checkable
+class _OnKafka(Protocol):
+    """What a `KafkaSink` says of itself."""
+
+    @property
+    def config(self) -> KafkaConfig:
+        """How to reach its cluster."""
+        ...
+
+    @property
+    def transactional_id_prefix(self) -> str:
+        """What stands before the pipeline's name."""
+        ...
 
 
 def _ignore(_: Event) -> None:
