@@ -1,5 +1,7 @@
 """Puts an epoch's parts together: the driver with its ports, and the engine of a micro-batch."""
 
+from collections.abc import Callable
+
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.verdict import Identity
@@ -7,8 +9,17 @@ from tallystick.errors import OptionError
 from tallystick.job import Driver
 from tallystick.keyed_epoch import NO_STEPS, KeyedSteps
 from tallystick.spark.engine import DataFrameEngine, Unread
-from tallystick.spark.query import Batch, EpochRunner, QueryRun, RunnerPerRun
+from tallystick.spark.listening import at_end, listen
+from tallystick.spark.query import (
+    Batch,
+    EpochRunner,
+    QueryRun,
+    RunnerPerRun,
+    active_runs,
+    session_of,
+)
 from tallystick.spark.sinks import Sinks, Written
+from tallystick.spark.source import FORMAT
 from tallystick.storage import FileStorage
 from tallystick.task import BatchFunction
 
@@ -27,17 +38,33 @@ def foreach_batch_runner(
     def make() -> EpochRunner:
         opened: list[Sinks] = []  # of the one run that this runner is for
 
+        def close() -> None:
+            while opened:
+                opened.pop().close()
+
         def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
-            opened[:] = [Sinks(written, identity.pipeline, run.spark, run.trigger_interval_ms)]
-            opened[0].check()
-            return opened[0].make_driver(identity, storage)
+            close()
+            sinks = Sinks(written, identity.pipeline, run.spark, run.trigger_interval_ms)
+            opened.append(sinks)
+            try:
+                sinks.check()
+                return sinks.make_driver(identity, storage)
+            except BaseException:
+                close()
+                raise
 
         def make_engine(batch: Batch) -> DataFrameEngine:
             return engine_of(opened[0], batch.rows)
 
-        return EpochRunner(name, make_driver, make_engine, accepted)
+        return EpochRunner(name, make_driver, make_engine, accepted, close)
 
-    return RunnerPerRun(make)
+    return RunnerPerRun(make, _at_end)
+
+
+def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:
+    """The source may be anyone's, so that nobody has listened to the session yet."""
+    listen(session_of(rows.sparkSession), FORMAT)
+    at_end(run_id, do, is_active=lambda: run_id in active_runs(rows.sparkSession))
 
 
 def engine_of(

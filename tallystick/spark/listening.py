@@ -60,6 +60,7 @@ Logged = list[SourceOffsets]
 
 _listening: set[str] = set()
 _runs: dict[str, "Run"] = {}
+_at_end: dict[str, Callable[[], None]] = {}
 
 
 def listen(spark: SparkSession, source_name: str) -> None:
@@ -81,6 +82,19 @@ def listen(spark: SparkSession, source_name: str) -> None:
         atexit.register(show_at_exit)
     spark.streams.addListener(Listener(spark, source_name))
     _listening.add(session_id)
+
+
+def at_end(run_id: str, do: Callable[[], None], is_active: Callable[[], bool]) -> None:
+    """Do something once when a run has ended, on a thread of its own; its session is listened to.
+
+    Args:
+        run_id: Spark's id of the run.
+        do: what to do.
+        is_active: whether the run has not ended; else there may be no event any more.
+    """
+    _at_end[run_id] = do
+    if not is_active():
+        _end(run_id)
 
 
 def show_at_exit() -> None:
@@ -274,6 +288,7 @@ class Listener(StreamingQueryListener):
             run.end()
         else:
             _forget(run_id)
+        _end(run_id)
         _observe(self._names.pop(run_id, str(event.id)), None)
 
 
@@ -288,6 +303,12 @@ def _observe(query: str, progress: StreamingQueryProgress | None) -> None:
             observer(query, progress)
         except Exception:
             logger.exception("query %s: an observer of its progress failed", query)
+
+
+def _end(run_id: str) -> None:
+    do = _at_end.pop(run_id, None)
+    if do is not None:
+        Thread(target=do, name=f"tallystick-end-{run_id}", daemon=True).start()
 
 
 def _forget(run_id: str) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -95,6 +96,12 @@ def active_runs(spark: SparkSession) -> set[str]:
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     found = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
     return {str(query.runId()) for query in found if query is not None}
+
+
+def session_of(spark: SparkSession) -> SparkSession:
+    """The session that the calling micro-batch's query was started in; Spark gives it a clone."""
+    started_in = execution_of(spark, _query_id(spark)).sparkSession()
+    return SparkSession(spark.sparkContext, started_in)
 
 
 def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
@@ -205,6 +212,8 @@ class Batch:
 
 MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
 MakeEngine = Callable[[Batch], Engine]
+AtEnd = Callable[[DataFrame, str, Callable[[], None]], None]
+"""Of a micro-batch's rows and run; what to call when the run has ended."""
 
 
 @dataclass
@@ -241,6 +250,7 @@ class EpochRunner:
         make_driver: called once per run of a query.
         make_engine: called once per micro-batch.
         accepted: the decisions that a person stated.
+        close: called when the run is over, perhaps more than once.
     """
 
     def __init__(
@@ -249,15 +259,39 @@ class EpochRunner:
         make_driver: MakeDriver,
         make_engine: MakeEngine,
         accepted: frozenset[str],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._make_driver = make_driver
         self._make_engine = make_engine
         self._accepted = accepted
+        self._close = close
         self._opened: _Opened | None = None
+        self._lock = Lock()
+        self._is_running = self._has_ended = False
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Run one epoch; returns when it is committed, raises when it is not."""
+        with self._lock:
+            self._is_running = True
+        try:
+            self._run(rows, batch_id)
+        finally:
+            with self._lock:
+                self._is_running = False
+                has_ended = self._has_ended
+            if has_ended:
+                self._close()
+
+    def end(self) -> None:
+        """The run is over: close now, or after the epoch that Spark does not wait for any more."""
+        with self._lock:
+            self._has_ended = True
+            is_running = self._is_running
+        if not is_running:
+            self._close()
+
+    def _run(self, rows: DataFrame, batch_id: int) -> None:
         run_id, opened = current_run_id(rows.sparkSession), self._opened
         if opened is None or opened.run_id != run_id:
             # Seen only when it is complete: parts of two runs must never be mixed.
@@ -292,10 +326,13 @@ class RunnerPerRun:
 
     Args:
         make: makes a runner, without asking anyone anything.
+        at_end: called within a micro-batch, with its rows: has the function called when the run
+            has ended.
     """
 
-    def __init__(self, make: Callable[[], EpochRunner]) -> None:
+    def __init__(self, make: Callable[[], EpochRunner], at_end: AtEnd) -> None:
         self._make = make
+        self._at_end = at_end
         self._lock = Lock()
         self._runners: dict[str, EpochRunner] = {}
 
@@ -306,8 +343,18 @@ class RunnerPerRun:
     def _runner(self, rows: DataFrame) -> EpochRunner:
         run_id = current_run_id(rows.sparkSession)
         with self._lock:
-            if run_id not in self._runners:
-                active = active_runs(rows.sparkSession)
-                left = {r: runner for r, runner in self._runners.items() if r in active}
-                self._runners = {**left, run_id: self._make()}
-            return self._runners[run_id]
+            if run_id in self._runners:
+                return self._runners[run_id]
+            active = active_runs(rows.sparkSession)
+            ended = [known for known in self._runners if known not in active]
+            self._runners[run_id] = made = self._make()
+        for known in ended:
+            self._end(known)
+        self._at_end(rows, run_id, partial(self._end, run_id))
+        return made
+
+    def _end(self, run_id: str) -> None:
+        with self._lock:
+            ended = self._runners.pop(run_id, None)
+        if ended is not None:
+            ended.end()

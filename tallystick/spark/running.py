@@ -29,6 +29,7 @@ from tallystick.spark.epochs import engine_of
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
+from tallystick.spark.listening import at_end
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT, read_plan, register
@@ -112,8 +113,17 @@ class PipelineRun:
             source.close()
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
         self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms, tasks)
-        self._check_circle(topics, cluster_id)
-        self._sinks.check()
+        try:
+            self._check_circle(topics, cluster_id)
+            self._sinks.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up, when the run is over or does not come about."""
+        if self._sinks is not None:
+            self._sinks.close()
 
     def _check_circle(self, topics: Collection[str], cluster_id: str) -> None:
         """Tell of output that is read again by this very pipeline."""
@@ -177,17 +187,23 @@ def start_query(
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
     run.keyed.check(() if newest is None else newest.state)
     run.check(interval_ms(run.spark, trigger or {}), is_new=not storage.names("offsets"))
-    register(run.spark)
-    runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted)
-    writer = (
-        run.spark.readStream.format(FORMAT)
-        .options(**_without_dead_letters(run.source_options))
-        .load()
-        .writeStream.queryName(run.name)
-        .option("checkpointLocation", checkpoint)
-        .foreachBatch(runner)
-    )
-    return (writer.trigger(**trigger) if trigger else writer).start()
+    try:
+        register(run.spark)
+        runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted, run.close)
+        writer = (
+            run.spark.readStream.format(FORMAT)
+            .options(**_without_dead_letters(run.source_options))
+            .load()
+            .writeStream.queryName(run.name)
+            .option("checkpointLocation", checkpoint)
+            .foreachBatch(runner)
+        )
+        query = (writer.trigger(**trigger) if trigger else writer).start()
+    except BaseException:
+        run.close()
+        raise
+    at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
+    return query
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:

@@ -4,7 +4,7 @@ Spark's and Kafka's sides are fakes, so that one query can be held up while it o
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tallystick as ts
+from tallystick.errors import OptionError
 from tallystick.spark import epochs, query
 
 WAIT_S = 20.0
@@ -37,6 +38,11 @@ class FakeSinks:
 
     queries: "Queries"
     of: str = ""
+    is_closed: bool = False
+
+    def close(self) -> None:
+        """See `Sinks.close`."""
+        self.is_closed = True
 
     def check(self) -> None:
         """The seconds between an open storage and an open driver; `slow` waits in them."""
@@ -51,6 +57,9 @@ class FakeSinks:
 
     def run_epoch(self, *_: Any) -> None:
         """See `ports.Engine.run_epoch`."""
+        if self.of == self.queries.ends_within:
+            self.queries.ends.pop(self.of)()
+            assert not self.is_closed, "its epoch is under way"
 
 
 @dataclass
@@ -63,6 +72,8 @@ class Queries:
     opening: Event = field(default_factory=Event)
     may_open: Event = field(default_factory=Event)
     thread: Any = field(default_factory=local)
+    ends: dict[str, Callable[[], None]] = field(default_factory=dict)
+    ends_within: str = ""
 
     def current_run(self, spark: Any) -> query.QueryRun:
         """As Spark would say it of the calling thread."""
@@ -98,6 +109,7 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
     monkeypatch.setattr(epochs, "engine_of", lambda sinks, _: sinks)
+    monkeypatch.setattr(epochs, "_at_end", lambda _, run, do: found.ends.update({run: do}))
     committed.clear()
     yield found
     found.may_open.set()
@@ -134,3 +146,27 @@ def test_a_run_that_has_ended_is_let_go_of_when_the_next_one_comes(queries: Quer
     assert set(queries.sink._runner._runners) == {"two", "one'"}
     first, _, again = (cluster for _, _, cluster in committed)
     assert first is not again, "a restarted query opens anew"
+    assert [each.is_closed for _, _, each in committed] == [True, False, False]
+
+
+def test_a_run_is_closed_at_its_end_and_never_under_an_epoch(queries: Queries) -> None:
+    queries.run("one", 0)
+    queries.ends.pop("one")()
+    queries.ends_within = "two"
+    queries.run("two", 0)
+
+    assert [each.is_closed for _, _, each in committed] == [True, True]
+    assert queries.sink._runner._runners == {}
+
+
+def test_what_cannot_start_is_closed(queries: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[FakeSinks] = []
+
+    def refused(sinks: FakeSinks) -> None:
+        opened.append(sinks)
+        raise OptionError("no such topic")
+
+    monkeypatch.setattr(FakeSinks, "check", refused)
+    with pytest.raises(OptionError, match="no such topic"):
+        queries.run("one", 0)
+    assert [each.is_closed for each in opened] == [True]
