@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from tests.spark import mortal_writer
+from tests.spark import driver_process, mortal_writer
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow, finish
 from tests.spark.mortal_writer import Death
@@ -168,7 +168,10 @@ def test_a_driver_that_was_replaced_decides_nothing(
     facts, released = tmp_path / "facts", tmp_path / "released"
     driver = writers.take()
     driver.run(flow.spec(dies_at="EpochRan", facts=str(facts), waits_for=str(released)))
-    wait_until((facts / "EpochRan-1").exists)
+    try:
+        wait_until((facts / "EpochRan-1").exists)
+    except AssertionError:
+        raise AssertionError(driver.log_tail()) from None
 
     flow.feed(60)
     write(flow, copied(flow))
@@ -273,8 +276,8 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for something that will be."""
-    deadline = time.monotonic() + WAIT_S
+    """Wait for something that will be, behind the start of a query."""
+    deadline = time.monotonic() + driver_process.WAIT_S
     while not holds():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.1)

@@ -16,7 +16,7 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Any) -> StreamingQuer
     jvm: Any = spark.sparkContext._jvm
     victims = (int(jvm.java.lang.ProcessHandle.current().pid()), os.getpid())
     folder = Path(spec.get("facts", spec["checkpoint"] + f"-facts-{os.getpid()}"))
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # this start may be another try
     death = mortal_writer.Death(
         str(folder),
         spec["dies_at"],
