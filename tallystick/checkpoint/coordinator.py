@@ -42,6 +42,7 @@ This module does no IO, reads no clock and draws no random number; the simulator
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from tallystick.checkpoint import lost_output, strays, verdict
@@ -126,7 +127,7 @@ class Coordinator:
                 self._become(Phase.RESTORING)
                 return ReadCommitted()
             case CommittedRead(committed):
-                self._committed = committed
+                self._committed = replace(committed, decided_by=self._decided_by)
                 return self._decide()
             case EpochRan():
                 return self._prepare(event)

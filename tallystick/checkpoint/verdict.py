@@ -23,7 +23,7 @@ the manifest of epoch N-1; a checkpoint that has manifests and not exactly that 
 
 from dataclasses import dataclass
 
-from tallystick.checkpoint.manifest import Manifest, is_seed
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, is_seed
 from tallystick.errors import DataLossError, ManifestError, TallystickError
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import parse_source
@@ -77,6 +77,7 @@ class Committed:
             does.
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
             again: if others than Kafka hold its output.
+        decided_by: whose answer this is: Kafka's, or the log of decisions'; for messages.
     """
 
     token: Token | None
@@ -86,6 +87,12 @@ class Committed:
     bases: tuple[Base, ...] = ()
     has_state: bool = False
     before: Manifest | None = None
+    decided_by: str = KAFKA
+
+    @property
+    def is_by_log(self) -> bool:
+        """Whether the checkpoint's own log of decisions was asked."""
+        return self.decided_by == CHECKPOINT
 
     @property
     def seed(self) -> Base | None:
@@ -131,11 +138,11 @@ def judge(request: Request, committed: Committed, identity: Identity) -> Verdict
     if token is None or token.lineage != identity.lineage:
         return _begin(request, committed, identity)
     if token.checkpoint_id not in (request.checkpoint_id - 1, request.checkpoint_id):
-        return Refused(_off_beat(request, token, identity))
+        return Refused(_off_beat(request, token, identity, committed))
     if token.checkpoint_id == request.checkpoint_id and not token.manifest_path:
-        return Refused(_off_beat(request, token, identity))  # before the lineage began
+        return Refused(_off_beat(request, token, identity, committed))  # before the lineage began
     if token.manifest_path and committed.manifest is None:
-        return Refused(_manifest_gone(token, identity))
+        return Refused(_manifest_gone(token, identity, committed))
     if token.checkpoint_id == request.checkpoint_id - 1:
         return Run()
     assert committed.manifest is not None, "a token without a manifest is refused above"
@@ -152,9 +159,9 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
             return Refused(_other_lineage(token, identity, seed))
     elif seed is not None:
         if _is_of(identity, seed) and _without_token(seed) not in identity.accepted:
-            return Refused(_token_lost_after_savepoint(seed, identity))
+            return Refused(_token_lost_after_savepoint(seed, identity, committed))
     elif committed.manifest_exists:
-        return Refused(_token_lost(request, identity))
+        return Refused(_token_lost(request, identity, committed))
     return _open(request, committed, identity)
 
 
@@ -203,7 +210,19 @@ def new_lineage_word(token: Token) -> str:
     return f"new-lineage-after-{token.lineage}"
 
 
-def _token_lost(request: Request, identity: Identity) -> DataLossError:
+def _token_lost(request: Request, identity: Identity, committed: Committed) -> DataLossError:
+    if committed.is_by_log:
+        return DataLossError(
+            f"pipeline {identity.pipeline!r}: epoch {request.checkpoint_id} was asked for, and the "
+            f"log of decisions of checkpoint {identity.checkpoint} (tallystick/decisions) does not "
+            f"say which epoch was decided last, although the checkpoint has manifests: its files "
+            f"were removed, or not copied; or Kafka decided the newest epochs, and forgot "
+            f"(offsets.retention.minutes, 7 days by default). Whether the newest epoch became "
+            f"visible cannot be proved, so running it could repeat it. Put a whole copy of the "
+            f"checkpoint back. Or compare the end of the output with the newest manifest; then "
+            f"make a savepoint of this checkpoint and restore it into a new one, or start from a "
+            f"new checkpoint at the offsets that the manifest names."
+        )
     return DataLossError(
         f"pipeline {identity.pipeline!r}: epoch {request.checkpoint_id} was asked for, and Kafka "
         f"no longer knows which epoch it committed last, although checkpoint {identity.checkpoint} "
@@ -218,16 +237,25 @@ def _token_lost(request: Request, identity: Identity) -> DataLossError:
     )
 
 
-def _token_lost_after_savepoint(seed: Base, identity: Identity) -> DataLossError:
+def _token_lost_after_savepoint(
+    seed: Base, identity: Identity, committed: Committed
+) -> DataLossError:
     epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
     is_of_seed = origin is not None and is_seed(origin.manifest_path)
     whose = "a pipeline that had not run yet, perhaps this one," if is_of_seed else "this pipeline"
+    why = (
+        "and nothing tells whether the original went on: without a KafkaSink that has "
+        "transactions='epoch', decisions are kept in each checkpoint's own log, and the one of "
+        "the original is not looked at"
+        if committed.is_by_log
+        else "and Kafka does not know which epoch the pipeline committed last: it forgot "
+        "(offsets.retention.minutes, 7 days by default), or this is another cluster"
+    )
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
-        f"savepoint of {whose} at epoch {epoch}, and Kafka does not know which epoch the "
-        f"pipeline committed last: it forgot (offsets.retention.minutes, 7 days by default), or "
-        f"this is another cluster. {_consequence(seed)} if epochs behind {epoch} were ever "
-        f"committed; if none was, it goes on exactly. To go on either way, start once with "
+        f"savepoint of {whose} at epoch {epoch}, {why}. {_consequence(seed)} if epochs behind "
+        f"{epoch} were ever committed; if none was, it goes on exactly. To go on either way, "
+        f"start once with "
         f"accept={_without_token(seed)!r}; or give the pipeline another name and another output."
     )
 
@@ -307,25 +335,31 @@ def _several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError
     )
 
 
-def _off_beat(request: Request, token: Token, identity: Identity) -> DataLossError:
+def _off_beat(
+    request: Request, token: Token, identity: Identity, committed: Committed
+) -> DataLossError:
     behind = token.checkpoint_id >= request.checkpoint_id
+    by_log = committed.is_by_log
+    who = "its log of decisions has" if by_log else "Kafka committed"
+    answer = "the log (tallystick/decisions)" if by_log else "Kafka's answer"
     what = (
         "the checkpoint was set back: the epochs in between would be written a second time"
         if behind
-        else "Kafka's answer was set back: the epochs in between may be missing from the output"
+        else f"{answer} was set back: the epochs in between may be missing from the output"
     )
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} asks for epoch "
-        f"{request.checkpoint_id}, but Kafka committed epoch {token.checkpoint_id} last "
+        f"{request.checkpoint_id}, but {who} epoch {token.checkpoint_id} last "
         f"(expected {request.checkpoint_id - 1}). If another run of this checkpoint was active "
         f"until now, start again: that is all. If not, {what}. Put the newest copy of the "
         f"checkpoint back; or start from a new checkpoint, stating where to read from."
     )
 
 
-def _manifest_gone(token: Token, identity: Identity) -> ManifestError:
+def _manifest_gone(token: Token, identity: Identity, committed: Committed) -> ManifestError:
+    who = "the checkpoint's log decided" if committed.is_by_log else "Kafka committed"
     return ManifestError(
-        f"pipeline {identity.pipeline!r}: Kafka committed epoch {token.checkpoint_id}, whose "
+        f"pipeline {identity.pipeline!r}: {who} epoch {token.checkpoint_id}, whose "
         f"manifest {token.manifest_path} is missing from checkpoint {identity.checkpoint}. "
         f"Nothing was changed. Restore the file from a backup of the checkpoint; or start from a "
         f"new checkpoint, stating where to read from."

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from pyspark.sql import SparkSession
 
@@ -15,7 +14,7 @@ from tallystick.checkpoint.verdict import Identity
 from tallystick.decision_log import KafkaPlace, newest_entry, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.fan_out import Branch, CollectPlan, FanOut
-from tallystick.handover import Earlier, Handover, Surroundings
+from tallystick.handover import Handover, Surroundings
 from tallystick.job import Driver, Listener, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
@@ -26,8 +25,9 @@ from tallystick.ports import Broker
 from tallystick.sink.preflight import Settings, check
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
-from tallystick.sink.transactional_ids import ID_PREFIX, token_group
+from tallystick.sink.transactional_ids import ID_PREFIX, parse, token_group
 from tallystick.sink.two_phase import Owner, RunFacts, Sink, Timeout, TwoPhaseCommitSink
+from tallystick.spark.deciding_clusters import Closed, Clusters
 from tallystick.spark.epoch_age import EpochAge
 from tallystick.spark.session import tell_what_is_missing
 from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
@@ -166,14 +166,6 @@ def is_speculative(spark: SparkSession) -> bool:
     return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
 
 
-class Closed(Protocol):
-    """What is closed with the run."""
-
-    def close(self) -> None:
-        """Hang up."""
-        ...
-
-
 class Sinks:
     """All sinks of one run of a pipeline, on the driver.
 
@@ -229,7 +221,7 @@ class Sinks:
         facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
         for uid, sink in self._written.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
-            self._open[uid] = sink.open(self._owners[uid], facts)
+            self._open[uid] = sink.open(self._owners[uid], _of_sink(facts, uid, newest))
             self._to_close.append(self._open[uid])
         settling = {**self._open, **self._of_another_mode(identity, facts, newest, storage)}
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
@@ -297,7 +289,8 @@ class Sinks:
         logged = newest_entry(storage) is not None
         if sink is None or not (uid in _named(newest) or logged):
             return {}
-        opened = sink.open(Owner(identity.pipeline, uid, identity.lineage), facts)
+        owner = Owner(identity.pipeline, uid, identity.lineage)
+        opened = sink.open(owner, _of_sink(facts, uid, newest))
         self._to_close.append(opened)
         return {uid: opened}
 
@@ -323,7 +316,12 @@ class Sinks:
 
     def _decider(self, target: Target, identity: Identity, storage: FileStorage) -> Broker:
         """Kafka or the log; with whatever decided before, as long as it may know more."""
-        clusters = _Clusters(self.cluster, self._written, identity, self._to_close)
+        clusters = Clusters(
+            None if self.cluster is None else self.cluster.broker,
+            [sink for _, sink in self._written.others],
+            identity,
+            self._to_close,
+        )
         around = Surroundings(
             storage,
             SystemClock(),
@@ -338,96 +336,20 @@ class Sinks:
         return Handover(kafka, target.token_partition, identity, around)
 
 
-class _Clusters:
-    """Those of a pipeline's KafkaSinks, by their own names; connected to when they are asked for.
-
-    Args:
-        decider: the sink that decides now, if one does.
-        written: all sinks.
-        identity: of the run.
-        to_close: takes the connections.
-    """
-
-    def __init__(
-        self,
-        decider: SinkCluster | None,
-        written: Written,
-        identity: Identity,
-        to_close: list[Closed],
-    ) -> None:
-        self._decider = decider
-        self._identity = identity
-        self._to_close = to_close
-        self._found: dict[str, KafkaBroker] | None = None
-        sinks = [sink for _, sink in written.others]
-        self._kafka = [each for each in sinks if isinstance(each, _OnKafka)]
-
-    def reach(self, place: KafkaPlace) -> list[Earlier]:
-        """The place, on its cluster; on each one where that is not known.
-
-        Raises:
-            OptionError: the pipeline has no sink there.
-        """
-        found = self._by_id()
-        if place.cluster_id in found:
-            found = {place.cluster_id: found[place.cluster_id]}
-        elif place.cluster_id or not found:
-            where = f" of cluster {place.cluster_id!r}" if place.cluster_id else ""
-            others = f" It has some of {', '.join(map(repr, sorted(found)))}." if found else ""
-            raise OptionError(
-                f"pipeline {self._identity.pipeline!r}: epochs of checkpoint "
-                f"{self._identity.checkpoint} were decided by transactions {place.transactional_id}"
-                f"{where}, and the pipeline has no KafkaSink there any more: which of them was "
-                f"committed last cannot be asked.{others} Keep that KafkaSink, with whatever "
-                f"transactions= and guarantee=, until the first epoch behind the change is done."
-            )
-        group = token_group(place.transactional_id)
-        return [Earlier(each, place.transactional_id, group) for each in found.values()]
-
-    def assumed(self) -> list[KafkaPlace]:
-        """Where each of the sinks would decide with transactions="epoch"."""
-        self._by_id()
-        return [
-            KafkaPlace(f"{sink.transactional_id_prefix}{self._identity.pipeline}", cluster_id)
-            for sink, cluster_id in self._ids
-        ]
-
-    def _by_id(self) -> dict[str, KafkaBroker]:
-        if self._found is not None:
-            return self._found
-        found: dict[str, KafkaBroker] = {}
-        self._ids: list[tuple[_OnKafka, str]] = []
-        if self._decider is not None:
-            found[self._decider.broker.cluster_id()] = self._decider.broker
-        known: dict[KafkaConfig, str] = {}
-        for sink in self._kafka:
-            if sink.config not in known:
-                broker = KafkaBroker(sink.config)
-                self._to_close.append(broker)
-                known[sink.config] = broker.cluster_id()
-                found.setdefault(known[sink.config], broker)
-            self._ids.append((sink, known[sink.config]))
-        self._found = found
-        return found
-
-
-@runtime_checkable
-class _OnKafka(Protocol):
-    """What a `KafkaSink` says of itself."""
-
-    @property
-    def config(self) -> KafkaConfig:
-        """How to reach its cluster."""
-        ...
-
-    @property
-    def transactional_id_prefix(self) -> str:
-        """What stands before the pipeline's name."""
-        ...
-
-
 def _ignore(_: Event) -> None:
     return
+
+
+def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
+    """With the prefixes of the sink's own transactions: each KafkaSink may have had one."""
+    parsed = [
+        (parse(committable.name), each.lineage)
+        for each in newest
+        for committable in each.committables
+        if committable.sink == uid
+    ]
+    own = {found.prefix.removesuffix(f"/{lineage}") for found, lineage in parsed if found}
+    return replace(facts, earlier_ids=facts.earlier_ids | own)
 
 
 def _named(manifests: Iterable[Manifest]) -> set[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.checkpoint.manifest import Manifest, Origin
+from tallystick.checkpoint.manifest import CHECKPOINT, Manifest, Origin
 from tallystick.checkpoint.verdict import (
     Base,
     Committed,
@@ -110,6 +110,24 @@ def test_a_refusal_says_what_to_do(token, exists, words):
     assert "pipeline 'pipeline'" in str(verdict.error)
 
 
+@pytest.mark.parametrize(
+    ("token", "exists", "words"),
+    [
+        (None, True, "its files were removed, or not copied"),
+        (Token(7, "ours", "s3://checkpoint", "p"), True, "its log of decisions has epoch 7 last"),
+        (Token(2, "ours", "s3://checkpoint", "p"), True, "the log (tallystick/decisions) was set"),
+        (Token(N, "ours", "s3://checkpoint", "p"), True, "the checkpoint's log decided epoch 5"),
+    ],
+)
+def test_where_the_log_decides_a_refusal_does_not_speak_of_kafka_alone(token, exists, words):
+    verdict = judge(REQUEST, Committed(token, None, exists, decided_by=CHECKPOINT), OURS)
+
+    assert isinstance(verdict, Refused)
+    assert words in str(verdict.error)
+    assert "Kafka committed" not in str(verdict.error)
+    assert "Raise offsets.retention.minutes" not in str(verdict.error)
+
+
 # A lineage that Kafka's token is not of begins with a base: a seed, or its own manifest.
 POSITIONS = json.dumps(SourceOffsets("c", "g", {TopicPartition("in", 0): 70}).to_json())
 ORIGIN = Origin("pipeline", "theirs", "s3://older", "tallystick/4-1-a.json", "s3://savepoint")
@@ -173,6 +191,17 @@ def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():
     assert isinstance(refused, Refused)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     assert begun(None, SEED, word=NO_TOKEN_WORD) == Open(SEED.path)
+
+
+def test_in_a_log_of_its_own_a_restored_savepoint_always_needs_a_decision_and_is_told_why():
+    committed = Committed(None, None, False, True, (SEED,), decided_by=CHECKPOINT)
+    refused = judge(REQUEST, committed, OURS)
+
+    assert isinstance(refused, Refused)
+    assert "nothing tells whether the original went on" in str(refused.error)
+    assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
+    accepting = replace(OURS, accepted=frozenset({NO_TOKEN_WORD}))
+    assert judge(REQUEST, committed, accepting) == Open(SEED.path)
 
 
 @pytest.mark.parametrize("token", [None, AT_THE_SAVEPOINT])

@@ -159,6 +159,7 @@ def test_a_disk_full_at_the_manifest_aborts_the_epoch_and_it_runs_once_there_is_
     assert os.strerror(reason) in str(failed.value)
     assert full.facts.names[-1] == "TransactionAborted"
     assert output_count(flow) == 50
-    assert len(list((flow.checkpoint / "tallystick").iterdir())) == 1, "no half-written manifest"
+    manifests = list((flow.checkpoint / "tallystick").glob("*.json"))
+    assert len(manifests) == 1, "no half-written manifest"
     flow.run()
     flow.assert_exact()

@@ -106,7 +106,7 @@ def copies(flow: Flow) -> Path:
 
 def newest(flow: Flow) -> m.Manifest:
     """What the newest epoch left."""
-    path = max((flow.checkpoint / m.FOLDER).iterdir())
+    path = max((flow.checkpoint / m.FOLDER).glob("*.json"))
     return m.decode(path.read_bytes(), str(path))
 
 
