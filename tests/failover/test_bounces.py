@@ -113,9 +113,13 @@ class Copying:
             more = {"logged": self.logged[way], "until": until_epoch}
             self._running[way] = JobProcess(self._folder / f"{way}.log", **spec, **more)
 
-    def stop(self, by: signal.Signals) -> None:
+    def check_alive(self) -> None:
         for way, process in self._running.items():
             assert process.process.poll() is None, self._log(way)
+
+    def stop(self, by: signal.Signals) -> None:
+        self.check_alive()
+        for way, process in self._running.items():
             process.stop(by)
             self.logged[way] = process.logged
 
@@ -154,7 +158,11 @@ def test_what_is_copied_while_everything_is_bounced(bounced: EmbeddedKafka, tmp_
         """Something becomes visible of each, with all connections as they are now."""
         before = {topic: reader.epochs(topic) for topic in reader.rows}
         for topic, epochs in before.items():
-            until(lambda: reader.epochs(topic) > epochs, timeout_s=90)  # noqa: B023  used at once
+            until(lambda: is_on(topic, epochs), timeout_s=90)  # noqa: B023  used at once
+
+    def is_on(topic: str, epochs: int) -> bool:
+        copying.check_alive()
+        return reader.epochs(topic) > epochs
 
     try:
         copying.start()
