@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, FencedError
-from tallystick.kafka import cluster, offsets, protocol, written
+from tallystick.kafka import cluster, group_offsets, offsets, protocol, written
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.partitions import by_topic
-from tallystick.kafka.reactions import said
+from tallystick.kafka.group_offsets import Offsets
 from tallystick.sink.cluster_facts import ClusterFacts
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.discovery import FoundTopic
@@ -35,13 +34,8 @@ ABORTED = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 """Coordinator states of a transaction that was, or is being, given up."""
 COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 """Coordinator states of a transaction that was, or is being, made visible."""
-NO_OFFSET = -1
-"""The offset that Kafka answers where a group has committed none."""
 ABSENT = frozenset({"UnknownTopicOrPartition"})
 ASK_AGAIN_S = 0.2
-
-Offsets = Mapping[TopicPartition, tuple[int, str]]
-"""(offset, metadata) by partition."""
 
 
 class KafkaBroker:
@@ -83,7 +77,7 @@ class KafkaBroker:
 
     def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
         """See `ports.Broker.group_offsets`; topics that may not be described are not in it."""
-        return self._fetch_offsets(group, None)
+        return group_offsets.fetch(self.client, group, None)
 
     def stage_offsets(
         self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
@@ -101,8 +95,6 @@ class KafkaBroker:
         if self.transaction_version < EPOCH_BY_END_TXN:
             self._add_group(producer, group)
         request_class = protocol.TxnOffsetCommitRequest
-        topic_class = request_class.TxnOffsetCommitRequestTopic
-        part_class = topic_class.TxnOffsetCommitRequestPartition
 
         def make(some: Offsets) -> Any:
             return request_class(
@@ -113,7 +105,7 @@ class KafkaBroker:
                 generation_id=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=_offset_topics(topic_class, part_class, some),
+                topics=group_offsets.committing(request_class, some),
                 **self._generation(4, 5),
             )
 
@@ -166,8 +158,6 @@ class KafkaBroker:
         if not offsets:
             return
         request_class = protocol.OffsetCommitRequest
-        topic_class = request_class.OffsetCommitRequestTopic
-        part_class = topic_class.OffsetCommitRequestPartition
 
         def make(some: Offsets) -> Any:
             return request_class(
@@ -175,7 +165,7 @@ class KafkaBroker:
                 generation_id_or_member_epoch=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=_offset_topics(topic_class, part_class, some),
+                topics=group_offsets.committing(request_class, some),
                 max_version=8,
             )
 
@@ -227,7 +217,7 @@ class KafkaBroker:
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The stable committed offsets of a group; absent where there is none."""
-        found = self._fetch_offsets(group, list(partitions))
+        found = group_offsets.fetch(self.client, group, partitions)
         return {partition: offset for partition, (offset, _) in found.items()}
 
     def cluster_facts(self) -> ClusterFacts:
@@ -261,7 +251,10 @@ class KafkaBroker:
         left = dict(offsets)
         while True:
             response = self.client.call(
-                partial(make, left), Coordinator("group", group), _codes_by_partition, accept=accept
+                partial(make, left),
+                Coordinator("group", group),
+                group_offsets.codes_of,
+                accept=accept,
             )
             denied = {
                 TopicPartition(topic.name, part.partition_index)
@@ -383,68 +376,3 @@ class KafkaBroker:
             lambda response: [(response.error_code, subject)],
             **how,
         )
-
-    def _fetch_offsets(
-        self, group: str, partitions: list[TopicPartition] | None
-    ) -> dict[TopicPartition, tuple[int, str]]:
-        group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = None if partitions is None else by_topic(partitions)
-
-        def make() -> Any:
-            asked = (
-                None
-                if topics is None
-                else [
-                    group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
-                    for topic, indexes in topics.items()
-                ]
-            )
-            return protocol.OffsetFetchRequest(
-                groups=[group_class(group_id=group, topics=asked)], require_stable=True, version=8
-            )
-
-        def codes(response: Any) -> list[tuple[int, str]]:
-            about = f"group {group!r}"
-            return [(found.error_code, about) for found in response.groups] + [
-                (part.error_code, f"{about}, {topic.name}-{part.partition_index}")
-                for found in response.groups
-                for topic in found.topics
-                for part in topic.partitions
-            ]
-
-        if topics is not None and not topics:
-            return {}
-        response = self.client.call(make, Coordinator("group", group), codes)
-        return {
-            TopicPartition(topic.name, part.partition_index): (
-                int(part.committed_offset),
-                part.metadata or "",
-            )
-            for found in response.groups
-            for topic in found.topics
-            for part in topic.partitions
-            if part.committed_offset != NO_OFFSET
-        }
-
-
-def _offset_topics(
-    topic_class: Any, part_class: Any, offsets: Mapping[TopicPartition, tuple[int, str]]
-) -> list[Any]:
-    parts: dict[str, list[Any]] = {}
-    for partition, (offset, metadata) in sorted(offsets.items()):
-        part = part_class(
-            partition_index=partition.partition,
-            committed_offset=offset,
-            committed_leader_epoch=-1,
-            committed_metadata=metadata,
-        )
-        parts.setdefault(partition.topic, []).append(part)
-    return [topic_class(name=topic, partitions=found) for topic, found in parts.items()]
-
-
-def _codes_by_partition(response: Any) -> list[tuple[int, str]]:
-    return [
-        (part.error_code, f"{topic.name}-{part.partition_index}{said(part)}")
-        for topic in response.topics
-        for part in topic.partitions
-    ]

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tallystick.errors import AuthorizationError, TallystickError
-from tallystick.kafka import outcome, protocol
+from tallystick.kafka import group_offsets, outcome, protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.lingering import list_open_ids
-from tallystick.kafka.outcome import NO_OFFSET, TaskTransaction
+from tallystick.kafka.outcome import TaskTransaction
 from tallystick.kafka.partitions import partitions_of
 from tallystick.kafka.written import INTERNAL_TOPICS, describe_producers, transaction_state
 from tallystick.sink.transaction import Producer
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     @property
     def name(self) -> str:
         """No other transaction of the cluster has it; see `TaskTransaction.name`."""
-        return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
+        return self.producer.transaction_name
 
     @property
     def producer(self) -> Producer:
@@ -135,26 +135,7 @@ def offsets_of(client: Client, group: str) -> dict[TopicPartition, tuple[int, st
     Raises:
         AuthorizationError: READ or DESCRIBE on the group is missing.
     """
-    group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
-
-    def make() -> Any:
-        asked = [group_class(group_id=group, topics=None)]
-        return protocol.OffsetFetchRequest(groups=asked, require_stable=False, version=8)
-
-    def codes(response: Any) -> list[tuple[int, str]]:
-        return [(each.error_code, f"group {group!r}") for each in response.groups]
-
-    response = client.call(make, Coordinator("group", group), codes)
-    return {
-        TopicPartition(topic.name, part.partition_index): (
-            int(part.committed_offset),
-            part.metadata or "",
-        )
-        for each in response.groups
-        for topic in each.topics
-        for part in topic.partitions
-        if part.committed_offset != NO_OFFSET and not part.error_code
-    }
+    return group_offsets.fetch(client, group, None, stable=False)
 
 
 def offsets_if_allowed(client: Client, group: str) -> dict[TopicPartition, tuple[int, str]] | None:

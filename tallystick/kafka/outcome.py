@@ -22,7 +22,7 @@ from enum import Enum, auto
 from typing import Any, Self
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, FencedError
-from tallystick.kafka import cluster, protocol
+from tallystick.kafka import cluster, group_offsets, protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
@@ -36,7 +36,6 @@ REFUSED = FENCED | ABORT
 """EndTxn's words for: not this producer epoch, or not any more."""
 SINCE_END_TXN = 5
 """The version of EndTxn that gives out the next producer epoch (KIP-890)."""
-NO_OFFSET = -1
 CONTESTED_PATIENCE_MS = 2_000
 """How long it is looked whether a token comes that somebody else's open one is about to replace."""
 RETENTION_ASSUMED_MINUTES = 24 * 60
@@ -85,7 +84,7 @@ class TaskTransaction:
     @property
     def name(self) -> str:
         """No other transaction of the cluster has it."""
-        return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
+        return self.producer.transaction_name
 
     @property
     def producer(self) -> Producer:
@@ -392,36 +391,11 @@ def read_token(
         stable: wait for the end of a transaction that has staged another one (KIP-447).
         deadline: as in `Client.call`.
     """
-    group = transaction.token_group
     partition = TopicPartition(transaction.token_topic, 0)
-    group_class = protocol.OffsetFetchRequest.OffsetFetchRequestGroup
-    topic_class = group_class.OffsetFetchRequestTopics
-
-    def make() -> Any:
-        topics = [topic_class(name=partition.topic, partition_indexes=[partition.partition])]
-        return protocol.OffsetFetchRequest(
-            groups=[group_class(group_id=group, topics=topics)], require_stable=stable, version=8
-        )
-
-    response = client.call(
-        make, Coordinator("group", group), lambda response: _offset_codes(response, group),
-        deadline=deadline,
-    )  # fmt: skip
-    for part in _offset_parts(response):
-        if part.committed_offset != NO_OFFSET:
-            return TaskToken.read(int(part.committed_offset), part.metadata or "")
-    return None
-
-
-def _offset_parts(response: Any) -> list[Any]:
-    return [
-        part for found in response.groups for topic in found.topics for part in topic.partitions
-    ]
-
-
-def _offset_codes(response: Any, group: str) -> list[tuple[int, str]]:
-    about = f"token group {group!r}"
-    return [(each.error_code, about) for each in [*response.groups, *_offset_parts(response)]]
+    found = group_offsets.fetch(
+        client, transaction.token_group, [partition], stable=stable, deadline=deadline
+    )
+    return TaskToken.read(*found[partition]) if partition in found else None
 
 
 def age_ms(begun_ms: int) -> int:

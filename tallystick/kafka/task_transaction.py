@@ -11,15 +11,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 import pyarrow as pa
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, TallystickError
-from tallystick.kafka import protocol
+from tallystick.kafka import idempotent_producers
 from tallystick.kafka.batch_header import CHECKED_FROM, TRANSACTIONAL
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.client import AnyBroker, Client
+from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.records import EncodedBatch, encode
@@ -262,6 +262,7 @@ class AtOnce:
     def __init__(self, plan: TaskPlan, place: Place) -> None:
         self._plan = plan
         self._encoder = _Encoder(plan, place)
+        self._producer: Producer | None = None
         self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
         try:
             self._send = self._sender(self._broker.client)
@@ -283,6 +284,7 @@ class AtOnce:
         broker, self._broker = self._broker, None
         assert broker is not None, "prepared or aborted before"
         _give_back(broker, self._plan.config, self._plan.transaction_timeout_ms)
+        self._give_producer_back()
         return []
 
     def abort(self) -> None:
@@ -290,12 +292,20 @@ class AtOnce:
         broker, self._broker = self._broker, None
         if broker is not None:
             broker.close()
+            self._give_producer_back()
+
+    def _give_producer_back(self) -> None:
+        if self._producer is not None:
+            idempotent_producers.give_back(self._producer, self._plan.config, self._plan.cluster_id)
+            self._producer = None
 
     def _sender(self, client: Client) -> Callable[[Frames], None]:
         if self._plan.guarantee is Guarantee.NONE:
             unawaited = UnawaitedWriter(client)
             return lambda frames: unawaited.write(_plain(frames))
-        writer = PartitionWriter(client, _idempotent_producer(client), transaction_version=0)
+        plan = self._plan
+        self._producer = idempotent_producers.take(client, plan.config, plan.cluster_id)
+        writer = PartitionWriter(client, self._producer, transaction_version=0)
         return lambda frames: writer.write(_plain(frames))
 
 
@@ -327,22 +337,3 @@ def _plain(frames: Frames) -> Frames:
         )
         for partition, encoded in frames
     ]
-
-
-def _idempotent_producer(client: Client) -> Producer:
-    """A producer id without a transactional id: any broker gives one out."""
-
-    def make() -> Any:
-        return protocol.InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=0x7FFFFFFF,
-            producer_id=-1,
-            producer_epoch=-1,
-            min_version=3,
-            max_version=5,
-        )
-
-    answer = client.call(
-        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
-    )
-    return Producer("", int(answer.producer_id), int(answer.producer_epoch))

@@ -17,6 +17,11 @@ class Producer:
     producer_id: int
     producer_epoch: int
 
+    @property
+    def transaction_name(self) -> str:
+        """Of its transaction: no other one of the cluster has it."""
+        return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducedRange:

@@ -486,7 +486,7 @@ def test_what_parquet_cannot_hold_is_an_error_of_the_rows(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"guarantee": "twice"}, "expected one of exactly_once"),
+        ({"guarantee": "twice"}, "expected one of .exactly_once"),
         ({"compression": "zip"}, "expected one of none, snappy"),
         ({"row_group_rows": 0}, "at least 1"),
         ({"partition_by": "dest"}, r"expected names of columns, such as \['dest'\]"),

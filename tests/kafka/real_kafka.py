@@ -46,7 +46,12 @@ def commit(broker: KafkaBroker, producer: Producer) -> Producer:
 
 
 def read_back(config: KafkaConfig, topic: str, isolation: str = "read_committed") -> list[str]:
-    """What an independent client finds, each partition to its end."""
+    """What an independent client finds, each partition to its end; sorted."""
+    return sorted(read_in_order(config, topic, isolation))
+
+
+def read_in_order(config: KafkaConfig, topic: str, isolation: str = "read_committed") -> list[str]:
+    """The same, in the order of each partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": config.bootstrap_servers,
@@ -67,7 +72,7 @@ def read_back(config: KafkaConfig, topic: str, isolation: str = "read_committed"
         else:
             ended += message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
     consumer.close()
-    return sorted(texts)
+    return texts
 
 
 def read(client: Client, topic: str, stop: int, isolation: Any = "read_committed") -> list[str]:

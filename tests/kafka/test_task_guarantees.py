@@ -9,7 +9,7 @@ import confluent_kafka
 import pyarrow as pa
 import pytest
 from fake_broker import SILENCE, FakeBroker
-from real_kafka import numbers, read_back
+from real_kafka import numbers, read_back, read_in_order
 from task_sinks import (
     committed,
     opened,
@@ -21,12 +21,14 @@ from task_sinks import (
 )
 
 from tallystick.errors import EpochAbortedError, OptionError, RecordError
-from tallystick.kafka import admin, protocol
+from tallystick.kafka import admin, idempotent_producers, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.partitions import partitions_of
 from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.unawaited import UnawaitedWriter
+from tallystick.kafka.written import describe_producers
 from tallystick.sink.two_phase import (
     Guarantee,
     Outcome,
@@ -57,6 +59,7 @@ def narrow(client: Client) -> str:
 def test_without_transactions_rows_are_visible_at_once_and_again_when_the_epoch_runs_again(
     config: KafkaConfig, topic: str, pipeline: str, guarantee: Guarantee
 ) -> None:
+    assert read_back(config, topic) == []  # its leaders answer: acks=0 loses what they refuse
     with opened(config, topic, pipeline, guarantee=guarantee) as sink:
         assert sink.timeout is None
         failed = sink.plan().begin(place_of(pipeline))
@@ -263,3 +266,67 @@ def test_a_task_stops_when_its_executor_is_gone(
         with pytest.raises(EpochAbortedError, match="executor"):
             plan.begin(place_of(pipeline, task=1))
         task.abort()
+
+
+def test_a_process_keeps_one_producer_id_and_raises_its_epoch(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    """Brokers remember each id for a day: an id per task and epoch would fill their memory."""
+    expected = []
+    partition = TopicPartition(topic, 0)
+    with opened(config, topic, pipeline, guarantee=Guarantee.AT_LEAST_ONCE) as sink:
+        for epoch in range(3):
+            failed = sink.plan().begin(place_of(pipeline, epoch))
+            for _ in range(70):  # more than is kept back
+                failed.write(rows_of("failed"))
+            failed.abort()
+            task = sink.plan().begin(place_of(pipeline, epoch, attempt=1))
+            rows = [f"{epoch} {index:04}" for index in range(500)]
+            for row in rows:
+                task.write(rows_of(row))
+            assert list(task.prepare()) == []
+            expected += rows
+        ids = producers_of(client, partition)
+
+        one, other = (sink.plan().begin(place_of(pipeline, 3, task=task)) for task in range(2))
+        for task in (one, other, one, other):  # beside each other, as threads may be
+            task.write(rows_of(*(["beside"] * 70)))
+        for task in (one, other):
+            assert list(task.prepare()) == []
+        assert len(producers_of(client, partition)) == 2
+
+    assert len(ids) == 1
+    ((_, epoch),) = ids.items()
+    assert epoch >= 2, "each epoch's tasks have one of their own"
+    found = [text for text in read_in_order(config, topic) if text != "failed"]
+    assert found == [*expected, *["beside"] * 280]
+
+
+def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
+    config: KafkaConfig,
+    client: Client,
+    topic: str,
+    pipeline: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idempotent_producers, "_idle", {})
+    with opened(config, topic, pipeline, guarantee=Guarantee.AT_LEAST_ONCE) as sink:
+        plan = sink.plan()
+        last = idempotent_producers.take(client, config, plan.cluster_id)
+        last = replace(last, producer_epoch=idempotent_producers.EPOCH_MAX - 1)
+        idempotent_producers.give_back(last, config, plan.cluster_id)
+        for text in "abc":
+            task = plan.begin(place_of(pipeline))
+            task.write(rows_of(text))
+            assert list(task.prepare()) == []
+    assert read_in_order(config, topic) == ["a", "b", "c"]
+    ids = producers_of(client, TopicPartition(topic, 0))
+    assert ids.pop(last.producer_id) == idempotent_producers.EPOCH_MAX
+    assert list(ids.values()) == [1]
+
+
+def producers_of(client: Client, partition: TopicPartition) -> dict[int, int]:
+    """The producer ids that a partition's leader remembers, with their epochs."""
+    answers = client.ask_leaders([partition], describe_producers, partitions_of)
+    told = answers[partition].active_producers
+    return {int(each.producer_id): int(each.producer_epoch) for each in told}

@@ -4,13 +4,16 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tallystick.errors import AuthorizationError
+from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
+from tallystick.kafka.outcome import TaskTransaction
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
 from tallystick.kafka.written import transaction_state
 from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
@@ -125,3 +128,25 @@ def test_a_prefix_that_one_may_not_see_is_warned_of_once(
     told = [each for each in caplog.messages if "cannot be looked for" in each]
     assert len(told) == 1
     assert "'tallystick-bob'" in told[0]
+
+
+@pytest.mark.parametrize("topic", [TOKENS, "never-there"])
+def test_a_token_topic_that_may_not_be_described_is_not_taken_for_one_that_is_gone(
+    topic: str, guarded: EmbeddedKafka
+) -> None:
+    """Nobody would look for a right that is missing; the output would be given up as unknowable."""
+    owner = owner_of("alice")
+    with sink_of(guarded, "alice", owner) as sink:
+        left = prepared_by(sink, owner)
+        sink.abort(left)
+        told = TaskTransaction.from_json(left.details)
+        hidden = replace(left, details=replace(told, token_topic=topic).to_json())
+        with pytest.raises(AuthorizationError, match=rf"{topic}.*on the topic"):
+            sink.commit(hidden)
+        assert sink.commit(left) is Outcome.LOST
+    client = Client(config_of(guarded, "alice"))
+    try:
+        with pytest.raises(AuthorizationError, match=rf"'{topic}'.*DESCRIBE"):
+            cluster.describe_topics(client, [topic])
+    finally:
+        client.close()

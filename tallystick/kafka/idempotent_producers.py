@@ -1,0 +1,61 @@
+"""Producer ids without a transactional id: kept by their process, one epoch for each writer.
+
+Brokers remember an id for a day in each partition that it wrote to (producer.id.expiration.ms), so
+an id per task and epoch would fill their memory. An idempotent producer may raise its own epoch,
+and begins at sequence 0 in it; what is still under way of an older epoch is refused by then.
+
+Source: KIP-360.
+"""
+
+import os
+from typing import Any
+
+from tallystick.kafka import protocol
+from tallystick.kafka.client import AnyBroker, Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.sink.transaction import Producer
+
+EPOCH_MAX = 32_766
+"""Kafka's own bound: the number is a short one, and its last value is never given out."""
+
+_idle: dict[tuple[int, KafkaConfig, str], list[Producer]] = {}
+"""By process, since a fork must not write with its parent's; and by cluster, whose they are."""
+
+
+def take(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
+    """A producer for one writer, with an epoch that nobody had before.
+
+    Raises:
+        AuthorizationError: the right to write idempotently is missing.
+        BrokerUnavailableError: the deadline passed.
+    """
+    idle = _idle.get((os.getpid(), config, cluster_id))
+    if idle:
+        last = idle.pop()
+        return Producer("", last.producer_id, last.producer_epoch + 1)
+    return _asked_for(client)
+
+
+def give_back(producer: Producer, config: KafkaConfig, cluster_id: str) -> None:
+    """Its writer writes no more; what has used up its epochs is forgotten."""
+    if producer.producer_epoch < EPOCH_MAX:
+        _idle.setdefault((os.getpid(), config, cluster_id), []).append(producer)
+
+
+def _asked_for(client: Client) -> Producer:
+    """Any broker gives one out."""
+
+    def make() -> Any:
+        return protocol.InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=0x7FFFFFFF,
+            producer_id=-1,
+            producer_epoch=-1,
+            min_version=3,
+            max_version=5,
+        )
+
+    answer = client.call(
+        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
+    )
+    return Producer("", int(answer.producer_id), int(answer.producer_epoch))
