@@ -256,6 +256,6 @@ def open_sink(
         sink.close()
     while len(_sinks) >= SINKS_MAX:
         _sinks.pop(next(iter(_sinks)))[1].close()
-    made = KafkaTaskSink(settings, owner, RunFacts())
+    made = KafkaTaskSink(settings, owner, RunFacts(are_checked=sink is not None))
     _sinks[owner] = (settings, made)
     return made
