@@ -16,8 +16,8 @@ than its own token. A run that decides where the run before did writes nothing t
 Invariants:
     * Whatever may have decided an epoch of this checkpoint is fenced before it is asked, so that a
       run of the old kind cannot decide any more.
-    * A run that decides in Kafka proves that the log has no newer owner: behind its own fence, and
-      again right before its first decision. Of two runs in different places, the one with the
+    * A run that decides in Kafka proves that the log has no newer owner: behind each fence of its
+      own, and again right before its first decision. Of two runs in different places, the one with the
       earlier slot is fenced by the other, or finds the other's slot.
     * Of what the places answer, the newest epoch of this lineage counts. Of one epoch decided in
       two places Kafka's decision counts: only what the log decided is ever run again
@@ -109,7 +109,9 @@ class Handover:
             FencedError: another run owns the pipeline, wherever that one decides.
         """
         if current is not None:
-            return self._current.fence(transactional_id, current)
+            producer = self._current.fence(transactional_id, current)
+            self._prove()  # what lingers elsewhere is aborted on the strength of this
+            return producer
         self._earlier, self._held = (), None
         if self._own is None:
             return self._take_over_in_log(transactional_id)

@@ -355,6 +355,31 @@ def test_a_run_that_wakes_up_in_kafka_finds_that_the_log_has_gone_on(checkpoint)
     assert_each_epoch_is_decided_once(checkpoint)
 
 
+def test_a_run_that_is_overtaken_before_its_own_fence_is_told_at_once(checkpoint):
+    """It would settle what lingers in other sinks, before it decides anything."""
+    Run(checkpoint, LOG).goes_on(1)
+    overtaken: list[Run] = []
+
+    def step() -> None:
+        held = newest_entry(checkpoint.storage())
+        if held is not None and held.is_by_kafka and not overtaken:
+            overtaken.append(Run(checkpoint, LOG))
+            overtaken[0].begin()
+
+    with pytest.raises(FencedError, match="the newer one goes on"):
+        Run(checkpoint, X, step).begin()
+    overtaken[0].decide(1)
+
+
+def test_a_run_whose_log_was_taken_cannot_prove_that_it_owns_kafka(checkpoint):
+    Run(checkpoint, LOG).goes_on(1)
+    run = Run(checkpoint, X).begin()
+    DecisionLog(checkpoint.storage(), checkpoint.names).fence("id", None)  # type: ignore[arg-type]
+
+    with pytest.raises(FencedError):
+        run.handover.fence(run.id, run.producer)
+
+
 @pytest.mark.parametrize("place", [LOG, Y])
 def test_a_run_without_a_manifest_is_found_by_its_trace(checkpoint, place):
     paused = Run(checkpoint, X).begin()
