@@ -17,8 +17,8 @@ Invariants:
     * Whatever may have decided an epoch of this checkpoint is fenced before it is asked, so that a
       run of the old kind cannot decide any more.
     * A run that decides in Kafka proves that the log has no newer owner: behind each fence of its
-      own, and again right before its first decision. Of two runs in different places, the one with the
-      earlier slot is fenced by the other, or finds the other's slot.
+      own, and again right before its first decision. Of two runs in different places, the one with
+      the earlier slot is fenced by the other, or finds the other's slot.
     * Of what the places answer, the newest epoch of this lineage counts. Of one epoch decided in
       two places Kafka's decision counts: only what the log decided is ever run again
       (`checkpoint.lost_output`), so it is the newer one.
