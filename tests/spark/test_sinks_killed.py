@@ -198,6 +198,22 @@ def test_a_task_whose_worker_is_killed_is_tried_again(
     sunk.assert_exact()
 
 
+def test_what_an_attempt_left_open_that_died_holds_up_no_reader(
+    sunk: Sunk, drivers: Drivers, tmp_path: Path
+) -> None:
+    """Its rows were in Kafka already; no epoch comes after it, and no timeout is waited for."""
+    sunk.kafka(transactions="task", batch_bytes=1024)
+    sunk.flow.feed(30_000)
+    driver = drivers.take()
+    marker = tmp_path / "died"
+    driver.run(sunk.spec(master="local[2,4]", dies="worker", marker=str(marker)))
+    assert driver.wait_for_end() is None
+    assert marker.exists()
+    drivers.give_back(driver)
+    assert open_ids(sunk.flow) == []
+    sunk.assert_exact()
+
+
 PAUSES = [("epoch", "OutputCounted"), ("task", "OutputCounted"), ("task", "TransactionCommitted")]
 
 
