@@ -20,7 +20,7 @@ from tallystick.spark.source import TallystickSource
 from tallystick.spark.stream_writer import StreamWriter, TaskWriter
 
 PREPARED = "TaskPrepared"
-ONE_COMMITTED = "TransactionOfTaskCommitted"
+DUE = "CommitOfOneTaskDue"
 RETURNED = "CommitReturned"
 """Not events of the coordinator."""
 
@@ -92,9 +92,8 @@ class MortalWriter(StreamWriter):
         inner, death = KafkaTaskSink.commit, self._death
 
         def commit_one(sink: KafkaTaskSink, committable: Any) -> Any:
-            outcome = inner(sink, committable)
-            death.meet(ONE_COMMITTED)
-            return outcome
+            death.meet(DUE)
+            return inner(sink, committable)
 
         KafkaTaskSink.commit = commit_one  # type: ignore[method-assign]
         try:

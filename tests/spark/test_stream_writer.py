@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 KILLS = [
     ("TaskPrepared", 2),  # some tasks have prepared, and nobody was told
     ("TransactionCommitted", 2),  # decided, and nothing committed
-    ("TransactionOfTaskCommitted", 2),  # decided, and only a part of it committed
+    ("CommitOfOneTaskDue", 2),  # decided, and only a part of it committed
     ("CommitReturned", 2),  # between our commit and Spark's log
 ]
 """The fact behind which Spark's driver dies, and the how-manieth of its kind in that run."""
@@ -35,7 +35,7 @@ ENDS = [
     "EpochRan",
     "ManifestWritten",
     "TransactionCommitted",
-    "TransactionOfTaskCommitted",
+    "CommitOfOneTaskDue",
     "OutputSettled",
     "CommitReturned",
 ]
