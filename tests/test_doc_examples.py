@@ -16,6 +16,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -27,7 +28,7 @@ from tests.spark.topics import read_committed
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md")
+PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md")
 _BLOCK = re.compile(
     r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -112,6 +113,10 @@ def test_the_pages_do_what_they_say(
     assert by_user(confluent, "streaks").keys() == found.keys()
     # Ranges of five tasks, then the savepoint.
     assert re.search(r"103 to 127.*monday", reader.shown, re.DOTALL)
+    booked = [json.loads(r.value or "") for r in read_committed(confluent, "booked")]
+    assert sorted(payment["cents"] for payment in booked) == list(range(800))
+    copied = ds.dataset(tmp_path / "payments-files", format="parquet").to_table()["cents"]
+    assert sorted(copied.to_pylist()) == list(range(700, 800))
     reader.made.clear()  # with the Kafka client of the page, which would miss its broker
 
 
