@@ -1,24 +1,26 @@
-"""The option tables of the page "Reading from Kafka", made from the code.
+"""The option tables of pages, made from the code.
 
 python -m tallystick.option_page docs/reading-from-kafka.md
+python -m tallystick.option_page docs/writing-exactly-once.md
 """
 
 import sys
 from itertools import groupby
 from pathlib import Path
 
-from tallystick.option_table import OPTIONS, Option
+from tallystick.option_table import OPTIONS, WRITE_OPTIONS, Option
 
 BEGIN = (
     "<!-- options: made by python -m tallystick.option_page; edit tallystick/option_table.py -->"
 )
+BEGIN_WRITING = BEGIN.replace("options: made", "options of the sink: made")
 END = "<!-- end of options -->"
 
 
-def tables() -> str:
+def tables(declared: tuple[Option, ...] = OPTIONS) -> str:
     """One table per section, in the order in which options are declared."""
     parts = []
-    for section, options in groupby(OPTIONS, key=lambda option: option.section):
+    for section, options in groupby(declared, key=lambda option: option.section):
         rows = [_row(option) for option in options]
         head = ["| option | type, unit | default | example |", "| --- | --- | --- | --- |"]
         parts.append("\n".join([f"### {section}", "", *head, *rows]))
@@ -33,11 +35,13 @@ def _row(option: Option) -> str:
 
 def spliced(page: str) -> str:
     """The page with its tables made anew; what stands outside the marks stays as it is."""
-    before, begin, rest = page.partition(BEGIN)
+    is_of_sink = BEGIN_WRITING in page
+    mark, declared = (BEGIN_WRITING, WRITE_OPTIONS) if is_of_sink else (BEGIN, OPTIONS)
+    before, begin, rest = page.partition(mark)
     _, end, after = rest.partition(END)
-    assert begin, f"the page has no line {BEGIN}"
+    assert begin, f"the page has no line {mark}"
     assert end, f"the page has no line {END}"
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+    return f"{before}{mark}\n\n{tables(declared)}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -170,8 +170,9 @@ def test_the_example_of_every_option_is_accepted(option):
     assert parse(**needed.get(option.name, {}), **{option.name: option.example})
 
 
-def test_the_page_of_the_docs_is_made_from_the_table():
-    page = Path("docs/reading-from-kafka.md").read_text()
+@pytest.mark.parametrize("name", ["reading-from-kafka", "writing-exactly-once"])
+def test_the_pages_of_the_docs_are_made_from_the_tables(name):
+    page = Path(f"docs/{name}.md").read_text()
 
     assert option_page.spliced(page) == page, "run python -m tallystick.option_page with the page"
 
