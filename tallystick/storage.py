@@ -21,6 +21,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -345,7 +346,7 @@ def _linked(draft: Path, path: Path) -> bool:
 @contextlib.contextmanager
 def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
     """A file beside another, with its content to be; what goes wrong leaves none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _remove_old_drafts(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -358,6 +359,14 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Create a local folder, and those that lead to it, durably."""
+    missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:  # each is a name in the one above it
+        fsync_folder(each.parent)
 
 
 def fsync_folder(path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tallystick import storage as storage_module
 from tallystick.errors import OptionError, StorageError
 from tallystick.storage import FileStorage, shown
 
@@ -119,6 +120,26 @@ def test_what_is_in_the_way_is_an_error_that_names_it(tmp_path):
     for act in (storage.get, storage.delete, lambda path: storage.get_range(path, 0, 1)):
         with pytest.raises(StorageError, match="keyed-state failed"):
             act("keyed-state")
+
+
+@pytest.mark.parametrize("do", [FileStorage.put, FileStorage.put_new])
+def test_folders_that_a_file_needs_are_durable_too(tmp_path, monkeypatch, do):
+    """Else a power cut takes the first decision with the folder that it is in."""
+    synced = []
+    fsync_folder = storage_module.fsync_folder
+
+    def fsync(path):
+        synced.append(path)
+        fsync_folder(path)
+
+    monkeypatch.setattr(storage_module, "fsync_folder", fsync)
+    storage = FileStorage(str(tmp_path / "a"))
+    do(storage, "b/c/file", b"x")
+    assert set(synced) == {tmp_path / each for each in ("", "a", "a/b", "a/b/c")}
+
+    synced.clear()
+    do(storage, "b/c/other", b"x")
+    assert synced == [tmp_path / "a/b/c"]
 
 
 def test_drafts_of_killed_writers_are_removed_a_day_later(tmp_path):

@@ -107,12 +107,13 @@ class Commits:
                 f"of the bucket or disk) and start again."
             )
         kept_from = _kept_from(folder, drafts.hidden)
-        if committable.checkpoint_id < kept_from:
+        if kept_from is None or committable.checkpoint_id < kept_from:
+            since = "an epoch that cannot be read" if kept_from is None else f"epoch {kept_from}"
             raise DataLossError(
                 f"file sink {drafts.location}: whether {_some(gone)} of epoch "
                 f"{committable.checkpoint_id} was ever visible cannot be known any more: neither "
-                f"the file nor its draft is there, and what was committed is noted from epoch "
-                f"{kept_from} on only. Look for it where readers of {drafts.location} put what "
+                f"the file nor its draft is there, and what was committed is noted from {since} on "
+                f"only. Look for it where readers of {drafts.location} put what "
                 f"they have read; restore a newer savepoint."
             )
         return False
@@ -123,14 +124,18 @@ class Commits:
         if last is not None and checkpoint_id < last + EPOCHS_KEPT:
             return
         self._pruned[hidden] = checkpoint_id
-        kept_from = max(checkpoint_id - EPOCHS_KEPT, _kept_from(folder, hidden))
-        if kept_from <= 0:
+        before = _kept_from(folder, hidden)
+        if before == 0 and checkpoint_id <= EPOCHS_KEPT:
             return
         markers = marker_folder(hidden)
-        folder.put(f"{markers}/{KEPT_FROM}", str(kept_from).encode())
-        for name in folder.names(markers):
-            place = parse_name(name)
-            if place is not None and place[0] < kept_from:
+        places = {name: parse_name(name) for name in folder.names(markers)}
+        epochs = {name: place[0] for name, place in places.items() if place is not None}
+        if before is None:  # it was below the newest marker when it was written
+            before = max(epochs.values(), default=checkpoint_id)
+        kept_from = max(checkpoint_id - EPOCHS_KEPT, before)
+        folder.put(f"{markers}/{KEPT_FROM}", b"%d\n" % kept_from)
+        for name, epoch in epochs.items():
+            if epoch < kept_from:
                 folder.remove_file(f"{markers}/{name}")
 
     def abort(self, committable: Committable) -> None:
@@ -150,8 +155,13 @@ class Commits:
                 yield Committable(sink, *place, name, 0, 0, details)
 
 
-def _kept_from(folder: Folder, hidden: str) -> int:
-    return int(folder.get(f"{marker_folder(hidden)}/{KEPT_FROM}") or b"0")
+def _kept_from(folder: Folder, hidden: str) -> int | None:
+    """From which epoch on every marker is kept; None: the file is empty or cut, so who knows."""
+    held = folder.get(f"{marker_folder(hidden)}/{KEPT_FROM}")
+    if held is None:
+        return 0
+    digits, end, rest = held.partition(b"\n")
+    return int(digits) if digits.isdigit() and end and not rest else None
 
 
 def _left(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, File]:

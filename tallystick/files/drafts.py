@@ -1,5 +1,6 @@
 """How drafts, markers and final files are named, and what a committable says of them."""
 
+import hashlib
 import json
 import re
 from typing import NamedTuple, Self
@@ -13,8 +14,11 @@ DRAFT = ".draft"
 """Behind the final name: DuckDB's `**/*.parquet` does look into hidden folders."""
 SEEN = "seen-by-the-driver"
 """A file that a run's driver writes, and tasks on a local disk look for."""
-_NAME = re.compile(r"(\d{8,})-(\d{5,})-([0-9a-f]+)", re.ASCII)
-_FINAL = re.compile(r"(?:(.+)/)?part-(\d{8,}-\d{5,}-[0-9a-f]+)(?:\.(\d+))?\.parquet", re.ASCII)
+SINK_BYTES = 6
+"""Of the hash that stands for a sink in names."""
+_TEXT = r"\d{8,}-\d{5,}-[0-9a-f]+(?:-[0-9a-f]+)?"
+_NAME = re.compile(_TEXT, re.ASCII)
+_FINAL = re.compile(rf"(?:(.+)/)?part-({_TEXT})(?:\.(\d+))?\.parquet", re.ASCII)
 
 
 class File(NamedTuple):
@@ -37,7 +41,7 @@ class Drafts(NamedTuple):
     Args:
         location: of the sink, when they were written.
         hidden: the folder of its pipeline, sink and lineage, below the location.
-        name: of epoch, task and nonce.
+        name: of epoch, task, nonce and sink.
         files: what a commit makes visible; None if that is not known (what a recovery finds).
     """
 
@@ -100,14 +104,22 @@ def marker_folder(hidden: str) -> str:
 
 
 def name_of(place: Place) -> str:
-    """Of an attempt's files: no other attempt has it."""
-    return f"{place.checkpoint_id:08d}-{place.task:05d}-{place.nonce}"
+    """Of an attempt's files: no other attempt has it, and no other sink with the same path.
+
+    All sinks of a task share the nonce, so the name says whose file it is: a short hash, where a
+    uid may have dashes.
+    """
+    sink = hashlib.blake2b(place.owner.sink.encode(), digest_size=SINK_BYTES).hexdigest()
+    return f"{place.checkpoint_id:08d}-{place.task:05d}-{place.nonce}-{sink}"
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
     """The epoch and the task of a name; None: it is something else."""
     found = _NAME.fullmatch(name)
-    return found and (int(found[1]), int(found[2]))
+    if found is None:
+        return None
+    epoch, task, *_ = name.split("-")
+    return int(epoch), int(task)
 
 
 def parse_draft(path: str, size: int) -> File | None:

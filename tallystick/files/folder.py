@@ -27,6 +27,10 @@ from tallystick.storage import (
 )
 
 WHAT = "path of a file sink"
+LOCAL_BYTES_MAX = 4095
+"""The longest path on a local disk: PATH_MAX, without the zero at its end."""
+KEY_BYTES_MAX = 1024
+"""The longest key of S3; those of other object stores are no shorter."""
 REQUESTS_AT_ONCE = 16
 """To an object store; each takes some ten milliseconds of waiting."""
 
@@ -74,6 +78,13 @@ class Folder:
             return Folder(f"{scheme}://{host}" + (f"?{options}" if options else ""))
         return Folder(location)
 
+    def room_for(self, path: str) -> int:
+        """How many bytes longer a path could be; negative: it is too long."""
+        whole = self._whole(path)
+        if self.is_local or self.renames:
+            return LOCAL_BYTES_MAX - len(whole.encode())
+        return KEY_BYTES_MAX - len(whole.partition("/")[2].encode())  # without the bucket
+
     def create(self, path: str) -> Any:
         """A stream into a new file, and the folders that it needs."""
         with self._doing("writing", path):
@@ -82,7 +93,10 @@ class Folder:
             return self._files.open_output_stream(self._whole(path))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file, atomically and durably, in place of what is there."""
+        """Write a small file, atomically and durably, in place of what is there.
+
+        HDFS cannot move a file onto another: there a crash may leave it empty, or cut.
+        """
         with self._doing("writing", path):
             if self.is_local:
                 put_local(Path(self._whole(path)), data)

@@ -33,7 +33,8 @@ PROBE = "may-the-driver-write"
 class FileSink:
     """A folder of Parquet files, hidden until their epoch was decided.
 
-    A task writes one file per epoch, `part-<epoch>-<task>-<nonce>.parquet`, or one per partition.
+    A task writes one file per epoch, `part-<epoch>-<task>-<nonce>-<sink>.parquet`, or one per
+    partition; `<sink>` is a hash of the uid.
     Until the commit it lies in `<path>/_tallystick`, where Spark, Hive, DuckDB and pyarrow do not
     look for data.
 

@@ -21,6 +21,8 @@ FILE_BYTES_MAX = 4 << 30
 """A file that is longer is followed by another: S3 copies 5 GB in one request, not more."""
 BUFFER_BYTES_MAX = 64 << 20
 """Rows that wait for their row group, of all partitions of a task."""
+NUMBER_MAX = 9999
+"""Of a task's files of one partition, as far as their names' length goes."""
 OPEN_PARTITIONS_MAX = 500
 """Each has an open file: processes may often have no more than 1024."""
 
@@ -101,6 +103,15 @@ class FileTransaction:
                 f"{OPEN_PARTITIONS_MAX} partitions of {', '.join(self._plan.partition_by)} in one "
                 f"epoch, the newest is {folder}. Partition by a coarser column, or key the rows by "
                 f"the same columns first, so that a task has few of them."
+            )
+        draft = self._drafts.draft(File(folder, NUMBER_MAX, 0))
+        room = self._plan.folder.room_for(draft)
+        if room < 0:
+            raise RecordError(
+                f"file sink {self._drafts.location}: the path of a file would be {-room} bytes "
+                f"longer than its file system allows, with the values of partition_by in it: "
+                f"{folder[:200]}… Partition by fewer columns, or by shorter values; or choose a "
+                f"shorter path."
             )
         self._parts[folder] = _Part(self._plan, self._drafts, folder, schema)
         return self._parts[folder]

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tallystick.files.drafts import SEEN
+from tallystick.files.drafts import SEEN, name_of
 from tallystick.files.sink import FileSink
 from tallystick.sink.two_phase import Owner, Place, RunFacts
 
@@ -12,6 +12,11 @@ OWNER = Owner("a/b pipeline", "files-0", "f00d")
 
 def place(checkpoint_id=1, task=0, attempt=0, nonce="ab12", owner=OWNER):
     return Place(owner, checkpoint_id, task, attempt, nonce)
+
+
+def final(at):
+    """The name of the one file of an attempt."""
+    return f"part-{name_of(at)}.parquet"
 
 
 def rows(start, stop):

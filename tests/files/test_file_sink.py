@@ -16,10 +16,20 @@ import pytest
 
 from tallystick.errors import DataLossError, OptionError, RecordError
 from tallystick.files import committing, writing
-from tallystick.files.folder import Folder
+from tallystick.files.drafts import name_of, parse_draft, parse_name
+from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
 from tallystick.files.sink import FileSink
 from tallystick.sink.two_phase import Committable, Outcome, Owner
-from tests.files.file_sinks import OWNER, files_below, opened, place, prepared, rows, visible
+from tests.files.file_sinks import (
+    OWNER,
+    files_below,
+    final,
+    opened,
+    place,
+    prepared,
+    rows,
+    visible,
+)
 
 
 def drafts_of(path):
@@ -43,8 +53,8 @@ def test_rows_are_hidden_until_the_commit_and_there_once_after_it(tmp_path):
     assert committing.Commits(again.folder).commit(second[0]) is Outcome.COMMITTED
     assert visible(tmp_path) == list(range(12))
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == [
-        "part-00000001-00000-ab12.parquet",
-        "part-00000001-00001-cd34.parquet",
+        final(place(task=0)),
+        final(place(task=1, nonce="cd34")),
     ]
     assert list(sink.lingering(OWNER)) == []
 
@@ -177,7 +187,46 @@ def test_a_run_of_one_epoch_prunes_too(tmp_path):
         sink.commit(prepared(sink, place(epoch), rows(0, 1))[0])
 
     markers = [path for path in files_below(tmp_path) if "/committed/" in path]
-    assert [Path(path).name for path in markers] == ["00000060-00000-ab12", "kept-from"]
+    assert [Path(path).name for path in markers] == [
+        name_of(place(60)),
+        "kept-from",
+    ]
+
+
+@pytest.mark.parametrize("held", [b"", b"1", b"10", b"x\n"])
+def test_a_note_that_was_cut_proves_nothing(tmp_path, held):
+    """A crash on a file system without atomic writes; what it says is known again later."""
+    sink = opened(tmp_path)
+    for epoch in (1, 20):
+        (committable,) = prepared(opened(tmp_path), place(epoch), rows(epoch, epoch + 1))
+        opened(tmp_path).commit(committable)
+    (note,) = tmp_path.rglob("kept-from")
+    assert note.read_bytes() == b"10\n"
+    note.write_bytes(held)
+    lost, due = (prepared(sink, place(epoch, nonce=f"b{epoch}"), rows(0, 1))[0] for epoch in (2, 3))
+    sink.abort(lost)
+
+    with pytest.raises(DataLossError, match="noted from an epoch that cannot be read on only"):
+        sink.commit(lost)
+    assert opened(tmp_path).commit(due) is Outcome.COMMITTED
+    assert note.read_bytes() == b"20\n"
+    with pytest.raises(DataLossError, match="noted from epoch 20 on only"):
+        sink.commit(lost)
+
+
+def test_two_sinks_with_one_path_have_files_of_their_own(tmp_path):
+    """All sinks of a task share its nonce."""
+    owners = [Owner(OWNER.pipeline, uid, OWNER.lineage) for uid in ("files-1", "files-2")]
+    for number, owner in enumerate(owners):
+        sink = opened(tmp_path, owner=owner)
+        (committable,) = prepared(sink, place(owner=owner), rows(number, number + 1))
+        assert sink.commit(committable) is Outcome.COMMITTED
+
+    assert visible(tmp_path) == [0, 1]
+    assert len({name_of(place(owner=owner)) for owner in owners}) == 2
+    for name in ("00000012-00003-ab12-0123456789ab", "00000012-00003-ab12"):
+        assert parse_name(name) == (12, 3)
+        assert parse_draft(f"dest=ORD/part-{name}.7.parquet.draft", 5) == ("dest=ORD", 7, 5)
 
 
 def test_leftovers_of_tasks_and_runs_that_are_no_more_are_found_and_aborted(tmp_path):
@@ -353,6 +402,21 @@ def test_a_type_that_has_no_one_text_is_refused_as_a_partition(tmp_path):
         prepared(opened(tmp_path, partition_by=["key"]), place(), long)
 
 
+def test_a_path_that_is_too_long_is_an_error_of_the_rows(tmp_path):
+    """Each folder's name is within bounds."""
+    names = [f"key{number}" for number in range(20)]
+    batch = pa.record_batch({"n": [1], **{name: ["x" * 240] for name in names}})
+
+    with pytest.raises(RecordError, match=r"bytes longer than its file system allows.*key0=xxx"):
+        prepared(opened(tmp_path, partition_by=names), place(), batch)
+    assert visible(tmp_path) == []
+    short = batch.select(["n", *names[:14]])
+    (committable,) = prepared(opened(tmp_path, partition_by=names[:14]), place(2), short)
+    assert opened(tmp_path).commit(committable) is Outcome.COMMITTED
+    assert Folder("/a").room_for("b") == LOCAL_BYTES_MAX - len("/a/b")
+    assert Folder("s3://bucket/a?region=eu").room_for("é") == KEY_BYTES_MAX - len("a/__")
+
+
 def test_too_many_partitions_are_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "OPEN_PARTITIONS_MAX", 10)
     sink = opened(tmp_path, partition_by=["n"])
@@ -425,7 +489,7 @@ def test_a_long_file_is_followed_by_another(tmp_path, monkeypatch):
     (committable,) = prepared(sink, place(), *(rows(n, n + 100) for n in range(0, 3000, 100)))
     sink.commit(committable)
 
-    assert len(list(tmp_path.rglob("part-*-ab12.1.parquet"))) == 3
+    assert len(list(tmp_path.rglob("part-*.1.parquet"))) == 3
     assert visible(tmp_path) == list(range(3000))
 
 
@@ -465,7 +529,7 @@ def test_a_full_disk_leaves_nothing_visible(tmp_path, guarantee):
         assert "100000 rows of epoch 2, task 3 are lost" in process.stderr
         assert not process.stdout
     else:
-        assert "writing part-00000002-00003-ab12.parquet failed" in process.stdout
+        assert f"writing {final(place(2, task=3))} failed" in process.stdout
         assert "File too large" in process.stdout
     assert not [path for path in files_below(tmp_path) if "00000002" in path]
     assert visible(tmp_path) == ([] if guarantee == "exactly_once" else list(range(10)))

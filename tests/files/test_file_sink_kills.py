@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tallystick.files.drafts import name_of
 from tallystick.sink.two_phase import Outcome
 from tests.files.file_sinks import OWNER, files_below, opened, place, prepared, rows, visible
 
@@ -106,7 +107,7 @@ def test_a_killed_task_shows_nothing_and_its_next_attempt_stands_alone(tmp_path)
 
         assert sink.commit(committable) is Outcome.COMMITTED
         for found in sink.lingering(OWNER):
-            assert found.name == "00000001-00000-01"
+            assert found.name == name_of(place(nonce="01"))
             sink.abort(found)
         assert visible(path) == list(range(9))
         assert not list(path.rglob("*.draft"))
