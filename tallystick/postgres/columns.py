@@ -36,6 +36,7 @@ class TableColumn:
         not_null: whether it refuses nulls.
         has_default: whether rows may leave it out although it refuses nulls.
         generated: whether the server computes it.
+        always: whether it is GENERATED ALWAYS AS IDENTITY: given at an INSERT, never changed.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TableColumn:
     not_null: bool = False
     has_default: bool = False
     generated: bool = False
+    always: bool = False
 
 
 class Fields(NamedTuple):
@@ -84,12 +86,14 @@ class _Pair:
     encode: _Kernel = field(repr=False)
 
     def __call__(self, array: pa.Array) -> Fields:
-        if self.target.not_null and array.null_count:
-            raise self.error("a value is null, and the column is NOT NULL")
         try:
-            return self.encode(array)
+            fields = self.encode(array)
         except (pa.ArrowInvalid, ValueError, OverflowError) as error:
             raise self.error(str(error)) from None
+        # Not of the array itself, whose nulls may be among the values of its dictionary.
+        if self.target.not_null and not fields.valid.all():
+            raise self.error("a value is null, and the column is NOT NULL")
+        return fields
 
     def error(self, reason: str) -> RecordError:
         return RecordError(
@@ -242,7 +246,10 @@ def _numeric(array: pa.Array, modifier: int) -> Fields:
     digits = 38
     scale = max(exact.type.scale, 0)
     if modifier >= 0:  # the column's scale, of 11 bits and a sign
-        scale = min(scale, max(((modifier - 4) & 0x7FF ^ 1024) - 1024, 0))
+        allowed = ((modifier - 4) & 0x7FF ^ 1024) - 1024
+        if allowed < 0:  # the server would round to tens or hundreds: Arrow refuses to
+            exact.cast(pa.decimal128(digits, allowed))
+        scale = min(scale, max(allowed, 0))
     if exact.type != pa.decimal128(digits, scale):
         exact = exact.cast(pa.decimal128(digits, scale))
     words = _values(exact, "u8", words=2)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable
 from typing import LiteralString
 
+import psycopg
 from psycopg import errors
 
 from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
@@ -45,6 +46,12 @@ EPOCHS_PROVED = 100
 _EPOCHS_BETWEEN_PRUNINGS = 10
 _PRUNED = "pruned"
 _END_MS = 10_000
+_REGISTRIES = """
+    SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
+      AND has_schema_privilege(n.oid, 'USAGE')
+      AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
+"""
 
 
 class PostgresCommitter:
@@ -155,20 +162,26 @@ class PostgresCommitter:
 
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
         made: list[Committable] = []
-        schemas = connection.execute(
-            "SELECT quote_ident(n.nspname) FROM pg_class c "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r' "
-            "AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')"
-        ).fetchall()
+        schemas = connection.execute(_REGISTRIES).fetchall()
         for (schema,) in schemas:
-            rows = connection.execute(
-                query(
-                    f"SELECT name, record_count, begun_ms FROM {registry_of(schema)} "
-                    f"WHERE starts_with(name, $1) ORDER BY name"
-                ),
-                [owner_prefix(owner)],
-            ).fetchall()
+            try:
+                rows = connection.execute(
+                    query(
+                        f"SELECT name, record_count, begun_ms FROM {registry_of(schema)} "
+                        f"WHERE starts_with(name, $1) ORDER BY name"
+                    ),
+                    [owner_prefix(owner)],
+                ).fetchall()
+            except psycopg.Error as error:
+                if connection.closed or schema == self._plan.details.schema:
+                    raise
+                # Whoever has that schema must not be able to stop this pipeline's recovery.
+                logger.warning(
+                    "%s cannot be read (%s): if this pipeline staged rows there, they stay for now",
+                    registry_of(schema),
+                    error.diag.message_primary,
+                )
+                continue
             text = _details(self._plan.details, "staged", schema)
             made += [found(name, owner.sink, text, count, begun) for name, count, begun in rows]
         return made
@@ -282,12 +295,14 @@ def _abort_staged(connection: Connection, committable: Committable, details: Det
 
 def _abort_open(connection: Connection, committable: Committable, details: Details) -> None:
     """End the session, then undo what it may have finished before that."""
+    sessions = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1"
+    application = application_of(committable.name)
     ended = connection.execute(
-        "SELECT bool_and(pg_terminate_backend(pid, $1)) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND application_name = $2",
-        [_END_MS, application_of(committable.name)],
+        query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"), [application, _END_MS]
     ).fetchone()
-    if ended == (False,):
+    # The server also says "no" of one that had ended by itself when it was its turn.
+    left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
+    if ended == (False,) and left:
         raise RetriableError(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
         )

@@ -87,10 +87,14 @@ def translate(
         return OptionError(f"{text}: was the table, or the server, changed?")
     if state.startswith(_RECORD_STATES):
         return RecordError(f"{text}{_where(error, columns)}")
-    if state == "53200" and "prepared" in said:
-        return RetriableError(
-            f"{text}: raise max_prepared_transactions, and look for forgotten ones in "
-            f"pg_prepared_xacts"
+    # The hint, since the message is in the server's language. To try again would end alike.
+    hint = error.diag.message_hint or ""
+    if state in {"53200", "53400"} and "max_prepared_transactions" in hint:
+        return OptionError(
+            f"{text}: raise max_prepared_transactions: all tasks of an epoch's last stage stay "
+            f"prepared until the epoch is decided, such as 200 behind a shuffle into 200 "
+            f"partitions; look for forgotten ones in pg_prepared_xacts; or use "
+            f'transactions="staged"'
         )
     return RetriableError(text)
 

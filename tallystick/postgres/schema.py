@@ -40,8 +40,10 @@ _COLUMNS = """
     )
     SELECT a.attname, format_type(a.atttypid, a.atttypmod),
            CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
-           b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '', a.attgenerated <> ''
+           b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '' OR d.typdefault IS NOT NULL,
+           a.attgenerated <> '', a.attidentity = 'a'
     FROM base b JOIN pg_attribute a ON a.attrelid = $1 AND a.attnum = b.attnum
+    JOIN pg_type d ON d.oid = a.atttypid
     WHERE b.typtype <> 'd' ORDER BY a.attnum
 """
 _TABLE = """
@@ -61,6 +63,20 @@ _UNIQUE = """
            WHERE a.attrelid = i.indrelid
              AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = $2
 """
+_UNFIT_CHECKS = """
+    SELECT s.conname FROM pg_constraint s
+    WHERE s.conrelid = $1::regclass AND s.contype = 'c'
+      AND (EXISTS (SELECT 1 FROM pg_attribute a
+                   WHERE a.attrelid = s.conrelid AND a.attnum = ANY (s.conkey)
+                     AND a.attname = ANY ($3::text[]))
+           OR NOT EXISTS (SELECT 1 FROM pg_constraint t
+                          WHERE t.conrelid = $2::regclass AND t.contype = 'c'
+                            AND t.conname = s.conname
+                            AND split_part(pg_get_constraintdef(t.oid), ' NOT VALID', 1)
+                              = split_part(pg_get_constraintdef(s.oid), ' NOT VALID', 1)))
+    ORDER BY s.conname
+"""
+"""A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +205,8 @@ def ensure_staging(connection: Connection, table: Table) -> None:
         "INSERT, SELECT, DELETE",
     )
     # CHECKs come along: what breaks one is refused while it can still be, before the decision.
-    # NOT NULL does not, since a column that rows leave out gets its default at the commit only.
+    # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
+    # for the same reason `_differences` takes CHECKs of such columns away.
     loosened = "".join(
         f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
         for each in _attributes_not_null(connection, table)
@@ -234,7 +251,9 @@ def _differences(connection: Connection, table: Table) -> list[str]:
             changes.append(f"ADD COLUMN {name} {kind}")
         elif found[column.name] != kind:
             changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
-    return changes
+    filled = [each.name for each in table.columns if each.has_default or each.generated]
+    unfit = connection.execute(_UNFIT_CHECKS, [table.staging, table.sql, filled]).fetchall()
+    return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
 
 
 def _ensure(connection: Connection, table: str, ddl: str, privileges: str) -> None:

@@ -168,6 +168,7 @@ def _prepared_problems(allowed: str, facts: RunFacts) -> list[str]:
         return []
     return [
         f"max_prepared_transactions is {allowed}, and {facts.tasks} tasks need {needed} or more "
-        f"(two each): raise it in postgresql.conf, which takes a restart of the server, or use "
-        f'transactions="{STAGED}"'
+        f"(two each): all tasks of an epoch's last stage stay prepared until the epoch is decided, "
+        f"and a shuffle can make more of them than run at a time. Raise it in postgresql.conf, "
+        f'which takes a restart of the server, or use transactions="{STAGED}"'
     ]

@@ -79,6 +79,7 @@ ROUND_TRIPS = [
     ("numeric", pa.decimal128(38, 10), [Decimal("0"), Decimal("-1.5"), Decimal("1e-10")]),
     ("numeric", pa.decimal128(38, 0), [Decimal(10**38 - 1), Decimal(1 - 10**38)]),
     ("numeric(10,2)", pa.decimal128(10, 4), [Decimal("123456.7"), Decimal("-0.01")]),
+    ("numeric(5,-2)", pa.decimal128(10, 1), [Decimal(-1200), None, Decimal(100)]),
     ("numeric", pa.decimal256(50, 5), [Decimal("123456789012345678901234567.00001")]),
     ("numeric", pa.int64(), [-(2**63), 10000, 2**63 - 1]),
     ("numeric", pa.uint64(), [2**64 - 1]),
@@ -186,6 +187,8 @@ WRONG_VALUES = [
     ("bigint", pa.array([2**63], pa.uint64()), "uint64"),
     ("numeric(10,2)", pa.array([Decimal("1.234")]), "numeric(10,2)"),
     ("numeric(3,1)", pa.array([Decimal("1234.5")]), "overflow"),
+    ("numeric(5,-2)", pa.array([Decimal(100), None, Decimal(150)]), "numeric(5,-2)"),
+    ("numeric(5,-2)", pa.array([150]), "numeric(5,-2)"),
     ("timestamp(0)", pa.array([NOON]), "more than the column's 0 digits"),
     ("timestamp", pa.array([1], pa.timestamp("ns")), "timestamp[ns]"),
     ("timestamp", pa.array([-(2**63)], pa.timestamp("us")), "out of range"),
@@ -197,6 +200,7 @@ WRONG_VALUES = [
     ("varchar(2)", pa.array(["abc"]), "too long"),
     ("json", pa.array(["{"]), "json"),
     ("integer NOT NULL", pa.array([None, 1], pa.int32()), "NOT NULL"),
+    ("text NOT NULL", pa.DictionaryArray.from_arrays([0, 1], ["a", None]), "column is NOT NULL"),
     ("integer CHECK (v > 0)", pa.array([0], pa.int32()), "constraint t_v_check"),
 ]
 
