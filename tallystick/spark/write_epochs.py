@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tallystick.checkpoint.coordinator import RECOVER_EVERY
 from tallystick.checkpoint.manifest import CHECKPOINT, decode
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.retention import COLLECT_EVERY
@@ -40,7 +41,7 @@ from tallystick.job import Driver, Listener, Target
 from tallystick.participants import OpenSinks
 from tallystick.ports import Participants, Prepared
 from tallystick.sink.transaction import Producer
-from tallystick.sink.transactional_ids import default_prefix, token_group
+from tallystick.sink.transactional_ids import default_prefix, parse, token_group
 from tallystick.sink.two_phase import (
     Committable,
     Lost,
@@ -144,7 +145,9 @@ class WriteEpochs:
             TallystickError: the recovery failed, nothing has begun.
         """
         checkpoint_id = newest_batch(self._storage)
-        planned = self._next(checkpoint_id) or self._recovered(checkpoint_id)
+        # Now and then a whole recovery: it aborts what losers of a speculation left.
+        following = None if checkpoint_id % RECOVER_EVERY == 0 else self._next(checkpoint_id)
+        planned = following or self._recovered(checkpoint_id)
         if planned.hold is not None:
             _planned[self._identity.lineage] = _Planned(checkpoint_id, planned.hold.run)
         return planned
@@ -276,7 +279,11 @@ class PreparedEpoch:
                 f"visible. Start the query again: the epoch is run again, nothing is lost or "
                 f"repeated. If it comes back, give transactions a longer timeout."
             )
-        return Prepared((), committables=self._committables)
+        return Prepared(
+            (),
+            committables=self._committables,
+            has_strays=any(map(_is_retried, self._committables)),
+        )
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`."""
@@ -328,6 +335,12 @@ class _Noting:
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         self._sinks.check_newest(settled)
+
+
+def _is_retried(committable: Committable) -> bool:
+    """Whether an attempt before it may have left something: its slot is its number."""
+    pooled = parse(committable.name.rsplit(":", 2)[0])
+    return pooled is not None and pooled.slot > 0
 
 
 def stored_lineage(storage: FileStorage) -> str:
