@@ -11,15 +11,18 @@ from typing import NamedTuple
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import KAFKA, Manifest
-from tallystick.decision_log import newest_entry, transactional_ids
+from tallystick.decision_log import Entry, newest_entry, traces, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
 from tallystick.sink.transactional_ids import checkpoint_prefix, default_prefix, parse
+from tallystick.sink.two_phase import Owner
 from tallystick.transactions import Told
 
 DECIDING_EPOCHS = 2
 """Of so many of the newest epochs the deciders are asked: a change of mode is at most one old."""
+SINKS_OF_A_KIND = 20
+"""So many sinks without a uid are looked for, of a run that died before its first manifest."""
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
 
@@ -41,10 +44,17 @@ Ask = Callable[[str, str], Heard]
 
 
 class Stated(NamedTuple):
-    """What the user says of a pipeline, besides its checkpoint."""
+    """What the user says of a pipeline, besides its checkpoint.
+
+    Args:
+        pipeline: its name.
+        prefix: of its transactional ids.
+        decider: whether the user says which cluster decides.
+    """
 
     pipeline: str | None = None
     prefix: str | None = None
+    decider: bool = False
 
     @property
     def prefixes(self) -> frozenset[str]:
@@ -81,6 +91,52 @@ def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
             if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
         }
     )
+
+
+def deciding_ids(
+    checkpoint: Storage, entry: Entry | None, lineage: str, cluster_id: str
+) -> list[str]:
+    """The transactional ids under which more may be decided than the log says.
+
+    As a start of the pipeline finds them; never by the pipeline's name alone, under which another
+    checkpoint may run.
+
+    Args:
+        checkpoint: its location.
+        entry: what the log says.
+        lineage: of the checkpoint.
+        cluster_id: of the cluster that is thought to decide.
+
+    Raises:
+        OptionError: another cluster may decide.
+        ManifestError: a file is damaged.
+    """
+    places = set() if entry is None else set(entry.kafka)
+    if entry is None or entry.is_silent:
+        places |= traces(checkpoint)
+    for place in sorted(places):
+        if place.cluster_id not in ("", cluster_id):
+            raise OptionError(
+                f"checkpoint {checkpoint.location}: transactional id {place.transactional_id!r} of "
+                f"cluster {place.cluster_id} may decide the epoch that is under way, and this is "
+                f"cluster {cluster_id}: give the servers of that one (--decider)."
+            )
+    newest = -1 if entry is None else _epoch_of(entry.token)
+    later = (each for each in newest_manifests(checkpoint).values() if each.checkpoint_id > newest)
+    return sorted({*(each.transactional_id for each in places), *deciders(later, lineage)})
+
+
+def owners_of(
+    checkpoint: Storage, told: Told, uids: Iterable[str], system: str
+) -> tuple[Owner, ...]:
+    """The sinks that a pipeline may have in a system: those that manifests or the user name.
+
+    And those that have no uid of their own: the kind, and a number.
+    """
+    numbered = (f"{system}-{number}" for number in range(1, SINKS_OF_A_KIND + 1))
+    named = {each.sink for it in newest_manifests(checkpoint).values() for each in it.committables}
+    return tuple(Owner(told.pipeline, uid, told.lineage)
+                 for uid in sorted({*named, *uids, *numbered}))  # fmt: skip
 
 
 def newest_manifests(checkpoint: Storage) -> dict[str, Manifest]:

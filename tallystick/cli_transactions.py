@@ -6,10 +6,12 @@ start it now, and whose readers wait; or who want to know what they wait for.
 Exit codes: 0: done; 1: an error, or what was to be committed is lost; 3: refused, and said why.
 """
 
+import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +21,7 @@ from tallystick.cli_savepoint import errors_told, options_in
 from tallystick.errors import OptionError
 
 if TYPE_CHECKING:
+    from tallystick.checkpoint_says import Stated
     from tallystick.settling import Door, KafkaDoor
     from tallystick.sink.two_phase import Committable
     from tallystick.storage import FileStorage
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 REFUSED = 3
 """The exit code of what was refused."""
+BEGUN = "it is committed already, and the pipeline makes the rest of it visible when it starts"
+DSN_VARIABLE = "TALLYSTICK_POSTGRES_DSN"
 PATIENCE = {"delivery.timeout.ms": "30000"}
 """A person waits here, and can try again."""
 
@@ -50,7 +55,7 @@ Decider = Annotated[
 Postgres = Annotated[
     str | None,
     typer.Option(
-        envvar="TALLYSTICK_POSTGRES_DSN",
+        envvar=DSN_VARIABLE,
         help="A connection string: also what is prepared there. Better in the variable than here.",
     ),
 ]
@@ -87,6 +92,12 @@ class _Where:
     files: str | None
     sinks: tuple[str, ...]
     quiet_s: int
+
+    @property
+    def stated(self) -> "Stated":
+        from tallystick.checkpoint_says import Stated
+
+        return Stated(self.pipeline, self.prefix, self.decider is not None)
 
 
 @dataclass
@@ -243,7 +254,8 @@ def abort(
             _needs_force(lingering, judged, judged.risk_of_abort, force)
         if judged.forestall:
             _forestall(lingering, view)
-        view.doors[lingering.system].abort(lingering)
+        if not view.doors[lingering.system].abort(lingering):
+            _refuse(f"{transaction} is left as it is: {BEGUN}.")
         typer.echo(f"Aborted {transaction}.")
 
 
@@ -252,16 +264,15 @@ def _looked(where: _Where) -> Iterator[_View]:
     """Connect, list what is open, then see what the checkpoint says."""
     from tallystick import settling
     from tallystick import transactions as t
-    from tallystick.checkpoint_says import Stated, look
+    from tallystick.checkpoint_says import look
     from tallystick.kafka.config import KafkaConfig
     from tallystick.storage import FileStorage
 
-    if where.checkpoint is None and where.files is not None:
-        raise OptionError("--files needs --checkpoint: drafts have the checkpoint's id in them")
+    if where.checkpoint is None:
+        where = _only_kafka(where, "--checkpoint", "theirs have the checkpoint's id in them")
     options = dict(PATIENCE)
     if where.kafka_options is not None:
         options |= options_in(where.kafka_options)
-    stated = Stated(where.pipeline, where.prefix)
     with ExitStack() as stack:
 
         def connected(servers: str) -> settling.KafkaDoor:
@@ -275,53 +286,58 @@ def _looked(where: _Where) -> Iterator[_View]:
         doors: dict[str, Door] = {t.KAFKA: kafka}
         checkpoint = None if where.checkpoint is None else FileStorage(where.checkpoint)
         if checkpoint is not None:
-            doors |= _further_doors(where, checkpoint, look(checkpoint, decider.ask, stated))
+            said = look(checkpoint, decider.ask, where.stated)
+            if not said.pipeline:
+                where = _only_kafka(where, "--pipeline", "no manifest has the pipeline's name")
+            doors |= _further_doors(where, checkpoint, said)
         for system, door in doors.items():
             if system != t.KAFKA:
                 stack.callback(door.close)
         found = [each for door in doors.values() for each in door.lingering()]
         told = None
         if checkpoint is not None:  # behind the list: see `settling`
-            told = settling.only_here(look(checkpoint, decider.ask, stated), kafka)
+            told = settling.only_here(look(checkpoint, decider.ask, where.stated), kafka)
         running = t.sign_of_a_run(told, found, settling.now_ms(), where.quiet_s * 1000)
-        ordered = t.in_order(found, told)
-        yield _View(where, kafka, decider, doors, checkpoint, ordered, told, running)
+        found = t.in_order(found, told)
+        yield _View(where, kafka, decider, doors, checkpoint, found, told, running)
+
+
+def _only_kafka(where: _Where, needed: str, why: str) -> _Where:
+    """Leave out the other systems for want of an option.
+
+    Raises:
+        OptionError: the user asked for one; a variable of the environment may be there always.
+    """
+    is_by_variable = where.postgres == os.environ.get(DSN_VARIABLE)
+    if where.files is not None or (where.postgres is not None and not is_by_variable):
+        option = "--postgres" if where.files is None else "--files"
+        raise OptionError(f"{option} needs {needed}: {why}")
+    if where.postgres is not None:
+        typer.echo(f"PostgreSQL ({DSN_VARIABLE}) is left out without {needed}: {why}.", err=True)
+    return replace(where, postgres=None)
 
 
 def _further_doors(where: _Where, checkpoint: "FileStorage", told: "Told") -> "dict[str, Door]":
     """The other systems that are to be looked into."""
     from tallystick import settling
     from tallystick import transactions as t
+    from tallystick.checkpoint_says import owners_of
 
-    owners = settling.owners_of(checkpoint, told, where.sinks)
+    owners = partial(owners_of, checkpoint, told, where.sinks)
     doors: dict[str, Door] = {}
     if where.files is not None:
-        doors[t.FILES] = settling.files_door(where.files, owners)
+        doors[t.FILES] = settling.files_door(where.files, owners(t.FILES))
     if where.postgres is not None:
-        doors[t.POSTGRES] = settling.postgres_door(where.postgres, owners)
+        doors[t.POSTGRES] = settling.postgres_door(where.postgres, owners(t.POSTGRES))
     return doors
 
 
 def _wanted(view: _View) -> "list[Lingering]":
     """All, or only those of the pipeline that the user names."""
-    from tallystick.checkpoint_says import Stated
+    from tallystick.transactions import of_prefixes
 
-    prefixes = Stated(view.where.pipeline, view.where.prefix).prefixes
-    if not prefixes:
-        return view.found
-    if view.told is not None:
-        return [each for each in view.found if view.told.owns(each)]
-    return [
-        each
-        for each in view.found
-        if each.transactional_id in prefixes
-        or (each.pooled is not None and _begins(each.pooled.prefix, prefixes))
-    ]
-
-
-def _begins(prefix: str, prefixes: Collection[str]) -> bool:
-    """Whether a prefix is one of these, or that of a checkpoint of one of these."""
-    return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
+    prefixes = view.where.stated.prefixes
+    return of_prefixes(view.found, view.told, prefixes) if prefixes else view.found
 
 
 def _the(transaction: str, view: _View) -> "Lingering":
@@ -369,13 +385,11 @@ def _needs_force(lingering: "Lingering", judged: "Judged", risk: str, force: boo
 def _forestall(lingering: "Lingering", view: _View) -> None:
     """Take the pipeline over; what was decided until then stays."""
     from tallystick import settling
-    from tallystick.checkpoint_says import Stated
     from tallystick.transactions import Standing, judge
 
     if view.told is None or view.checkpoint is None:
         return
-    stated = Stated(view.where.pipeline, view.where.prefix)
-    told = settling.forestall(view.checkpoint, view.told, view.decider, stated)
+    told = settling.forestall(view.checkpoint, view.told, view.decider, view.where.stated)
     again = judge(lingering, settling.only_here(told, view.kafka), "")
     if again.standing is not Standing.UNNAMED:
         _refuse(f"{lingering.transactional_id} is left as it is: meanwhile it is {again.says}.")

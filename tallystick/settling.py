@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tallystick.checkpoint_says import Heard, Stated, deciders, look, newest_manifests
+from tallystick.checkpoint_says import Heard, Stated, deciding_ids, look
 from tallystick.decision_log import DecisionLog, newest_entry
 from tallystick.errors import AuthorizationError, DataLossError, OptionError
 from tallystick.kafka import cluster, outcome
@@ -43,8 +43,6 @@ FENCE_TIMEOUT_MS = 60_000
 """What InitProducerId asks for; the next owner of the id says its own."""
 NOWHERE = TopicPartition("", 0)
 """The token is found wherever the group has it."""
-FIRST_UIDS = ("kafka-1", "postgres-1", "files-1")
-"""What sinks are called whose users chose no uid."""
 
 
 class Door(Protocol):
@@ -62,8 +60,8 @@ class Door(Protocol):
         """Make it visible; `due`: as the decided manifest names it."""
         ...
 
-    def abort(self, lingering: Lingering) -> None:
-        """Give it up."""
+    def abort(self, lingering: Lingering) -> bool:
+        """Give it up; False: it is still there."""
         ...
 
     def close(self) -> None:
@@ -134,17 +132,22 @@ class KafkaDoor:
         ot.await_end(self._client, transaction)
         return became
 
-    def abort(self, lingering: Lingering) -> None:
+    def abort(self, lingering: Lingering) -> bool:
         """See `Door.abort`; returns when readers go on."""
         transaction = self._found(lingering)
         ot.give_up(self._client, transaction, lingering.timeout_ms or FENCE_TIMEOUT_MS)
         ot.await_end(self._client, transaction)
+        return True
+
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster it is."""
+        return self._client.cluster_id or cluster.cluster_id(self._client)
 
     def is_here(self, committable: Committable) -> bool:
         """Whether a committable is a transaction of this cluster."""
-        here = self._client.cluster_id or cluster.cluster_id(self._client)
         try:
-            return TaskTransaction.from_json(committable.details).cluster_id == here
+            return TaskTransaction.from_json(committable.details).cluster_id == self.cluster_id
         except (ValueError, TypeError, KeyError):  # another kind of sink's
             return False
 
@@ -170,9 +173,12 @@ class KafkaDoor:
         finally:
             broker.close()
 
-    def knows(self, transactional_id: str) -> bool:
-        """Whether the coordinator knows an id."""
-        return ot.found(self._client, transactional_id) is not None
+    def knows_as(self, transactional_id: str, lineage: str) -> bool:
+        """Whether the coordinator knows an id, and no other checkpoint decided under it last."""
+        if ot.found(self._client, transactional_id) is None:
+            return False
+        token = self.ask(transactional_id, lineage).token
+        return token is None or token.lineage == lineage
 
     def fence(self, transactional_id: str) -> None:
         """Take an id over, so that whoever had it cannot decide any more."""
@@ -278,10 +284,11 @@ class SinkDoor:
         assert lingering.found is not None, "found by its sink"
         return self._sink.commit(due or lingering.found)
 
-    def abort(self, lingering: Lingering) -> None:
-        """See `Door.abort`."""
+    def abort(self, lingering: Lingering) -> bool:
+        """See `Door.abort`: a sink leaves alone what it has begun to commit."""
         assert lingering.found is not None, "found by its sink"
         self._sink.abort(lingering.found)
+        return all(each.name != lingering.name for each in self.lingering())
 
     def close(self) -> None:
         """See `Door.close`."""
@@ -340,13 +347,6 @@ def files_door(path: str, owners: Iterable[Owner]) -> SinkDoor:
     return SinkDoor(FILES, OpenFileSink(plan), owners, lambda _: "hidden")
 
 
-def owners_of(checkpoint: FileStorage, told: Told, uids: Iterable[str]) -> tuple[Owner, ...]:
-    """The sinks that a pipeline has, as far as its manifests, or the user, name them."""
-    named = {each.sink for it in newest_manifests(checkpoint).values() for each in it.committables}
-    return tuple(Owner(told.pipeline, uid, told.lineage)
-                 for uid in sorted({*named, *uids, *FIRST_UIDS}))  # fmt: skip
-
-
 def only_here(told: Told, kafka: KafkaDoor) -> Told:
     """What a checkpoint says of the transactions of one cluster, and of other systems.
 
@@ -372,8 +372,9 @@ def only_here(told: Told, kafka: KafkaDoor) -> Told:
 def forestall(checkpoint: FileStorage, told: Told, kafka: KafkaDoor, stated: Stated) -> Told:
     """Make it impossible that a run decides the epoch under way; what is decided, read anew.
 
-    As every start of a pipeline does: the log of decisions, and the transactional id that decides,
-    get a new owner, whichever of the two there is.
+    As every start of a pipeline does: the log of decisions, and the transactional ids that decide,
+    get a new owner, whichever of them there are. Where neither the log nor anything else says who
+    decides, it is whatever bears the pipeline's name in the cluster that the user says decides.
 
     Args:
         checkpoint: its location.
@@ -382,14 +383,25 @@ def forestall(checkpoint: FileStorage, told: Told, kafka: KafkaDoor, stated: Sta
         stated: what the user says besides.
 
     Raises:
-        OptionError: the checkpoint, or Kafka, may not be written.
+        OptionError: the checkpoint, or Kafka, may not be written; or which cluster decides is not
+            known, or another one than was given.
     """
-    ids = deciders(newest_manifests(checkpoint).values(), told.lineage)
-    ids = ids or sorted(each for each in told.prefixes if kafka.knows(each))
     entry = newest_entry(checkpoint)
+    ids = deciding_ids(checkpoint, entry, told.lineage, kafka.cluster_id)
+    if entry is None and not ids:
+        if not stated.decider:
+            raise OptionError(
+                f"checkpoint {checkpoint.location}: an epoch is under way, and nothing says where "
+                f"it is decided: expected a log of decisions, a manifest, or a trace of a cluster. "
+                f"Give the servers of the cluster that decides, be it the same one (--decider)."
+            )
+        ids = sorted(each for each in told.prefixes if kafka.knows_as(each, told.lineage))
     if entry is not None or not ids:
         same = "" if entry is None else entry.transactional_id
         DecisionLog(checkpoint, SystemClock()).fence(same, None)
+        # Behind the slot: a run that has begun to decide elsewhere since then finds it taken.
+        entry = newest_entry(checkpoint)
+        ids = deciding_ids(checkpoint, entry, told.lineage, kafka.cluster_id)
     for each in ids:
         kafka.fence(each)
     return look(checkpoint, kafka.ask_settled, stated)

@@ -13,7 +13,7 @@ Invariants:
     * What cannot be known is said so. It is never taken for "no".
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -131,6 +131,25 @@ class Told:
             if committable is not None:
                 return path, committable
         return None
+
+
+def of_prefixes(
+    found: Iterable[Lingering], told: Told | None, prefixes: Collection[str]
+) -> list[Lingering]:
+    """Those of a pipeline, by its checkpoint, or else by how its ids begin."""
+    if told is not None:
+        return [each for each in found if told.owns(each)]
+    return [
+        each
+        for each in found
+        if each.transactional_id in prefixes
+        or (each.pooled is not None and _begins(each.pooled.prefix, prefixes))
+    ]
+
+
+def _begins(prefix: str, prefixes: Collection[str]) -> bool:
+    """Whether a prefix is one of these, or that of a checkpoint of one of these."""
+    return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
 
 
 def named_as(lingering: Lingering, told: Told | None) -> Committable | None:

@@ -16,13 +16,16 @@ from typer.testing import CliRunner, Result
 from tallystick import settling
 from tallystick.checkpoint.manifest import KAFKA
 from tallystick.cli import app
+from tallystick.decision_log import KafkaPlace, leave_trace
 from tallystick.errors import EpochAbortedError, FencedError
+from tallystick.files.drafts import Drafts
+from tallystick.files.folder import Folder
 from tallystick.files.sink import FileSink
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.sink.transaction import Producer
-from tallystick.sink.two_phase import Committable, Owner, Place, RunFacts
+from tallystick.sink.two_phase import Committable, Outcome, Owner, Place, RunFacts
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
 from tests.kafka.task_sinks import opened, place_of, written_by, written_in_another_process
@@ -414,6 +417,99 @@ def test_hidden_files_are_listed_and_settled_too(scene: Scene, tmp_path: Path) -
     assert scene.call("abort", left.name, *asked).exit_code == 0
     assert scene.listed(*asked) == {}
     assert [each.name for each in folder.glob("*.parquet")] == [f"part-{decided.name}.parquet"]
+
+
+def test_files_whose_commit_has_begun_are_not_said_to_be_aborted(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Of a second sink, too, of a run that died before its first manifest."""
+    owner = Owner(scene.pipeline, "files-2", LINEAGE)
+    folder = tmp_path / "files"
+    sink = FileSink(str(folder)).open(owner, RunFacts())
+    transaction = sink.plan().begin(Place(owner, 0, 0, 0, "ab"))
+    transaction.write(pa.record_batch({"n": pa.array([0])}))
+    (begun,) = transaction.prepare()
+    drafts = Drafts.of(begun)
+    Folder(str(folder)).put(drafts.marker, b"")
+    scene.job.plan(0)
+    asked = ("--files", folder, "--quiet-for", 0, "--pipeline", scene.pipeline)
+
+    unnamed = scene.call("list", "--files", folder)
+    refused = scene.call("abort", begun.name, *asked)
+
+    assert (unnamed.exit_code, "--files needs --pipeline" in unnamed.output) == (1, True)
+    assert refused.exit_code == 3, refused.output
+    assert "it is committed already" in refused.output
+    assert "Aborted" not in refused.output
+    assert sink.commit(begun) is Outcome.COMMITTED
+    assert len(list(folder.glob("*.parquet"))) == 1
+
+
+def test_another_checkpoint_of_the_same_name_is_not_taken_over(scene: Scene) -> None:
+    """A decides in Kafka under the pipeline's name; B, in its own log, has an epoch under way."""
+    name = f"tallystick-{scene.pipeline}"
+    broker = KafkaBroker(scene.config)
+    of_a = broker.fence(name, None)
+    left = scene.written("of B's failed attempt")
+    scene.job.plan(0)
+
+    done = scene.call("abort", left.name, "--quiet-for", 0, "--pipeline", scene.pipeline)
+
+    assert done.exit_code == 0, done.output
+    place = TopicPartition(scene.topic, 0)
+    broker.stage_offsets(of_a, f"{name}-token", {place: scene.job.token(0, "tallystick/0-a.json")})
+    broker.commit_transaction(of_a)
+    broker.close()
+    with pytest.raises(FencedError):
+        scene.job.decide(0, scene.job.prepare(0))
+
+
+def test_who_decides_has_to_be_known_before_an_abort(scene: Scene) -> None:
+    """An epoch under way, and neither a log nor a manifest: it may be any cluster's to decide."""
+    name = f"tallystick-{scene.pipeline}"
+    lefts = [scene.written("x", task=task) for task in range(2)]
+    scene.job.plan(0)
+    for slot in scene.job.folder.glob("tallystick/decisions/*"):
+        slot.unlink()
+    only = ("--quiet-for", 0, "--pipeline", scene.pipeline)
+    broker = KafkaBroker(scene.config)
+    offsets = {TopicPartition(scene.topic, 0): scene.job.token(0, "tallystick/0-a.json")}
+    running = broker.fence(name, None)
+
+    unknown = scene.call("abort", lefts[0].name, *only)
+    leave_trace(scene.job.storage, KafkaPlace(name, "another-cluster"))
+    elsewhere = scene.call("abort", lefts[0].name, *only)
+    (trace,) = scene.job.folder.glob("tallystick/deciders/*")
+    trace.unlink()
+    stated = scene.call("abort", lefts[0].name, *only, "--decider", scene.servers)
+    with pytest.raises(EpochAbortedError):
+        broker.stage_offsets(running, f"{name}-token", offsets)
+    again = broker.fence(name, None)
+    door = settling.KafkaDoor(scene.config)
+    leave_trace(scene.job.storage, KafkaPlace(name, door.cluster_id))
+    door.close()
+    traced = scene.call("abort", lefts[1].name, *only)
+
+    assert (unknown.exit_code, "nothing says where it is decided" in unknown.output) == (1, True)
+    assert (elsewhere.exit_code, "cluster another-cluster may" in elsewhere.output) == (1, True)
+    assert (stated.exit_code, traced.exit_code) == (0, 0), (stated.output, traced.output)
+    with pytest.raises(EpochAbortedError):
+        broker.stage_offsets(again, f"{name}-token", offsets)
+    broker.close()
+
+
+def test_a_database_is_not_left_out_in_silence(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = scene.call("list", "--postgres", "host=/no password=HIDDEN", checkpoint=False)
+    monkeypatch.setenv("TALLYSTICK_POSTGRES_DSN", "host=/no password=HIDDEN")
+    always = scene.call("list", "--json", checkpoint=False)
+
+    assert (asked.exit_code, "--postgres needs --checkpoint" in asked.output) == (1, True)
+    assert always.exit_code == 0, always.output
+    assert "PostgreSQL (TALLYSTICK_POSTGRES_DSN) is left out without --checkpoint" in always.stderr
+    assert "transactions" in json.loads(always.stdout)
+    assert "HIDDEN" not in asked.output + always.output
 
 
 def test_what_cannot_be_is_told_without_a_traceback(scene: Scene, tmp_path: Path) -> None:
