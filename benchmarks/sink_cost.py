@@ -26,6 +26,7 @@ from harness.broker import start_broker
 from harness.measure import Broker
 from harness.topics import Topics
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import tallystick as ts
 
@@ -35,6 +36,7 @@ CALIBRATION_RECORDS = 200_000
 EPOCHS_MAX = 12
 """Epochs of one run: enough for a median, with short triggers."""
 FLUSH_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 240.0
 MODES = {
     "none": {"guarantee": "none"},
     "at least once": {"guarantee": "at_least_once"},
@@ -77,7 +79,7 @@ class Copies:
         self._work = work
         self._numbers = itertools.count()
 
-    def run(self, topic: str, mode: str, epoch_records: int) -> list[float]:
+    def run(self, topic: str, mode: str, epoch_records: int, count: int) -> list[float]:
         """The seconds that each whole epoch took, but the first one."""
         name = f"{topic}-{mode.replace(' ', '-')}-{next(self._numbers)}"
         with Topics(self._broker.bootstrap) as topics:
@@ -97,30 +99,27 @@ class Copies:
                 self._spark, checkpoint=str(checkpoint), trigger={"processingTime": "0 seconds"}
             )
             try:
-                found = list(self._epochs(query))
+                found = list(self._epochs(query, min(EPOCHS_MAX, count // epoch_records)))
             finally:
                 query.stop()
             topics.delete(name)
         shutil.rmtree(checkpoint, ignore_errors=True)
         return found[1:]
 
-    def _epochs(self, query: object) -> Iterator[float]:
-        """The time of each epoch that worked; ends with the input, or when there are enough."""
-        seen, idle_since = -1, time.monotonic()
-        while True:
+    def _epochs(self, query: StreamingQuery, wanted: int) -> Iterator[float]:
+        """The times of the first whole epochs."""
+        seen, until = -1, time.monotonic() + RUN_TIMEOUT_S
+        while seen + 1 < wanted:
             for progress in query.recentProgress:
-                if progress["batchId"] > seen and "addBatch" in progress["durationMs"]:
-                    seen, idle_since = progress["batchId"], time.monotonic()
-                    if progress["sources"][0]["endOffset"] != progress["sources"][0]["startOffset"]:
-                        yield progress["durationMs"]["triggerExecution"] / 1000
+                is_new = seen < progress["batchId"] < wanted
+                if is_new and "addBatch" in progress["durationMs"]:
+                    seen = progress["batchId"]
+                    yield progress["durationMs"]["triggerExecution"] / 1000
             if query.exception() is not None:
                 raise RuntimeError(str(query.exception()))
-            if seen + 1 >= EPOCHS_MAX or time.monotonic() - idle_since > IDLE_S:
-                return
+            if time.monotonic() > until:
+                raise TimeoutError(f"{seen + 1} of {wanted} epochs in {RUN_TIMEOUT_S:.0f} s")
             time.sleep(0.05)
-
-
-IDLE_S = 4.0
 
 
 def main() -> None:
@@ -159,19 +158,19 @@ def measure(
     with Topics(broker.bootstrap) as topics:
         topics.create(topic)
     fill(broker.bootstrap, topic, count, size)
-    copies.run(topic, BASE, min(CALIBRATION_RECORDS, count // 4))  # warms up
+    copies.run(topic, BASE, min(CALIBRATION_RECORDS, count // 4), count)  # warms up
     rows = []
     for trigger in map(float, arguments.triggers.split(",")):
         # What at-least-once copies in that time; at most a third of the input.
         epoch_records = min(CALIBRATION_RECORDS, count // 4)
         for _ in range(2):
-            took = statistics.median(copies.run(topic, BASE, epoch_records))
+            took = statistics.median(copies.run(topic, BASE, epoch_records, count))
             epoch_records = max(1000, min(count // 3, round(epoch_records / took * trigger)))
         found: dict[str, list[float]] = defaultdict(list)
         names: Sequence[str] = list(MODES)
         for turn in range(arguments.rounds):
             for mode in (*names[turn % 4 :], *names[: turn % 4]):
-                found[mode] += copies.run(topic, mode, epoch_records)
+                found[mode] += copies.run(topic, mode, epoch_records, count)
         rates = {mode: epoch_records / statistics.median(each) for mode, each in found.items()}
         rows += [
             [
