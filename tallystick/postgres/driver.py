@@ -51,7 +51,10 @@ _REGISTRIES = """
     WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
       AND has_schema_privilege(n.oid, 'USAGE')
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
+      AND (quote_ident(n.nspname) = $1 OR c.relowner = current_user::regrole)
 """
+"""Besides the one of the sink's own schema only those that this user has made: a row names tables
+that are then written to, and must not be anybody's."""
 
 
 class PostgresCommitter:
@@ -162,7 +165,7 @@ class PostgresCommitter:
 
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
         made: list[Committable] = []
-        schemas = connection.execute(_REGISTRIES).fetchall()
+        schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
         for (schema,) in schemas:
             try:
                 rows = connection.execute(

@@ -176,7 +176,7 @@ def test_the_schemas_of_others_do_not_stop_a_recovery(
         postgres.query(f"CREATE SCHEMA {other}")
         columns = "x integer" if other.endswith("odd") else f"LIKE {schema}.tallystick_staged"
         postgres.query(f"CREATE TABLE {other}.tallystick_staged ({columns})")
-        postgres.query(f"GRANT SELECT, DELETE ON {other}.tallystick_staged TO {role}")
+        postgres.query(f"ALTER TABLE {other}.tallystick_staged OWNER TO {role}")
     postgres.query(f"GRANT USAGE ON SCHEMA {', '.join(others[1:])} TO {role}")
 
     with locked(postgres, f"{others[2]}.tallystick_staged"), caplog.at_level(logging.WARNING):
@@ -192,6 +192,31 @@ def test_the_schemas_of_others_do_not_stop_a_recovery(
     driver.abort(made)
     driver.close()
     postgres.query(f"DROP SCHEMA {', '.join(others)} CASCADE")
+
+
+def test_what_others_say_is_staged_is_not_believed(
+    postgres: PostgresServer, table: Create, role: str
+) -> None:
+    """A row of the registry names tables that are deleted from with this pipeline's rights."""
+    name = table(COLUMNS)
+    schema = name.split(".")[0]
+    postgres.query(f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}")
+    postgres.query(f"GRANT INSERT, SELECT ON {name} TO {role}")
+    driver = opened(
+        postgres.dsn.replace("user=postgres", f"user={role}"), name, transactions="staged"
+    )
+    (made,) = prepared(driver, rows_of(1))
+    other = f"{schema}_planted"
+    postgres.query(f"CREATE SCHEMA {other}")
+    postgres.query(f"CREATE TABLE {other}.tallystick_staged AS TABLE {schema}.tallystick_staged")
+    postgres.query(f"UPDATE {other}.tallystick_staged SET name = name || '9', staging = '{name}'")
+    postgres.query(f"GRANT USAGE ON SCHEMA {other} TO {role}")
+    postgres.query(f"GRANT SELECT, DELETE ON {other}.tallystick_staged TO {role}")
+
+    assert [each.name for each in driver.lingering(OWNER)] == [made.name]
+    driver.abort(made)
+    driver.close()
+    postgres.query(f"DROP SCHEMA {other} CASCADE")
 
 
 def locked(postgres: PostgresServer, name: str) -> psycopg.Connection:
