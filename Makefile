@@ -43,7 +43,8 @@ stress: setup
 	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
 	@SINK_BOUNCES=5 $(BIN)/python -m pytest tests/failover/test_bounces.py tests/failover/test_down_too_long.py
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
-	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_with or dies_behind"
+	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
+	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -234,7 +234,9 @@ class DecisionLog:
             raise _fenced(newest)
         return self._producer(transactional_id, hold.slot)
 
-    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> Mapping[TopicPartition, tuple[int, str]]:
         """The newest decision, as a token of a group."""
         newest = newest_entry(self._storage)
         if newest is None or newest.token is None:

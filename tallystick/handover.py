@@ -203,9 +203,11 @@ class Handover:
         held = place.broker.group_offsets(place.token_group)
         return newest_token(held, self._place, self._identity.lineage)
 
-    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> Mapping[TopicPartition, tuple[int, str]]:
         """See `ports.Broker.group_offsets`; with the newest token of this lineage."""
-        found = dict(self._current.group_offsets(group))
+        found = dict(self._current.group_offsets(group, place))
         present = newest_token(found, self._place, self._identity.lineage)
         logged = newest_entry(self._storage) if self._held is not None else None
         in_log = logged.token if logged is not None else None

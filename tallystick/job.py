@@ -295,7 +295,7 @@ class Driver:
         return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
 
     def _read_committed(self) -> Committed:
-        found = self._broker.group_offsets(self._target.token_group)
+        found = self._broker.group_offsets(self._target.token_group, self._target.token_partition)
         token = newest_token(found, self._target.token_partition, self._identity.lineage)
         self._token_places = frozenset(found) - {self._target.token_partition}
         if token is None or token.lineage != self._identity.lineage:

@@ -37,10 +37,13 @@ class Broker(Protocol):
         """
         ...
 
-    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> Mapping[TopicPartition, tuple[int, str]]:
         """All stable committed (offset, metadata) of a group, by partition.
 
-        Waits for the outcome of pending transactions (OffsetFetch with require_stable, KIP-447).
+        Waits for the outcome of pending transactions (OffsetFetch with require_stable, KIP-447);
+        for the first offset of a partition only if that is the `place` that is asked about.
         """
         ...
 

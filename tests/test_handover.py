@@ -62,7 +62,9 @@ class KafkaBroker:
         self._kafka.fenced.append(place)
         return Producer(transactional_id, 7, epoch + 1)
 
-    def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> dict[TopicPartition, tuple[int, str]]:
         self._step()
         place = KafkaPlace(group.removesuffix("-token"), self._cluster_id)
         self._check(place)

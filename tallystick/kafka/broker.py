@@ -75,9 +75,17 @@ class KafkaBroker:
                 raise
             return self._init_producer(transactional_id, actual)
 
-    def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
-        """See `ports.Broker.group_offsets`; topics that may not be described are not in it."""
-        return group_offsets.fetch(self.client, group, None)
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> dict[TopicPartition, tuple[int, str]]:
+        """See `ports.Broker.group_offsets`; topics that may not be described are not in it.
+
+        Asked for all, Kafka passes over a partition whose first offset is pending.
+        """
+        found = group_offsets.fetch(self.client, group, None)
+        if place is not None and place not in found:
+            found |= group_offsets.fetch(self.client, group, [place])
+        return found
 
     def stage_offsets(
         self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False

@@ -53,7 +53,9 @@ class SimulatedBroker:
         self._was_owner = True
         return producer
 
-    def group_offsets(self, group: str) -> Mapping[TopicPartition, tuple[int, str]]:
+    def group_offsets(
+        self, group: str, place: TopicPartition | None = None
+    ) -> Mapping[TopicPartition, tuple[int, str]]:
         """See `ports.Broker.group_offsets`."""
         return self._send("group_offsets", lambda: self._cluster.group_offsets(group))
 

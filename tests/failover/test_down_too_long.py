@@ -199,7 +199,7 @@ def test_with_a_transaction_per_task_a_part_that_is_lost_stops_the_pipeline(
 
 def assert_named(said: str, job: SinkJob, task: int, partitions: list[int]) -> None:
     """The error says which transactions, how many records, where they were, and of which input."""
-    assert f"'tallystick-{job.name}/kafka-1/{task}/0'" in said
+    assert f"'tallystick-{job.name}/lineage-of-{job.name}/kafka-1/{task}/0'" in said
     assert f"1 of its 2 transactions with {ROWS * len(partitions)} records" in said
     for partition in partitions:
         assert re.search(rf"{job.name}-{partition} offsets \d+\.\.\d+", said)

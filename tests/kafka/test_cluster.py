@@ -168,7 +168,7 @@ def test_a_pending_token_is_waited_for(
     )
 
     with pytest.raises(BrokerUnavailableError, match="UnstableOffsetCommit"):
-        impatient.group_offsets(group)
+        impatient.group_offsets(group, token)
     impatient.close()
 
     commit(broker, producer)

@@ -25,8 +25,6 @@ RANDOM = ("EpochRequested", 2, 0.5)
 FEW_KILLS = [
     ("EpochRan", 1, 0.0),
     RANDOM,
-    ("ManifestWritten", 2, 0.0),
-    RANDOM,
     ("TransactionCommitted", 3, 0.0),
     ("EpochReturned", 2, 0.0),
 ]

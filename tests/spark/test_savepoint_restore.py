@@ -80,7 +80,7 @@ def counting(flow: Flow) -> Counting:
 
 def leave_a_failed_attempt(checkpoint: FileStorage) -> None:
     """A manifest of the newest epoch that Kafka does not name, and without the state."""
-    newest = checkpoint.names(m.FOLDER)[-1]
+    newest = m.manifests(checkpoint.names(m.FOLDER))[-1]
     manifest = m.decode(checkpoint.get(newest) or b"", newest)
     path = m.manifest_path(manifest, "a-failed-attempt")
     checkpoint.put(path, replace(manifest, state=()).encode())
