@@ -276,7 +276,7 @@ def test_the_broker_is_killed_between_prepare_and_commit_and_in_the_middle_of_on
         settled(sink._client, second)
     kafka.wait_until_ready()
     # Committed is not visible yet: behind its restart the broker writes the markers of both.
-    until(lambda: len(read_back(config, topic)) >= 2)
+    until(lambda: len(read_back(config, topic)) >= 2, timeout_s=60)
     assert read_back(config, topic) == ["task 0", "task 1"]
 
 

@@ -26,10 +26,10 @@ from tests.spark.topics import WAIT_S, pending, read_committed, wait_until_nothi
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
 KILLS = [
-    ("TransactionCommitted", 2),  # decided, and nothing committed
     ("CommitOfOneTaskDue", 2),  # decided, and only a part of it committed
     *(
         [
+            ("TransactionCommitted", 2),  # decided, and nothing committed
             ("TaskPrepared", 2),  # some tasks have prepared, and nobody was told
             ("CommitReturned", 2),  # between our commit and Spark's log
         ]
