@@ -51,9 +51,8 @@ def main() -> None:
 def measure(bootstrap: str, count: int, epochs: int) -> dict[str, list[float]]:
     """The times of each step, in ms."""
     topic, owner = f"out-{count}", Owner(f"commits-{count}", "kafka-1", "lineage")
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, count, 1)])[
-        topic
-    ].result(60)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # its answers come while it lives
+    admin.create_topics([NewTopic(topic, count, 1)])[topic].result(60)
     config = KafkaConfig.from_options({"bootstrap.servers": bootstrap})
     settings = KafkaTaskSettings(
         config=config,
