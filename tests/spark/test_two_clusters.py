@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import tallystick as ts
 from tallystick.testing import EmbeddedKafka
@@ -50,3 +52,48 @@ def test_positions_are_shown_where_the_source_is(
 
     wait_until(lambda: shown() == len(records))
     witness.close()
+
+
+def test_two_clusters_hold_the_same_whatever_dies_between_their_commits(
+    kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    """One decides; what tasks prepared on the other one follows, also in the next run."""
+    records = numbered(100)
+    for topic in ("both-in", "both-here"):
+        kafka.create_topic(topic, 2)
+    produce(kafka.confluent_options(), "both-in", records)
+
+    with EmbeddedKafka() as other:
+        other.create_topic("both-there", 2)
+        source = ts.KafkaSource(
+            kafka.bootstrap_servers,
+            topics=["both-in"],
+            starting_offsets="earliest",
+            max_offsets_per_trigger=40,
+        )
+        here = ts.KafkaSink(kafka.bootstrap_servers, topic="both-here")
+        there = ts.KafkaSink(other.bootstrap_servers, topic="both-there", transactions="task")
+        pipeline = ts.Pipeline("both").read(source).map_batches(pass_on()).write(here, there)
+
+        def start(dies_at: str = "") -> StreamingQuery:
+            seen = []
+
+            def die(event: object) -> None:
+                seen.append(type(event).__name__)
+                if seen[-1] == dies_at and seen.count(dies_at) == 2:
+                    raise RuntimeError(f"died behind {dies_at}")
+
+            return pipeline.start(
+                spark,
+                checkpoint=str(tmp_path / "c"),
+                trigger={"availableNow": True},
+                listener=die,
+            )
+
+        for fact in ("TransactionCommitted", "EpochRan"):
+            with pytest.raises(StreamingQueryException, match="died"):
+                finish(lambda fact=fact: start(fact))
+        finish(start)
+
+        for cluster, topic in ((kafka, "both-here"), (other, "both-there")):
+            assert_exact(cluster.confluent_options(), topic, records)
