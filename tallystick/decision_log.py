@@ -17,7 +17,6 @@ Source: the compare-and-swap log of table formats such as Delta's; Flink leaves 
 its high-availability service, which elects one leader.
 """
 
-import json
 import logging
 import re
 import zlib
@@ -25,7 +24,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tallystick.checkpoint.manifest import FOLDER
-from tallystick.errors import BrokenInvariantError, FencedError, ManifestError
+from tallystick.checkpoint.sealed import seal, unseal
+from tallystick.errors import BrokenInvariantError, FencedError
 from tallystick.ports import Clock, Storage
 from tallystick.sink.tokens import decode_token, encode_token
 from tallystick.sink.transaction import ProducedRange, Producer, Token
@@ -128,7 +128,7 @@ def leave_trace(storage: Storage, place: KafkaPlace) -> None:
     """Make sure that whoever looks for traces finds this place."""
     path = f"{TRACES}/{zlib.crc32(repr(tuple(place)).encode()):08x}.json"
     if path not in storage.names(TRACES):
-        storage.put(path, _framed({"version": VERSION, "kafka": place}))
+        storage.put(path, seal(VERSION, {"kafka": place}))
 
 
 def traces(storage: Storage) -> frozenset[KafkaPlace]:
@@ -139,7 +139,7 @@ def traces(storage: Storage) -> frozenset[KafkaPlace]:
     """
     found = ((path, storage.get(path)) for path in storage.names(TRACES))
     return frozenset(
-        KafkaPlace(*_unframed(path, data)["kafka"])
+        KafkaPlace(*_unsealed(path, data)["kafka"])
         for path, data in found
         if data is not None and path.endswith(".json")
     )
@@ -324,41 +324,26 @@ def _slots(storage: Storage) -> list[int]:
 
 def _encode(entry: Entry) -> bytes:
     token = None if entry.token is None else encode_token(entry.token)
-    held = {"version": VERSION, "run": entry.run, "token": token, "id": entry.transactional_id}
+    held: dict[str, Any] = {"run": entry.run, "token": token, "id": entry.transactional_id}
     if entry.kafka:
         held |= {"kafka": entry.kafka, "by_kafka": entry.is_by_kafka}
-    return _framed(held)
-
-
-def _framed(held: dict[str, Any]) -> bytes:
-    line = json.dumps(held).encode()
-    return line + b"\n%08x\n" % zlib.crc32(line)
+    return seal(VERSION, held)
 
 
 def _decode(slot: int, data: bytes) -> Entry:
-    held = _unframed(slot_path(slot), data)
+    held = _unsealed(slot_path(slot), data)
     token = held["token"]
     decided = None if token is None else decode_token(*token)
     kafka = tuple(KafkaPlace(*each) for each in held.get("kafka", ()))
     return Entry(slot, held["run"], decided, held.get("id", ""), kafka, held.get("by_kafka", False))
 
 
-def _unframed(path: str, data: bytes) -> dict[str, Any]:
-    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
-    if not line or checksum != b"%08x" % zlib.crc32(line):
-        raise ManifestError(
-            f"{path}: {len(data)} bytes that fail their checksum, so the file is torn "
-            f"or was edited. Which epoch is decided last cannot be told. Nothing was changed. Put "
-            f"back a whole copy of the checkpoint; or start from a new one, stating where to read "
-            f"from."
-        )
-    held: dict[str, Any] = json.loads(line)
-    if held["version"] != VERSION:
-        raise ManifestError(
-            f"{path}: format version {held['version']}, this release reads version "
-            f"{VERSION}. Run the release that wrote it, or a newer one."
-        )
-    return held
+def _unsealed(path: str, data: bytes) -> dict[str, Any]:
+    way_on = (
+        "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "
+        "the checkpoint; or start from a new one, stating where to read from."
+    )
+    return unseal(data, path, (VERSION,), way_on)
 
 
 def _fenced(newest: Entry | None) -> FencedError:

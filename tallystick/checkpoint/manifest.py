@@ -1,18 +1,15 @@
 """The manifest: the one file that names all of a checkpoint, written before its rows are committed.
 
-Format: one line of JSON, then the CRC-32 of that line in eight hex digits. A reader rejects what it
-cannot prove whole. Files are never overwritten: the name carries the epoch, the producer epoch that
+Files are never overwritten: the name carries the epoch, the producer epoch that
 wrote it and a random part, so that runs which do not know of each other cannot collide.
 """
 
-import json
 import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tallystick.errors import ManifestError
+from tallystick.checkpoint.sealed import seal, unseal
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.sink.two_phase import Committable
 from tallystick.state.handles import StepState
@@ -95,8 +92,7 @@ class Manifest:
             if not self.state and self.origin is None:
                 version = FIRST_VERSION
                 del held["state"], held["origin"]
-        line = json.dumps({"version": version, **held}, sort_keys=True).encode()
-        data = line + b"\n%08x\n" % zlib.crc32(line)
+        data = seal(version, held)
         assert decode(data, "the manifest just written") == self
         return data
 
@@ -107,21 +103,11 @@ def decode(data: bytes, path: str) -> Manifest:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
-    if not line or checksum != b"%08x" % zlib.crc32(line):
-        raise ManifestError(
-            f"manifest {path}: {len(data)} bytes that fail their checksum, so the file is torn or "
-            f"was edited. Nothing was changed. Restore the file from a backup of the checkpoint, "
-            f"or start the pipeline from a new checkpoint and state where to read from."
-        )
-    fields = json.loads(line)
-    version = fields.pop("version", None)
-    if version not in READABLE_VERSIONS:
-        raise ManifestError(
-            f"manifest {path}: format version {version}, this release reads up to version "
-            f"{VERSION}. Run the release that wrote it, or a newer one."
-        )
-    return from_fields(fields)
+    way_on = (
+        "Nothing was changed. Restore the file from a backup of the checkpoint, or start the "
+        "pipeline from a new checkpoint and state where to read from."
+    )
+    return from_fields(unseal(data, f"manifest {path}", READABLE_VERSIONS, way_on))
 
 
 def from_fields(fields: dict[str, Any]) -> Manifest:

@@ -9,15 +9,13 @@ A restored checkpoint begins with a seed: the savepoint's manifest under the new
 lineage, with nothing produced. See `verdict` for when it may go on.
 """
 
-import json
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest, Origin
-from tallystick.errors import ManifestError
+from tallystick.checkpoint.sealed import seal, unseal
 from tallystick.state.handles import StateFile, StepState
 
 VERSION = 1
@@ -57,7 +55,7 @@ class Savepoint:
     def encode(self) -> bytes:
         """The content of `savepoint.json`."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        return _sealed({"version": VERSION, **held, "manifest": self.manifest.to_fields()})
+        return seal(VERSION, {**held, "manifest": self.manifest.to_fields()})
 
 
 def decode(data: bytes, path: str) -> Savepoint:
@@ -89,7 +87,7 @@ class Claim:
         """The content of the claim's file."""
         state = [step.to_json() for step in self.state]
         held = {"holder": self.holder, "created": self.created, "state": state}
-        return _sealed({"version": VERSION, **held})
+        return seal(VERSION, held)
 
 
 def decode_claim(data: bytes, path: str) -> Claim:
@@ -165,23 +163,6 @@ def seed_of(
     )
 
 
-def _sealed(held: Mapping[str, Any]) -> bytes:
-    line = json.dumps(held, sort_keys=True).encode()
-    return line + b"\n%08x\n" % zlib.crc32(line)
-
-
 def _unsealed(data: bytes, path: str, what: str) -> dict[str, Any]:
-    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
-    if not line or checksum != b"%08x" % zlib.crc32(line):
-        raise ManifestError(
-            f"{what} {path}: {len(data)} bytes that fail their checksum, so the file is torn or "
-            f"was edited. Nothing was changed. Put back a whole copy of it, or use another one."
-        )
-    held: dict[str, Any] = json.loads(line)
-    version = held.pop("version", None)
-    if version != VERSION:
-        raise ManifestError(
-            f"{what} {path}: format version {version}, this release reads version {VERSION}. Run "
-            f"the release that wrote it, or a newer one."
-        )
-    return held
+    way_on = "Nothing was changed. Put back a whole copy of it, or use another one."
+    return unseal(data, f"{what} {path}", (VERSION,), way_on)

@@ -7,6 +7,7 @@ wrong for it to be found.
 """
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -359,7 +360,7 @@ def _(original: Any) -> Any:
             return original(data, path)
         except ManifestError:
             line = data.splitlines()[0]
-            return original(line + b"\n%08x\n" % m.zlib.crc32(line), path)
+            return original(line + b"\n%08x\n" % zlib.crc32(line), path)
 
     return decode
 
