@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from pyspark.sql import SparkSession
 
@@ -257,9 +257,12 @@ class Sinks:
             Branch(self._owners[uid], sink.plan(), uid in letters)
             for uid, sink in self._open.items()
         ]
-        return FanOut(
-            tuple(branches), encode, checkpoint_id, functions, is_speculative(self._spark)
-        )
+        return FanOut(tuple(branches), encode, checkpoint_id, functions, self._is_speculative)
+
+    @cached_property
+    def _is_speculative(self) -> bool:
+        """Asked once: Spark copies its whole configuration to answer."""
+        return is_speculative(self._spark)
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
         """How an epoch's last tasks write, or tell what was written."""
