@@ -81,6 +81,17 @@ def column_of(values: NDArray[Any], valid: NDArray[np.bool_] | None, kind: pa.Da
     return pa.Array.from_buffers(kind, len(values), [present, data], null_count)
 
 
+def checked_digits(column: pa.Array) -> pa.Array:
+    """Return the column; a decimal in it must have no more digits than its type says.
+
+    Raises:
+        ArrowInvalid: one has.
+    """
+    if pa.types.is_decimal(column.type):
+        column.validate(full=True)
+    return column
+
+
 def validity_of(valid: NDArray[np.bool_] | None) -> tuple[pa.Buffer | None, int]:
     """Arrow's bitmap and the number of nulls; no bitmap where there are none."""
     if valid is None or valid.all():

@@ -25,6 +25,7 @@ from tallystick.errors import ManifestError, OptionError
 from tallystick.spans import spans_of
 from tallystick.state import key_hash, key_kernels
 from tallystick.state.fixed_width import (
+    checked_digits,
     column_of,
     is_fixed_width,
     numpy_type_of,
@@ -128,7 +129,10 @@ class KeyCodec:
         """
         spans = spans_of(data, "key")
         cursors, ends = spans.starts.copy(), spans.starts + spans.lengths
-        columns = [_read(field.type, spans.data, cursors, ends) for field in self.schema]
+        try:
+            columns = [_read(field.type, spans.data, cursors, ends) for field in self.schema]
+        except pa.ArrowInvalid:  # a text that is not UTF-8, a decimal with too many digits
+            raise self._not_such_keys() from None
         if any(column is None for column in columns):
             raise self._not_such_keys()
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -284,7 +288,7 @@ def _values_from(parts: list[UInt64Array], kind: pa.DataType) -> NDArray[Any]:
     """What `_words_of` was given."""
     words = parts[0]
     if pa.types.is_boolean(kind):
-        return words.astype(np.uint8)
+        return (words != 0).astype(np.uint8)
     if pa.types.is_decimal128(kind):
         values = np.empty(len(words), numpy_type_of(kind))
         first = (words ^ _SIGN).view(np.int64)
@@ -303,7 +307,7 @@ def _read(
     cursors: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> pa.Array | None:
-    """One column; None where the bytes are not such values."""
+    """One column; None, or ArrowInvalid, where the bytes are not such values."""
     count = len(cursors)
     valid = np.empty(count, np.bool_)
     if _is_text(kind):
@@ -316,7 +320,10 @@ def _read(
         low = np.empty(count, np.uint64)
         if key_kernels.read_pairs(data, cursors, ends, words, low, valid) < 0:
             return None
-        return column_of(_values_from([words, low], kind), valid, kind)
+        return checked_digits(column_of(_values_from([words, low], kind), valid, kind))
     if key_kernels.read_words(data, cursors, ends, _width_of(kind), words, valid) < 0:
         return None
-    return column_of(_values_from([words], kind), valid, kind)
+    values = _values_from([words], kind)
+    if ((_words_of(values, kind)[0] != words) & valid).any():
+        return None  # a narrow type has fewer values than a word, and each is written in one way
+    return checked_digits(column_of(values, valid, kind))

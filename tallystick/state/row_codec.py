@@ -21,6 +21,7 @@ from tallystick.errors import ManifestError, OptionError
 from tallystick.spans import Spans, spans_of
 from tallystick.state import row_kernels
 from tallystick.state.fixed_width import (
+    checked_digits,
     column_of,
     is_fixed_width,
     numpy_type_of,
@@ -106,10 +107,13 @@ class ColumnsCodec:
             records[_NULLS][spans.lengths < 0] = 0xFF
         ends = spans.starts + np.maximum(spans.lengths, 0)
         cursors = np.where(spans.lengths < 0, spans.starts, spans.starts + width)
-        columns = [
-            self._read(at, field.type, records, spans, cursors, ends)
-            for at, field in enumerate(self.schema)
-        ]
+        try:
+            columns = [
+                self._read(at, field.type, records, spans, cursors, ends)
+                for at, field in enumerate(self.schema)
+            ]
+        except pa.ArrowInvalid:  # a text that is not UTF-8, a decimal with too many digits
+            raise self._damaged() from None
         if not (cursors == ends).all():
             raise self._damaged()
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -127,7 +131,8 @@ class ColumnsCodec:
         nulls = records[_NULLS][:, at // 8]
         valid = (nulls & np.uint8(1 << at % 8)) == 0 if nulls.any() else None
         if is_fixed_width(kind):
-            return column_of(np.ascontiguousarray(records[f"c{at}"]), valid, kind)
+            values = np.ascontiguousarray(records[f"c{at}"])
+            return checked_digits(column_of(values, valid, kind))
         lengths = records[f"c{at}"].astype(np.int64)
         out = np.empty(min(int(lengths.sum()), len(spans.data)), np.uint8)
         offsets = np.empty(len(records) + 1, np.int64)
@@ -248,6 +253,7 @@ def _list_from(
         pairs = data[: offsets[-1]].view(element)
         present = pairs["present"] != 0
         elements = column_of(np.ascontiguousarray(pairs["value"]), present, kind)
+        checked_digits(elements)
         ends = offsets // element.itemsize
     else:
         counts = np.empty(len(offsets) - 1, np.int64)
