@@ -1,8 +1,15 @@
-"""A message is lost at the beginning of a run, and again later on; then the output is judged."""
+"""A message is lost at the beginning of a run, and again later on; then the output is judged.
+
+What is sent in every epoch is lost again in a later one. What is sent only when a run or a worker
+begins is lost again at the next start, which finds what the run before has left.
+"""
+
+from typing import Literal
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
+from tallystick import task
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -13,10 +20,13 @@ from tests.failover.job import PARTITIONS, Job, MakeJob, readers_group
 from tests.failover.wire import Loss, Wire
 
 EPOCHS = 3
+Again = Literal["in a later epoch", "at the next start"]
+IN_A_LATER_EPOCH: Again = "in a later epoch"
+AT_THE_NEXT_START: Again = "at the next start"
 
 
-def lose_in_the_driver(api: str, loss: Loss, make_job: MakeJob) -> Job:
-    """The driver's first message of a kind, and the first after some epochs."""
+def lose_in_the_driver(api: str, loss: Loss, again: Again, make_job: MakeJob) -> Job:
+    """Lose the driver's first message of a kind, and one more."""
     wires: list[Wire] = []
 
     def tap(broker: KafkaBroker) -> None:
@@ -25,21 +35,29 @@ def lose_in_the_driver(api: str, loss: Loss, make_job: MakeJob) -> Job:
 
     job = make_job(f"driver-{api}-{loss}", on_start=tap)
     job.run_until(EPOCHS - 1)
-    wires[0].lose(api, loss)
+    if again == IN_A_LATER_EPOCH:
+        wires[-1].lose(api, loss)
+    else:
+        job.restart()
     job.run_until(EPOCHS)
-    assert api in wires[0].seen
+    assert sum(wire.lost[api, loss] for wire in wires) == 2
     return job
 
 
-def lose_in_a_task(api: str, loss: Loss, make_job: MakeJob) -> Job:
-    """A task's first message of a kind, and three in a row after some epochs."""
+def lose_in_a_task(api: str, loss: Loss, again: Again, make_job: MakeJob) -> Job:
+    """Lose a task's first message of a kind, and then three in a row."""
     job = make_job(f"task-{api}-{loss}")
-    wire = Wire(client_for(job.config))
-    wire.lose(api, loss)
+    first = later = Wire(client_for(job.config))
+    first.lose(api, loss)
     job.run_until(EPOCHS - 1)
-    wire.lose(api, loss, times=3)
+    assert first.lost[api, loss] == 1
+    if again == AT_THE_NEXT_START:
+        job.restart()
+        task._clients.clear()  # what a worker keeps ends with it
+        later = Wire(client_for(job.config))
+    later.lose(api, loss, times=3)
     job.run_until(EPOCHS)
-    assert api in wire.seen
+    assert later.lost[api, loss] == (3 if later is not first else 4)
     return job
 
 

@@ -1,34 +1,41 @@
 """A live driver whose calls went unanswered finds out that it is still the owner, or that not."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from tallystick.errors import BrokerUnavailableError, FencedError
-from tallystick.kafka.broker import KafkaBroker
+from tallystick.errors import BrokerUnavailableError, EpochAbortedError, FencedError
+from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.sink.transaction import Producer
 from tallystick.task import WritePlan, client_for
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
 from tests.failover.known_rows import Shape
+from tests.failover.sink_job import read_topic
 from tests.failover.wire import Loss, Wire
 
 pytestmark = pytest.mark.broker
 
-SHAPE = Shape("fencing", "rows", (0, 1))
 LOST_MAX = 3
+SAFE = nullcontext()
 _numbers = count()
+Write = Callable[[KafkaBroker, Producer], None]
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["version-2", "version-1"])
 def kafka(request: pytest.FixtureRequest) -> Iterator[EmbeddedKafka]:
     with EmbeddedKafka(transaction_version=request.param) as running:
-        running.create_topic(SHAPE.topic, len(SHAPE.partitions))
         yield running
+
+
+@pytest.fixture
+def shape(kafka: EmbeddedKafka) -> Shape:
+    """A topic of its own for each test, so that all that is visible in it is the test's."""
+    return Shape("fencing", kafka.create_topic(f"rows-{next(_numbers)}", 2), (0, 1))
 
 
 @pytest.fixture
@@ -43,37 +50,59 @@ def transactional_id() -> str:
     return f"tallystick-fencing-{next(_numbers)}"
 
 
-def write(broker: KafkaBroker, producer: Producer) -> None:
-    """Open a transaction."""
-    config = broker.client.config
-    report = WritePlan(config, producer, broker.transaction_version).write(SHAPE.frames(0), 0)
-    assert not report.error, report.message
-    client_for(config).close()
+@pytest.fixture
+def write(shape: Shape) -> Write:
+    """Open a transaction, and write the rows of one epoch into it."""
+
+    def write(broker: KafkaBroker, producer: Producer) -> None:
+        config = broker.client.config
+        report = WritePlan(config, producer, broker.transaction_version).write(shape.frames(0), 0)
+        assert not report.error, report.message
+        client_for(config).close()
+
+    return write
+
+
+def assert_only_the_owner_commits(
+    kafka: EmbeddedKafka, broker: KafkaBroker, shape: Shape, owner: Producer, former: Producer
+) -> None:
+    """The former producer can commit nothing, and of all that was written the owner's is seen."""
+    with pytest.raises(EpochAbortedError):
+        broker.commit_transaction(former)
+    broker.commit_transaction(owner)
+    assert read_topic(kafka, shape.topic, len(shape.partitions)) == shape.expected(1)
 
 
 @contextmanager
-def unanswered(broker: KafkaBroker, loss: Loss) -> Iterator[None]:
+def unanswered(broker: KafkaBroker, loss: Loss) -> Iterator[Wire]:
     """InitProducerId runs into its deadline; with the answers lost, Kafka has done it."""
     wire = Wire(broker.client)
     patient = broker.client.config
     broker.client.config = replace(patient, request_timeout_ms=400, delivery_timeout_ms=800)
     wire.lose("InitProducerId", loss, times=10_000)
-    yield
+    yield wire
     wire.lose("InitProducerId", loss, times=0)
     broker.client.config = patient
 
 
 def fence_without_an_answer(broker: KafkaBroker, current: Producer, times: int) -> None:
-    with unanswered(broker, "answer"):
+    with unanswered(broker, "answer") as wire:
         for _ in range(times):
             with pytest.raises(BrokerUnavailableError):
                 broker.fence(current.transactional_id, current)
+    assert wire.lost["InitProducerId", "answer"] >= times
 
 
 @pytest.mark.parametrize("times", [1, LOST_MAX])
 @pytest.mark.parametrize("writing", [True, False], ids=["open", "idle"])
 def test_unanswered_fences_are_our_own_doing(
-    writing: bool, times: int, broker: KafkaBroker, transactional_id: str
+    writing: bool,
+    times: int,
+    kafka: EmbeddedKafka,
+    broker: KafkaBroker,
+    shape: Shape,
+    write: Write,
+    transactional_id: str,
 ) -> None:
     current = broker.fence(transactional_id, None)
     if writing:
@@ -83,12 +112,17 @@ def test_unanswered_fences_are_our_own_doing(
     following = broker.fence(transactional_id, current)
 
     write(broker, following)
-    broker.abort_transaction(following)
+    assert_only_the_owner_commits(kafka, broker, shape, following, current)
 
 
 @pytest.mark.parametrize("times", [1, LOST_MAX])
 def test_a_successor_is_noticed_behind_unanswered_fences(
-    times: int, kafka: EmbeddedKafka, broker: KafkaBroker, transactional_id: str
+    times: int,
+    kafka: EmbeddedKafka,
+    broker: KafkaBroker,
+    shape: Shape,
+    write: Write,
+    transactional_id: str,
 ) -> None:
     current = broker.fence(transactional_id, None)
     write(broker, current)
@@ -102,24 +136,30 @@ def test_a_successor_is_noticed_behind_unanswered_fences(
     write(successor, successors)
     with pytest.raises(FencedError):
         broker.fence(transactional_id, current)
-    assert successor.last_sequences(successors, [TopicPartition(SHAPE.topic, 0)]), "still open"
-    successor.commit_transaction(successors)
+    assert successor.last_sequences(successors, [TopicPartition(shape.topic, 0)]), "still open"
+    assert_only_the_owner_commits(kafka, successor, shape, successors, current)
     successor.close()
 
 
 def test_an_unanswered_commit_is_our_own_doing_after_a_coordinator_failed_too(
-    kafka: EmbeddedKafka, broker: KafkaBroker, transactional_id: str
+    kafka: EmbeddedKafka, broker: KafkaBroker, shape: Shape, write: Write, transactional_id: str
 ) -> None:
     """Kafka keeps the epoch before last, by which it knows a repeated call, in memory only."""
     current = broker.fence(transactional_id, None)
     write(broker, current)
-    with unanswered(broker, "request"), suppress(BrokerUnavailableError):
-        broker.commit_transaction(current)  # but nobody gets the next producer
+    asks = broker.transaction_version < EPOCH_BY_END_TXN  # for the next producer, and gets none
+    with unanswered(broker, "request"), pytest.raises(BrokerUnavailableError) if asks else SAFE:
+        broker.commit_transaction(current)
     kafka.kill(1)
     kafka.restart(1)
     kafka.wait_until_ready()
+    assert read_topic(kafka, shape.topic, len(shape.partitions)) == shape.expected(1)
 
     following = broker.fence(transactional_id, current)
 
     write(broker, following)
-    broker.abort_transaction(following)
+    with pytest.raises(EpochAbortedError):
+        broker.commit_transaction(current)
+    broker.commit_transaction(following)
+    twice = {partition: rows * 2 for partition, rows in shape.expected(1).items()}
+    assert read_topic(kafka, shape.topic, len(shape.partitions)) == twice

@@ -1,5 +1,6 @@
 """Between a client and its brokers: lose what is sent or answered, or stop just there."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,10 +22,11 @@ class Wire:
     """Stands on a client's connections; what it does to a request it does once, unless told."""
 
     def __init__(self, client: Client) -> None:
-        self.seen: set[str] = set()
+        self.lost: Counter[tuple[str, Loss]] = Counter()
+        """How many messages of each kind were lost so far."""
         self._network = client.network
         self._post, self._wait = client.network.post, client.network.wait
-        self._lost: dict[tuple[str, Loss], int] = {}
+        self._armed: dict[tuple[str, Loss], int] = {}
         self._before: dict[str, Callable[[], None]] = {}
         self._after: dict[str, Callable[[], None]] = {}
         self._names: dict[int, str] = {}
@@ -33,7 +35,7 @@ class Wire:
 
     def lose(self, api: str, loss: Loss, times: int = 1) -> None:
         """Cut the connection: instead of sending, or of reading an answer that has come."""
-        self._lost[api, loss] = times
+        self._armed[api, loss] = times
 
     def before(self, api: str, act: Callable[[], None]) -> None:
         """Do something right before the next request of this API is sent."""
@@ -45,7 +47,6 @@ class Wire:
 
     def post(self, node: int, request: Any, deadline: float) -> Posted:
         name = protocol.api_name(request)
-        self.seen.add(name)
         self._before.pop(name, _nothing)()
         if self._is_lost(name, "request"):
             self._network.drop(node)
@@ -64,9 +65,12 @@ class Wire:
         return answer
 
     def _is_lost(self, name: str, loss: Loss) -> bool:
-        left = self._lost.get((name, loss), 0)
-        self._lost[name, loss] = left - 1
-        return left > 0
+        left = self._armed.get((name, loss), 0)
+        if left <= 0:
+            return False
+        self._armed[name, loss] = left - 1
+        self.lost[name, loss] += 1
+        return True
 
 
 def _nothing() -> None:

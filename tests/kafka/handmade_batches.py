@@ -31,11 +31,76 @@ class Record:
     timestamp_delta: int = 0
     headers: tuple[tuple[bytes, bytes | None], ...] = ()
 
+    def row(self, base_offset: int, base_timestamp: int) -> dict[str, object]:
+        """The row that a decoder makes of it."""
+        timestamp = (base_timestamp + self.timestamp_delta + 2**63) % 2**64 - 2**63
+        headers = [
+            {"key": key.decode(errors="replace"), "value": value} for key, value in self.headers
+        ]
+        return {
+            "key": self.key,
+            "value": self.value,
+            "offset": base_offset + self.offset_delta,
+            "timestamp": timestamp,
+            "headers": headers or None,
+        }
+
     def encoded(self) -> bytes:
         body = b"\0" + varint(self.timestamp_delta) + varint(self.offset_delta)
         body += blob(self.key) + blob(self.value) + varint(len(self.headers))
         body += b"".join(blob(key) + blob(value) for key, value in self.headers)
         return varint(len(body)) + body
+
+
+class Reader:
+    """Reads byte by byte; ValueError or IndexError where a field does not fit."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                value &= 2**64 - 1
+                return (value >> 1) ^ -(value & 1)
+        raise ValueError("a varint of more than 10 bytes")
+
+    def blob(self, smallest: int = -1) -> bytes | None:
+        size = self.varint()
+        if size < smallest or size > len(self.data) - self.at:
+            raise ValueError(f"{size} bytes")
+        if size < 0:
+            return None
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def check_end(self) -> None:
+        if self.at != len(self.data):
+            raise ValueError(f"{len(self.data) - self.at} bytes too many")
+
+
+def read_records(body: bytes, count: int) -> list[Record]:
+    """The records of a batch's body; ValueError or IndexError if they are not so many."""
+    whole, records = Reader(body), []
+    for _ in range(count):
+        one = Reader(whole.blob(0) or b"")
+        one.at = 1  # attributes, unused
+        timestamp_delta, offset_delta = one.varint(), one.varint()
+        key, value = one.blob(), one.blob()
+        header_count = one.varint()
+        if header_count < 0:
+            raise ValueError(f"{header_count} headers")
+        headers = tuple((one.blob(0) or b"", one.blob()) for _ in range(header_count))
+        one.check_end()
+        if offset_delta <= (records[-1].offset_delta if records else -1):
+            raise ValueError("offsets do not rise")
+        records.append(Record(offset_delta, key, value, timestamp_delta, headers))
+    whole.check_end()
+    return records
 
 
 def batch(

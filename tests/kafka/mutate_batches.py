@@ -1,19 +1,33 @@
-"""Decode damaged batches, their checksums made right, and expect CorruptRecordError or sense.
+"""Decode damaged batches, their checksums made right, and expect CorruptRecordError or their rows.
+
+What rows a batch has is read by hand, of batches that are as long as they say.
 
 python mutate_batches.py <count> <seed>
 """
 
 import random
+import struct
 import sys
+from typing import Any
 
-from handmade_batches import Record, batch, marker, with_checksum
+from handmade_batches import (
+    CONTROL,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    Record,
+    batch,
+    marker,
+    read_records,
+    with_checksum,
+)
 
 from tallystick.errors import CorruptRecordError
-from tallystick.kafka.compression import CODEC_IDS, compress
+from tallystick.kafka.compression import CODEC_IDS, compress, decompress
 from tallystick.kafka.records import batch_headers, decode
 from tallystick.topic_partition import TopicPartition
 
 BODY_AT = 61
+ROW = ("key", "value", "offset", "timestamp", "headers")
 RECORDS_AT = (8, 12, 22, 23, 26, 57, 60)  # length, attributes, last offset delta, record count
 
 
@@ -71,26 +85,51 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return with_checksum(bytes(damaged))
 
 
+def rows_by_hand(data: bytes, start: int, aborted: list[tuple[int, int]] | None) -> list[Any]:
+    """What a reader from `start` gets of one whole batch."""
+    base_offset, *_ = struct.unpack_from(">q", data)
+    attributes, last_delta, first_ms, last_ms, producer_id = struct.unpack_from(">hiqqq", data, 21)
+    (count,) = struct.unpack_from(">i", data, BODY_AT - 4)
+    is_hidden = attributes & TRANSACTIONAL and producer_id in {each for each, _ in aborted or ()}
+    is_before = base_offset + last_delta < start
+    if attributes & CONTROL or is_hidden or is_before or not count:
+        return []
+    records = read_records(bytes(decompress(attributes & 7, data[BODY_AT:])), count)
+    rows = [record.row(base_offset, first_ms) for record in records]
+    if attributes & LOG_APPEND_TIME:
+        rows = [{**row, "timestamp": last_ms} for row in rows]
+    return [row for row in rows if row["offset"] >= start]
+
+
 def main(count: int, seed: int) -> None:
     chance = random.Random(seed)
     originals = samples()
-    outcomes = {"corrupt": 0, "sound": 0}
+    outcomes = {"corrupt": 0, "sound": 0, "as by hand": 0}
     for _ in range(count):
         data = mutated(chance.choice(originals), chance)
+        start, aborted = chance.choice((0, 100, 130)), chance.choice((None, [(7, 0)]))
+        headers = chance.random() < 0.7
         try:
             list(batch_headers(data))
             result = decode(
                 data,
                 topic_partition=TopicPartition("mutated", 0),
-                start_offset=chance.choice((0, 100, 130)),
+                start_offset=start,
                 stop_offset=2**62,
-                aborted=chance.choice((None, [(7, 0)])),
-                headers=chance.random() < 0.7,
+                aborted=aborted,
+                headers=headers,
             )
-            result.batch.validate(full=True)
-            outcomes["sound"] += 1
         except CorruptRecordError:
             outcomes["corrupt"] += 1
+            continue
+        result.batch.validate(full=True)
+        outcomes["sound"] += 1
+        if int.from_bytes(data[8:12], "big") == len(data) - 12:
+            wanted = rows_by_hand(data, start, aborted)
+            names = [name for name in ROW if headers or name != "headers"]
+            found = result.batch.select(names).to_pylist()
+            assert found == [{name: row[name] for name in names} for row in wanted], data.hex()
+            outcomes["as by hand"] += 1
     assert min(outcomes.values()) > count // 50, outcomes
     print(f"{count} mutations: {outcomes}")
 

@@ -81,13 +81,22 @@ def test_what_is_aborted_is_never_read(
     assert everything == ["aborted-1", "aborted-2", "kept", "still open"]
 
 
-def test_aborting_nothing_and_aborting_again_is_fine(
-    broker: KafkaBroker, transactional_id: str
+def test_aborting_nothing_and_aborting_again_changes_nothing(
+    broker: KafkaBroker, config: KafkaConfig, topic: str, transactional_id: str, write: Write
 ) -> None:
-    producer = broker.fence(transactional_id, None)
+    first = broker.fence(transactional_id, None)
+    broker.abort_transaction(first)
+    second = broker.fence(transactional_id, first)
+    write(second, {0: ["aborted"]})
+    broker.abort_transaction(second)
+    third = broker.fence(transactional_id, second)
 
-    broker.abort_transaction(producer)
-    broker.abort_transaction(broker.fence(transactional_id, producer))
+    broker.abort_transaction(third)
+
+    following = broker.fence(transactional_id, third)
+    write(following, {0: ["kept"]})
+    commit(broker, following)
+    assert read_back(config, topic) == ["kept"]
 
 
 def test_a_zombie_task_cannot_write_once_the_driver_has_fenced(

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 from real_kafka import GROUP, Write, commit, delete_before, numbers
+from task_sinks import until
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka import admin
@@ -219,7 +220,15 @@ def test_topics_that_kafka_refuses_are_refused_with_its_words(client: Client) ->
         admin.create_topic(client, "odd", 1, -1, {"no-such-setting": "1"})
 
 
-def test_creating_and_deleting_again_is_fine(client: Client, topic: str) -> None:
-    admin.create_topic(client, topic, 3)
-    admin.delete_topic(client, topic)
-    admin.delete_topic(client, topic)
+def test_creating_and_deleting_again_changes_nothing(
+    broker: KafkaBroker, client: Client, topic: str
+) -> None:
+    before = broker.describe_topics([topic])
+
+    admin.create_topic(client, topic, 5)
+
+    assert broker.describe_topics([topic]) == before
+    assert before[topic].partition_count == 3
+    for _ in range(2):
+        admin.delete_topic(client, topic)
+    until(lambda: topic not in broker.topics())

@@ -107,11 +107,9 @@ def test_a_timer_is_a_whole_number_of_milliseconds():
 
 
 def test_what_is_like_a_tuple_is_taken_and_comes_back_as_spark_gives_it():
-    numpy = pytest.importorskip("numpy")
-
     def action(it, _):
         found = []
-        for value in ([1, "a"], Row(n=1, s="a"), (numpy.int64(1), numpy.str_("a"))):
+        for value in ([1, "a"], Row(n=1, s="a"), (np.int64(1), np.str_("a"))):
             it.value.update(value)
             it.map.updateValue(("x",), value)
             assert type(it.map.getValue(("x",))) is not tuple

@@ -111,9 +111,9 @@ def test_a_row_cut_short_or_too_long_is_refused() -> None:
     columns = pa.record_batch({"n": [1], "s": ["abc"], "t": [["a"]]})
     codec = ColumnsCodec(columns.schema)
     whole = codec.encode(columns)[0].as_py()
-    for damaged in [*(whole[:size] for size in range(len(whole))), whole + b"\0"]:
+    for cut in [*(whole[:size] for size in range(len(whole))), whole + b"\0"]:
         with pytest.raises(ManifestError, match=r"not of the columns \[\[\"n\",\"int64\"\]"):
-            codec.decode(pa.array([damaged], pa.binary()))
+            codec.decode(pa.array([cut], pa.binary()))
 
 
 @pytest.mark.parametrize("kind", [pa.struct([("a", pa.int64())]), pa.timestamp("ns")], ids=str)
