@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tallystick.errors import BrokerUnavailableError, OptionError
-from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.participants import KnowsNewest, KnowsPrepared, OpenSinks
+from tallystick.errors import (
+    BrokerUnavailableError,
+    EpochAbortedError,
+    FencedError,
+    OptionError,
+)
+from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import (
     Committable,
     Lost,
@@ -174,7 +178,32 @@ def test_what_never_times_out_or_has_no_known_age_is_not_warned_about(caplog, ti
     assert caplog.records == []
 
 
-def test_kafka_tells_both_what_is_gone_and_what_is_newer() -> None:
-    """They are asked for by what they have: a name that is not there would go unnoticed."""
-    assert issubclass(KafkaTaskSink, KnowsNewest)
-    assert issubclass(KafkaTaskSink, KnowsPrepared)
+class Knowing(Noting):
+    """A sink whose system can tell what is gone and what is newer."""
+
+    def check_newest(self, committable: Committable) -> None:
+        self._note("newest", committable.name)
+
+    def check_prepared(self, committable: Committable) -> None:
+        self._note("prepared", committable.name)
+
+
+def test_whoever_can_tell_is_asked_what_is_gone_and_what_is_newer():
+    """A sink that was taken out is not asked what is newer: what was settled in it is over."""
+    knowing, other = Knowing(), Noting()
+    sinks = opened(knowing=knowing, other=other)
+    prepared = of("other", "a"), of("knowing", "b"), of("knowing", "c")
+
+    sinks.check_prepared(prepared)
+    sinks.check_newest((*prepared, of("taken out", "d")))
+
+    assert knowing.asked == [("prepared", "b"), ("prepared", "c"), ("newest", "b"), ("newest", "c")]
+    assert other.asked == []
+
+
+def test_what_is_gone_or_newer_ends_the_check():
+    for error in (EpochAbortedError("it timed out"), FencedError("another run has gone on")):
+        sinks = opened(knowing=Knowing(error=error))
+        for check in (sinks.check_prepared, sinks.check_newest):
+            with pytest.raises(type(error), match=str(error)):
+                check((of("knowing", "a"),))

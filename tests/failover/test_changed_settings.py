@@ -6,12 +6,12 @@ second time, or lost.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
 import tallystick as ts
@@ -199,34 +199,60 @@ def test_the_topic_changes_and_the_old_one_is_deleted_later(
     assert read_topic(kafka, second) == job.expected(range(moved, 6))
 
 
-@contextmanager
-def suppress_told(kind: type[Exception], said: str) -> Iterator[None]:
-    """Like `contextlib.suppress`, of an error that says this."""
-    try:
-        yield
-    except kind as error:
-        if said not in str(error):
-            raise
+HASTY = {"kafka.delivery.timeout.ms": "3000", "kafka.request.timeout.ms": "1500"}
 
 
-def test_the_old_topic_is_deleted_before_the_new_one_has_the_token(
+def test_the_old_topic_and_its_token_are_gone_before_the_new_one_has_one(
     kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
 ) -> None:
-    """Kafka forgets the token with the topic: which epoch was committed cannot be told any more.
-
-    As long as it remembers, it goes on: the rows that were asked to be deleted are not missed.
-    """
+    """Kafka forgets the token with the topic: which epoch was committed cannot be told any more."""
     first, second = new_topic(), new_topic()
-    hasty = {"kafka.delivery.timeout.ms": "3000", "kafka.request.timeout.ms": "1500"}
     job = make_job(kafka_sink(kafka, first, transactions="epoch"))
     job.run_until(2)
     job.die_at(DECIDED)
+    assert topics_of_tokens(kafka, job) == {first}
     delete(kafka, first)
-    job.restart(kafka_sink(kafka, second, transactions="epoch", options=hasty))
-    with suppress_told(DataLossError, "the topic under whose name they are kept was deleted"):
-        job.run_until(4)
+    until(lambda: topics_of_tokens(kafka, job) == set())
+    job.restart(kafka_sink(kafka, second, transactions="epoch", options=HASTY))
+    with pytest.raises(DataLossError, match="the topic under whose name they are kept was deleted"):
+        job.run_next()
 
-    assert read_topic(kafka, second) == job.expected(range(3, job.logged) if job.logged > 2 else [])
+    assert job.logged == 2
+    assert flat(read_topic(kafka, second)) == Counter()
+
+
+def test_the_old_topic_is_deleted_when_its_token_was_read(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """The new run goes on: the rows that were asked to be deleted are not missed."""
+    first, second = new_topic(), new_topic()
+    job = make_job(kafka_sink(kafka, first, transactions="epoch"))
+    job.run_until(2)
+    job.die_at(DECIDED)
+    deleted: list[str] = []
+
+    def delete_first(fact: c.Event) -> None:
+        if isinstance(fact, c.CommittedRead) and not deleted:
+            delete(kafka, first)
+            deleted.append(first)
+
+    job.restart(
+        kafka_sink(kafka, second, transactions="epoch", options=HASTY), on_event=delete_first
+    )
+    job.run_until(4)
+
+    assert deleted == [first]
+    assert job.errors == []
+    assert read_topic(kafka, second) == job.expected([3])
+
+
+def topics_of_tokens(kafka: EmbeddedKafka, job: SinkJob) -> set[str]:
+    """The topics under whose names Kafka keeps what the pipeline committed last."""
+    admin = AdminClient(kafka.confluent_options())
+    groups = admin.list_consumer_groups().result().valid
+    (group,) = [each.group_id for each in groups if job.name in each.group_id]
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    return {each.topic for each in asked[group].result().topic_partitions}
 
 
 def test_a_run_that_died_before_its_first_manifest_had_another_mode(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from real_kafka import numbers, read_back
 from task_sinks import (
+    LINEAGE,
     committed,
     opened,
     place_of,
@@ -23,7 +24,8 @@ from task_sinks import (
 from tallystick.errors import DataLossError, EpochAbortedError, FencedError, OptionError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.sink.two_phase import Outcome
+from tallystick.participants import OpenSinks
+from tallystick.sink.two_phase import Outcome, Owner
 from tallystick.testing.kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -239,9 +241,10 @@ def test_right_before_the_decision_it_is_known_what_is_gone(
     config: KafkaConfig, client: Client, topic: str, pipeline: str
 ) -> None:
     with opened(config, topic, pipeline) as sink:
+        sinks = OpenSinks({"out": sink}, {"out": Owner(pipeline, "out", LINEAGE)})
         prepared = written_by(sink.plan(), place_of(pipeline, 0), "a")
         late = written_by(sink.plan(), place_of(pipeline, 0, 1), "b")
-        sink.check_prepared(prepared)
+        sinks.check_prepared((prepared,))
 
         plan = replace(sink.plan(), transaction_timeout_ms=300)
         timed_out = written_by(plan, place_of(pipeline, 0, 2), "c")
@@ -250,5 +253,21 @@ def test_right_before_the_decision_it_is_known_what_is_gone(
 
         for gone in (timed_out, late):
             with pytest.raises(EpochAbortedError, match="not open any more"):
-                sink.check_prepared(gone)
+                sinks.check_prepared((prepared, gone))
         assert committed(client, sink, prepared) is Outcome.COMMITTED
+
+
+def test_a_checkpoint_that_was_set_back_is_told_by_the_token_of_a_later_epoch(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    with opened(config, topic, pipeline) as sink:
+        sinks = OpenSinks({"out": sink}, {"out": Owner(pipeline, "out", LINEAGE)})
+        older = written_by(sink.plan(), place_of(pipeline, 0), "0")
+        assert committed(client, sink, older) is Outcome.COMMITTED
+        sinks.check_newest((older,))
+        newer = written_by(sink.plan(), place_of(pipeline, 1), "1")
+        assert committed(client, sink, newer) is Outcome.COMMITTED
+        sinks.check_newest((newer,))
+
+        with pytest.raises(FencedError, match=r"newest epoch is 0.*Kafka committed epoch 1 of it"):
+            sinks.check_newest((older,))

@@ -1,6 +1,7 @@
 """The driver side of a stream on a real broker, without Spark around it."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -155,6 +156,41 @@ def test_a_topic_that_one_list_lacks_is_asked_for_by_name_before_it_counts_as_go
 
     for _ in range(3):
         assert by_pattern.next(start, None) is start
+
+
+def test_a_pattern_that_occurs_within_names_or_nowhere_is_warned_about_once(
+    planner: NewPlanner, tallystick_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's connector searches within names, and reads these topics."""
+    topic = tallystick_topic("warned")
+    part, nowhere = topic[1:], f"no-{topic}"
+    for pattern in (part, part, nowhere, nowhere, topic):
+        assert (not planner(subscribePattern=pattern).first().positions) == (pattern != topic)
+
+    within, none = [r.getMessage() for r in caplog.records if "subscribePattern" in r.getMessage()]
+    assert within.startswith(f"subscribePattern={part!r} is matched against whole names")
+    assert f"it occurs within {topic}, which are not read" in within
+    assert re.fullmatch(rf"subscribePattern='{nowhere}' matches none of \d+ topics", none)
+
+
+@pytest.mark.parametrize("how", ["subscribe", "assign"])
+def test_what_is_named_and_gone_by_a_restart_is_warned_about(
+    planner: NewPlanner, tallystick_topic: NewTopic, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """A new query is refused; in one that goes on it may have been dropped."""
+    topic = tallystick_topic("named")
+    more = {"subscribe": f"{topic},absent", "assign": json.dumps({topic: [0, 7]})}[how]
+    with pytest.raises(OptionError, match=r"does not exist|has 1 partitions"):
+        planner(**{how: more}).next(planner(**{how: more}).first(), None)
+    first = planner(subscribe=topic)
+    logged = first.next(first.first(), None)
+
+    restarted = planner(**{how: more})
+    assert restarted.next(logged, None) is logged
+
+    missing = {"subscribe": "absent", "assign": f"{topic}-7"}[how]
+    warning = f"named, but not there: {missing}; read from the first offset once it is"
+    assert [r.getMessage() for r in caplog.records].count(warning) == 1
 
 
 def test_a_missed_topic_is_looked_for_even_without_discovery(
