@@ -180,8 +180,9 @@ def test_what_is_named_and_gone_by_a_restart_is_warned_about(
     """A new query is refused; in one that goes on it may have been dropped."""
     topic = tallystick_topic("named")
     more = {"subscribe": f"{topic},absent", "assign": json.dumps({topic: [0, 7]})}[how]
+    fresh = planner(**{how: more})
     with pytest.raises(OptionError, match=r"does not exist|has 1 partitions"):
-        planner(**{how: more}).next(planner(**{how: more}).first(), None)
+        fresh.next(fresh.first(), None)
     first = planner(subscribe=topic)
     logged = first.next(first.first(), None)
 

@@ -1,0 +1,72 @@
+"""What the pages name is there: commands with their options, and files."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tallystick.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_COMMAND = re.compile(r"(?:^|`)(?:\.venv/bin/)?tallystick ([a-z][^`\n#]*)", re.MULTILINE)
+_OPTION = re.compile(r"`(--[\w-]+)")
+_FILE = re.compile(r"`((?:benchmarks|tests|tallystick)/[\w/.]+\.\w+)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+OF_FLINK = {"--allowNonRestoredState"}
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """The words of each command line on a page, without `tallystick`."""
+    for found in _COMMAND.finditer(page.read_text()):
+        yield shlex.split(re.sub(r"[\[\]]", "", found[1]))
+
+
+def test_commands_are_found_on_the_pages() -> None:
+    found = {" ".join(words[:2]) for page in PAGES for words in commands_of(page)}
+
+    assert {
+        "broker start",
+        "savepoint migrate",
+        "transactions abort",
+        "inspect CHECKPOINT",
+    } <= found
+
+
+@of_each_page
+def test_each_command_exists_with_its_options(page: Path) -> None:
+    for words in commands_of(page):
+        command = get_command(app)
+        for word in words:
+            if not hasattr(command, "commands") or word.startswith("-"):
+                break
+            assert word in command.commands, (words, sorted(command.commands))
+            command = command.commands[word]
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, words
+
+
+@of_each_page
+def test_each_option_that_stands_by_itself_is_one_of_a_command(page: Path) -> None:
+    known = set(OF_FLINK)
+    left = [get_command(app)]
+    while left:
+        command = left.pop()
+        known |= {name for parameter in command.params for name in parameter.opts}
+        left += getattr(command, "commands", {}).values()
+    benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
+    for option in _OPTION.findall(page.read_text()):
+        assert option in known or f'"{option}"' in benchmarks, option
+
+
+@of_each_page
+def test_each_file_exists(page: Path) -> None:
+    text = page.read_text()
+    for name in _FILE.findall(text):
+        assert (ROOT / name).exists(), name
+    for target in _LINK.findall(text):
+        assert (page.parent / target).exists(), target
