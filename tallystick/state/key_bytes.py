@@ -288,7 +288,7 @@ def _values_from(parts: list[UInt64Array], kind: pa.DataType) -> NDArray[Any]:
     """What `_words_of` was given."""
     words = parts[0]
     if pa.types.is_boolean(kind):
-        return (words != 0).astype(np.uint8)
+        return np.minimum(words, 1).astype(np.uint8)
     if pa.types.is_decimal128(kind):
         values = np.empty(len(words), numpy_type_of(kind))
         first = (words ^ _SIGN).view(np.int64)
