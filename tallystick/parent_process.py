@@ -21,31 +21,35 @@ DAEMON = "pyspark.daemon"
 PR_SET_PDEATHSIG = 1
 
 _parents: dict[int, int] = {}
-"""Process id -> its parent, when it asked for the first time; a fork asks again."""
+"""Process id -> its parent when it asked first; a fork asks for itself."""
 
 
 def check_parent() -> None:
-    """Bind this process to the one that started it; cheap, so ask before each step.
+    """Bind this worker of Spark's to the process that started it; cheap, so ask before each step.
+
+    Does nothing in a process that Spark does not use as a worker.
 
     Raises:
         WorkerOrphanedError: that one is gone.
     """
+    if os.environ.get("SPARK_PYTHON_RUNTIME") != "PYTHON_WORKER":
+        return
     pid = os.getpid()
     if pid not in _parents:
         _parents[pid] = _bind_to_parent()
     if os.getppid() != _parents[pid]:
         raise WorkerOrphanedError(
-            f"the process that started worker {pid} is gone, and so may be the executor: "
-            f"its task stops"
+            f"the process that started Python worker {pid} is gone, and so may be the executor: "
+            f"the task stops here, and the epoch runs again in other workers"
         )
 
 
 def _bind_to_parent() -> int:
-    """The parent that this process must have; if it is a daemon of Spark's, its end is ours."""
+    """The parent that this process must have; the end of a daemon of Spark's is its end too."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if DAEMON not in sys.modules and (main is None or main.name != DAEMON):
-        return os.getppid()
+        return os.getppid()  # Spark runs without a daemon (spark.python.use.daemon=false)
     if sys.platform == "linux":
-        # A daemon has one thread, so that the thread which forked us lives as long as it does.
+        # The signal comes with the end of the thread that forked us: a daemon has one only.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getpgrp()  # it leads the group of its workers, and may be gone already
+    return os.getpgrp()  # the daemon leads the group of its workers, and may be gone already
