@@ -17,8 +17,8 @@ from tests.spark.flow import Flow
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 
 EPOCH_RECORDS = 60
-MAPPING, WRITING = (100, 400), "writing"
-"""The numbers of records at which a daemon dies; and once, when a task has written its rows."""
+KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
+"""When a daemon dies: at the record of that number, when a task has written, before an epoch."""
 IDLE_AT = 4
 """The epoch before which a daemon dies, while no worker has anything to do."""
 
@@ -30,20 +30,20 @@ class Daemons:
         self.folder = folder
         folder.mkdir()
 
-    def dying(self) -> Any:
+    def dying(self, kills: tuple[str, ...]) -> Any:
         """A function that lets the daemon of its worker die, once at each of some records.
 
         It goes on when it is an orphan: nothing but the end of its process may stop it.
         """
-        folder, numbers = str(self.folder), MAPPING
+        folder = str(self.folder)
 
         def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
             daemon = os.getppid()
             with open(f"{folder}/workers", "a") as file:
                 file.write(f"{os.getpid()} {daemon}\n")
-            met = {int(value) for value in rows["value"].to_pylist()}
-            for number in numbers:
-                if number in met and not os.path.exists(f"{folder}/dead-{number}"):
+            met = {value.decode() for value in rows["value"].to_pylist()}
+            for number in met.intersection(kills):
+                if not os.path.exists(f"{folder}/dead-{number}"):
                     Path(f"{folder}/dead-{number}").write_text(str(daemon))
                     os.kill(daemon, signal.SIGKILL)
                     while os.getppid() == daemon:
@@ -54,7 +54,7 @@ class Daemons:
 
     def dying_write(self, plan: WritePlan) -> WritePlan:
         """The same in a writing task, before it can report."""
-        marker = str(self.folder / f"dead-{WRITING}")
+        marker = str(self.folder / "dead-writing")
 
         class Dying(WritePlan):
             def write(self, frames: Any, attempt_number: int) -> Report:
@@ -73,6 +73,7 @@ class Daemons:
         """A listener that kills the newest daemon before an epoch."""
         if isinstance(event, c.EpochRequested) and event.request.checkpoint_id == IDLE_AT:
             _, newest = self.workers()[-1]
+            assert newest > 1, "the newest worker is an orphan"
             (self.folder / "dead-idle").write_text(str(newest))
             os.kill(newest, signal.SIGKILL)
 
@@ -94,7 +95,7 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: str
 ) -> None:
     """Among its rows, while it writes, and between two epochs; with one attempt for each task."""
-    daemons = Daemons(tmp_path / "daemons")
+    daemons, kills = Daemons(tmp_path / "daemons"), KILLS[transactions]
     write_plan = SinkCluster.write_plan
     monkeypatch.setattr(
         SinkCluster,
@@ -103,7 +104,7 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     )
     flow.feed(600)
     pipeline = flow.pipeline(
-        daemons.dying(),
+        daemons.dying(kills),
         max_offsets_per_trigger=EPOCH_RECORDS,
         sink={"transactions": transactions},
     )
@@ -118,8 +119,7 @@ def test_epochs_go_on_in_workers_of_another_daemon(
 
     flow.assert_exact()
     dead = daemons.dead()
-    expected = {*map(str, MAPPING), "idle"} | ({WRITING} if transactions == "epoch" else set())
-    assert dead.keys() == expected
+    assert dead.keys() == set(kills)
     assert len(set(dead.values())) == len(dead), "each was the daemon of new workers"
     assert not [each for each in dead.values() if _lives(each)]
     # Everyone was of a daemon's, never of who adopts orphans; the last ones' lives.
