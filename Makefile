@@ -1,15 +1,26 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sim stress bench clean
+.PHONY: help setup demo test test-spark42 check sim stress bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
+COMMA := ,
+SPARK42 := .venv-spark42
+SPARK42_TESTS := \
+	tests/spark/test_stream_source.py \
+	tests/spark/test_crash_points.py \
+	tests/spark/test_keyed_pipeline.py::test_counts_are_exact_over_epochs_and_restarts_with_any_parallelism_and_lost_copies \
+	tests/spark/test_foreach_batch_sink.py \
+	tests/spark/test_stream_writer.py::test_complete_mode_writes_the_whole_result_each_time \
+	tests/spark/test_stream_writer.py::test_a_query_stopped_in_the_middle_goes_on_exactly \
+	tests/spark/test_dead_daemons.py
 
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
 	@echo "make test    all tests, on real brokers and a real Spark"
+	@echo "make test-spark42   some of them on the oldest PySpark that will do, in a venv of its own"
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact"
@@ -17,20 +28,30 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing Tallystick and what it needs into .venv"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check]'
-	@$(BIN)/python -c 'from tallystick.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]'
-	@$(BIN)/python -m tallystick.kernel_cache
-	@touch $(READY)
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@echo "installing Tallystick and what it needs into $(1)"
+	@$(1)/bin/pip install --quiet --disable-pip-version-check --editable $(2)
+	@$(1)/bin/python -c 'from tallystick.java import java_home; java_home()' 2>/dev/null || $(1)/bin/pip install --quiet --disable-pip-version-check --editable '.[java]'
+	@$(1)/bin/python -m tallystick.kernel_cache
+	@touch $(1)/.ready
+endef
+
+$(READY): pyproject.toml
+	$(call install,.venv,'.[test$(COMMA)check]')
+
+$(SPARK42)/.ready: pyproject.toml
+	$(call install,$(SPARK42),'.[test]' 'pyspark==4.2.*')
 
 demo: setup
 	@$(BIN)/tallystick demo
 
 test: setup
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-spark42: $(SPARK42)/.ready
+	@$(SPARK42)/bin/python -m pytest --numprocesses 2 --dist loadfile $(SPARK42_TESTS) $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -50,4 +71,4 @@ bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv $(SPARK42) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -35,6 +35,10 @@ class EpochAbortedError(RetriableError):
     """The open transaction cannot be committed any more; the epoch has to run again."""
 
 
+class WorkerOrphanedError(EpochAbortedError):
+    """The process that started this worker of Spark's is gone; Spark must take another worker."""
+
+
 class RegistryUnavailableError(RetriableError):
     """Schemas of values cannot be looked up now."""
 

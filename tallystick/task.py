@@ -9,7 +9,8 @@ two attempts of a task apart, they share producer id and epoch):
     * Before its first write to a partition it asks Kafka whether the partition holds anything of
       this producer epoch; if so it does not write.
     * It closes the writer before it reports, and never writes after.
-    * What goes wrong is reported, not raised: Spark would start another attempt.
+    * What goes wrong is reported, not raised: Spark would start another attempt. Only a worker that
+      lost its daemon raises: Spark must not take it back, and that attempt is refused.
 """
 
 import gc
@@ -25,7 +26,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 import pyarrow as pa
 
 from tallystick import errors
-from tallystick.errors import EpochAbortedError, TallystickError
+from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
 from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.kafka.client import Client
@@ -33,6 +34,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.records import EncodedBatch, encode
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.parent_process import check_parent
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.columns import Built, Layout
@@ -238,6 +240,7 @@ def send(
         notes: asked when all batches are through; what the first target is told.
         attempt_number: Spark's.
     """
+    check_parent()
     sequence, attempt = 0, secrets.randbits(63)
     opened = outlet.begun(source, attempt, attempt_number)
     try:
@@ -367,6 +370,9 @@ class WritePlan:
         Args:
             frames: those of this task's partitions, sorted by source and sequence.
             attempt_number: Spark's; only 0 may write.
+
+        Raises:
+            WorkerOrphanedError: of this process; a report would put it back into Spark's pool.
         """
         try:
             if attempt_number > 0:
@@ -377,19 +383,20 @@ class WritePlan:
             heard = Heard(self.stage)
             produced = self._write(heard.with_rows(frames))
             return Report(produced, attempts=heard.attempts, notes=tuple(heard.notes))
+        except WorkerOrphanedError:
+            raise
         except TallystickError as error:
             return Report(error=type(error).__name__, message=str(error))
 
     def _write(self, frames: Iterator[Frame]) -> tuple[ProducedRange, ...]:
-        driver_side = os.getppid()
+        check_parent()
         writer = PartitionWriter(
             client_for(self.config), self.producer, transaction_version=self.transaction_version
         )
         seen: set[TopicPartition] = set()
         try:
             for group in grouped(frames):
-                if os.getppid() != driver_side:  # Spark's daemon died, and so the executor
-                    raise EpochAbortedError("the executor of a writing task is gone: it stops")
+                check_parent()
                 new = {frame.topic_partition for frame in group} - seen
                 if new:
                     writer.check_untouched(sorted(new))

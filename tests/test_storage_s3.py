@@ -15,6 +15,7 @@ from pyarrow import fs
 from tallystick.errors import OptionError, StorageError
 from tallystick.storage import FileStorage
 from tallystick.testing.free_ports import free_ports
+from tallystick.testing.process import ProcessGroup
 
 READY_S = 60
 
@@ -27,8 +28,8 @@ class Server:
         self.host = f"127.0.0.1:{port}"
         self.log = folder / "requests.log"
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.group = ProcessGroup()
+        self.process = self.group.spawn(command, self.log)
         deadline = time.monotonic() + READY_S
         while not self.answers():
             assert self.process.poll() is None, self.log.read_text()
@@ -51,7 +52,7 @@ class Server:
         return [line.partition('"')[2].partition('"')[0] for line in lines if "HTTP/1.1" in line]
 
     def stop(self):
-        self.process.kill()
+        self.group.close()
         self.process.wait()
 
 

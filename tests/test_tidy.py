@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"decision_log", "participants"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
+    "parent_process": WORDS,
     "kernel_cache": {"cache"},
     "java": WORDS | {"cache"},
     "exclusive": WORDS,
@@ -72,11 +73,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "migration": CORE
     | {"lmdb_store", "savepoint_files", "savepoints", "state_contents", "state_files"},
     "registry": VALUES | {"formats"},
-    "kafka": VALUES | COLUMNS | {"ports"},
+    "kafka": VALUES | COLUMNS | {"parent_process", "ports"},
     "postgres": VALUES | COLUMNS,
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
-    "task": VALUES | {"exchange", "formats", "kafka"},
+    "task": VALUES | {"exchange", "formats", "kafka", "parent_process"},
     "fan_out": VALUES | {"exchange", "task"},
     "processors": WORDS | {"state"},
     "steps": VALUES | {"task"},
@@ -91,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
-    | {"decision_log", "fan_out", "handover", "participants", "write_options"},
+    | {"decision_log", "fan_out", "handover", "parent_process", "participants", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS | {"formats", "kafka", "option_table", "options", "source"},

@@ -1,6 +1,5 @@
 """Kills: when, how often, and the process that is killed."""
 
-import contextlib
 import json
 import os
 import random
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
+
+from tallystick.testing.process import ProcessGroup
 
 CRASH_POINTS = ("prepared", "completed", "committed")
 """Between prepare and complete, complete and commit, commit and Spark's own commit log."""
@@ -95,12 +96,12 @@ class Victim:
         self._kill = kill
         self._log = log
         self._file = log.open("a")
-        self._process = subprocess.Popen(
+        self._group = ProcessGroup()  # its JVM is in it too
+        self._process = self._group.start(
             command,
             stdout=subprocess.PIPE,
             stderr=self._file,
             text=True,
-            start_new_session=True,
             env={**os.environ, **({} if copies is None else {"TALLYSTICK_STATE_DIR": str(copies)})},
         )
         self.committed_epochs = 0
@@ -130,8 +131,7 @@ class Victim:
 
     def stop(self) -> None:
         """End the process and what it started; its JVM may outlive a kill -9 for a moment."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._group.close()
         self._process.wait()
         self._thread.join()
         self._file.close()

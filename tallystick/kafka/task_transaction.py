@@ -15,7 +15,7 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from tallystick.errors import BrokenInvariantError, EpochAbortedError, TallystickError
+from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.kafka import idempotent_producers
 from tallystick.kafka.batch_header import CHECKED_FROM, TRANSACTIONAL
 from tallystick.kafka.broker import KafkaBroker
@@ -25,6 +25,7 @@ from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.records import EncodedBatch, encode
 from tallystick.kafka.unawaited import UnawaitedWriter
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.parent_process import check_parent
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.sink.transactional_ids import slot_of, token_group, transactional_id
@@ -39,8 +40,6 @@ ABORT_TIMEOUT_MS = 2_000
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
-_executors: dict[int, int] = {}
-"""Who had started this process when its first task began: process id -> parent's."""
 _idle: dict[tuple[int, KafkaConfig, int], list[KafkaBroker]] = {}
 
 
@@ -116,7 +115,6 @@ class _Encoder:
 
     def __init__(self, plan: TaskPlan, place: Place) -> None:
         self._plan = plan
-        self._executor = _executors.setdefault(os.getpid(), os.getppid())
         self._spread = place.task
         self._frames: Frames = []
         self._size = 0
@@ -140,18 +138,9 @@ class _Encoder:
                     self.flush(send)
         self._spread += 1
 
-    def check_executor(self) -> None:
-        """Stop when Spark's daemon died, and so the executor: a late task fences its successor.
-
-        Raises:
-            EpochAbortedError: it did.
-        """
-        if os.getppid() != self._executor:
-            raise EpochAbortedError("the executor of a writing task is gone: it stops")
-
     def flush(self, send: Callable[[Frames], None]) -> None:
-        """Send what is left."""
-        self.check_executor()
+        """Send what is left, unless the executor may be gone: a late task fences its successor."""
+        check_parent()
         frames, self._frames, self._size = self._frames, [], 0
         if frames:
             send(frames)
@@ -170,7 +159,7 @@ class InTransaction:
         slot = slot_of(place.attempt, place.task)
         name = transactional_id(plan.id_prefix, place.owner.sink, place.task, slot)
         self._encoder = _Encoder(plan, place)
-        self._encoder.check_executor()
+        check_parent()
         self._begun_ms = time.time_ns() // 1_000_000
         self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
         try:

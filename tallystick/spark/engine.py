@@ -28,16 +28,18 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.errors import EpochAbortedError
 from tallystick.exchange import FRAME_DDL, Frame
 from tallystick.fan_out import CollectPlan, FanOut
 from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
 from tallystick.keyed_task import ProcessPlan
+from tallystick.parent_process import check_parent
 from tallystick.ports import Prepared
 from tallystick.sink.transaction import Producer
 from tallystick.source.assigner import share_out, share_pieces
 from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
-from tallystick.spark.failures import meaning_of
+from tallystick.spark.failures import meaning_of, run_until_alive
 from tallystick.state.handles import StepState
 from tallystick.task import EncodePlan, Outlet, ReadPlan, Report, WritePlan, send
 
@@ -97,7 +99,12 @@ class SplitsEngine:
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
-        return _collect(lambda: self._reports(epoch, write), epoch)
+        return _collect(lambda: self._reports(epoch, write), epoch, self._run_nothing)
+
+    def _run_nothing(self) -> None:
+        """One idle task for each core, in the workers that those of an epoch run in."""
+        count = self.spark.sparkContext.defaultParallelism
+        self.spark.sparkContext.parallelize(range(count), count).foreachPartition(_idle)
 
     def _reports(self, epoch: KeyedEpoch, write: WritePlan | CollectPlan) -> list[Report]:
         shares, read, first = self.unread.shares, self.unread.plan, epoch.first
@@ -159,7 +166,17 @@ class DataFrameEngine:
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
-        return _collect(lambda: write_rows(self.rows, epoch, write, self.dead_letters), epoch)
+        return _collect(
+            lambda: write_rows(self.rows, epoch, write, self.dead_letters),
+            epoch,
+            self._run_nothing,
+        )
+
+    def _run_nothing(self) -> None:
+        """As `SplitsEngine`: Spark has workers of another pool for DataFrames."""
+        spark = self.rows.sparkSession
+        count = spark.sparkContext.defaultParallelism
+        spark.range(0, count, 1, count).mapInArrow(_idle_rows, "id bigint").collect()
 
 
 def write_rows(
@@ -262,17 +279,37 @@ def _token() -> str:
     return secrets.token_hex(8)
 
 
-def _collect(run: Callable[[], list[Report]], epoch: KeyedEpoch) -> Prepared:
-    """Run the job and gather its reports; the first error met is the epoch's."""
+def _collect(
+    run: Callable[[], list[Report]], epoch: KeyedEpoch, run_nothing: Callable[[], None]
+) -> Prepared:
+    """Run the job and gather its reports; the first error met is the epoch's.
+
+    Where the epoch has to run again, Spark's dead workers are got rid of: see `run_until_alive`.
+    """
     try:
         reports = run()
+        for report in reports:
+            error_met = report.to_error()
+            if error_met is not None:
+                raise error_met
     except Exception as error:
-        raise meaning_of(error) from error
-    for report in reports:
-        error_met = report.to_error()
-        if error_met is not None:
-            raise error_met
+        meaning = meaning_of(error)
+        if isinstance(meaning, EpochAbortedError):
+            run_until_alive(run_nothing)
+        if meaning is error:
+            raise
+        raise meaning from error
     return epoch.prepared(reports)
+
+
+def _idle(elements: Iterable[int]) -> None:
+    deque(elements, maxlen=0)
+    check_parent()
+
+
+def _idle_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    check_parent()
+    yield from batches
 
 
 def _target(key: tuple[int, int, int]) -> int:

@@ -11,11 +11,12 @@ shell needs no process ids that may be stale by then.
 
 import contextlib
 import os
+import signal
 import subprocess
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 WATCHDOG = "read -r _; kill -9 0"
 
@@ -36,19 +37,25 @@ class ProcessGroup:
         self._lifeline = os.fdopen(write_end, "wb", buffering=0)
         _close_in_forked_children(self._lifeline)
 
-    def spawn(self, command: Sequence[str], log_path: Path) -> subprocess.Popen[bytes]:
-        """Start a command in the group, its output appended to a file."""
+    def spawn(
+        self, command: Sequence[str | Path], log_path: Path, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a command in the group, its output appended to a file; options are Popen's."""
         with open(log_path, "ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=self._watchdog.pid,
-            )
+            said = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return self.start(command, **said, **options)
+
+    def start(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+        """Start a command in the group, as `subprocess.Popen` would."""
+        return subprocess.Popen(command, process_group=self._watchdog.pid, **options)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to all in the group; where it stops them, the watchdog goes on."""
+        os.killpg(self._watchdog.pid, number)
+        self._watchdog.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill whatever still runs in the group, as the end of this process would."""
+        """Kill whatever still runs in the group; again is fine."""
         self._lifeline.close()
         self._watchdog.wait()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tallystick as ts
 from benchmarks.harness.spark_connector import FORMAT, connector_jars
+from tallystick.testing.process import ProcessGroup
 from tests.differential.reading import SESSION, Case, Outcome, load, read
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,8 @@ class ConnectorProcess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen(
+        self._group = ProcessGroup()  # its JVM is in it too
+        self._process = self._group.start(
             [sys.executable, "-m", "tests.differential.connector_process", str(folder)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -60,7 +62,7 @@ class ConnectorProcess:
 
     def stop(self) -> None:
         """End it, whatever it is doing."""
-        self._process.kill()
+        self._group.close()
         self._process.wait()
         self._log.close()
 

@@ -20,7 +20,7 @@ from task_sinks import (
     written_by,
 )
 
-from tallystick.errors import EpochAbortedError, OptionError, RecordError
+from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
 from tallystick.kafka import admin, idempotent_producers, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -256,14 +256,15 @@ def test_a_task_stops_when_its_executor_is_gone(
     config: KafkaConfig, topic: str, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the id from the task of the run that came after, and abort what that wrote."""
+    monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     with opened(config, topic, pipeline) as sink:
         plan = sink.plan()
         task = plan.begin(place_of(pipeline))
         task.write(rows_of("too late"))
         monkeypatch.setattr("os.getppid", lambda: 1)
-        with pytest.raises(EpochAbortedError, match="executor"):
+        with pytest.raises(WorkerOrphanedError, match="executor"):
             task.prepare()
-        with pytest.raises(EpochAbortedError, match="executor"):
+        with pytest.raises(WorkerOrphanedError, match="executor"):
             plan.begin(place_of(pipeline, task=1))
         task.abort()
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 
+from tallystick.testing.process import ProcessGroup
+
 WAIT_S = 30.0
 INITDB = ("-A", "trust", "-E", "UTF8", "-U", "postgres", "--no-sync")
 SETTINGS = {
@@ -83,15 +85,13 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [binaries() / "postgres", "-D", self._data],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                **_account(),
-            )
+        self._group = ProcessGroup()
+        self._process = self._group.spawn(
+            [binaries() / "postgres", "-D", self._data],
+            self.folder / "log",
+            cwd=self.folder,
+            **_account(),
+        )
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
@@ -104,7 +104,7 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill -9 of the server and of all of its processes: nothing is flushed or told."""
         children = _children(self._process.pid)
-        self._process.kill()
+        self._group.close()
         self._process.wait(WAIT_S)
         for each in children:
             with suppress(ProcessLookupError):
@@ -120,6 +120,7 @@ class PostgresServer:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(WAIT_S)
         finally:
+            self._group.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

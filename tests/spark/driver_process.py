@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -10,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any, Self
+
+from tallystick.testing.process import ProcessGroup
 
 JOB = Path(__file__).with_name("crash_job.py")
 WAIT_S = 150.0
@@ -28,13 +29,13 @@ class DriverProcess:
     def __init__(self, log: Path, config: dict[str, str] | None = None, job: Path = JOB) -> None:
         self._log = log
         self._file = log.open("a")
-        self._process = subprocess.Popen(
+        self._group = ProcessGroup()  # its JVM is in it too
+        self._process = self._group.start(
             [sys.executable, str(job), json.dumps(config or {})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._file,
             text=True,
-            start_new_session=True,
         )
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.facts: list[str] = []
@@ -78,16 +79,15 @@ class DriverProcess:
 
     def pause(self) -> None:
         """SIGSTOP to the driver, its JVM included; what its workers have begun goes on."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._group.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._group.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End it and what it started; again is fine."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._group.close()
         self._process.wait()
         self._thread.join()
         self._file.close()

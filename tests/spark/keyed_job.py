@@ -1,12 +1,11 @@
 """A driver with keyed state, to be killed and paused as `crash_job.py`, on which it is built.
 
 Its pipeline numbers flights: each gets its number among those to the same destination. A spec may
-say `parallelism`, and `dies`: what dies within a keyed task, once: "worker" or "executor", where
-the `marker` file is not there yet.
+say `parallelism`, and `dies`: what dies within a keyed task, once: "worker", "daemon" or
+"executor", where the `marker` file is not there yet.
 """
 
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import crash_job
 import pyarrow as pa
-from crash_job import executor
+from crash_job import kill
 from pyspark import cloudpickle
 
 import tallystick as ts
@@ -74,7 +73,7 @@ class Mortal:
         ids = work.rows["id"].to_pylist()
         if self.dies and max(ids, default=0) >= DIES_FROM and not os.path.exists(self.marker):
             Path(self.marker).touch()
-            os.kill(os.getpid() if self.dies == "worker" else executor(), signal.SIGKILL)
+            kill(self.dies)
 
 
 def numbering(spec: dict[str, Any]) -> Mortal:

@@ -7,7 +7,6 @@ host; a work folder and a folder for copies of state of its own, which its execu
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -18,6 +17,7 @@ import pyspark
 
 from tallystick.java import spark_java_home
 from tallystick.testing.free_ports import free_ports
+from tallystick.testing.process import ProcessGroup
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 HOST = "127.0.0.1"
@@ -38,7 +38,9 @@ class Host:
         self.copies.mkdir(parents=True)
         work = ["--work-dir", str(folder / "work"), "--cores", "1", "--memory", "1g"]
         port = str(*free_ports(1, address))
+        self._group = ProcessGroup()  # executors are in it too
         self._process = _start(
+            self._group,
             ["worker.Worker", "--host", address, "--webui-port", port, *work, master],
             folder,
             SPARK_LOCAL_IP=address,
@@ -47,7 +49,8 @@ class Host:
 
     def kill(self) -> None:
         """It is gone with all its processes, and its disk with it."""
-        _kill(self._process)
+        self._group.close()
+        self._process.wait()
         shutil.rmtree(self.copies, ignore_errors=True)
 
     def lose_copies(self) -> None:
@@ -73,7 +76,8 @@ class Cluster:
         self.master = f"spark://{HOST}:{port}"
         place = ["--host", HOST, "--port", str(port), "--webui-port", str(web)]
         self._folder = folder
-        self._process = _start(["master.Master", *place], folder / "master")
+        self._group = ProcessGroup()
+        self._process = _start(self._group, ["master.Master", *place], folder / "master")
         _wait_for(port, self._process)
         self.hosts = [
             Host(folder / f"host-{n}", self.master, f"127.0.0.{1 + n}") for n in range(host_count)
@@ -85,7 +89,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for host in self.hosts:
             host.kill()
-        _kill(self._process)
+        self._group.close()
+        self._process.wait()
 
     @property
     def settings(self) -> dict[str, str]:
@@ -101,25 +106,17 @@ class Cluster:
         }
 
 
-def _start(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+def _start(
+    group: ProcessGroup, arguments: list[str], folder: Path, **environment: str
+) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     name, *rest = arguments
     settings = {**SMALL_JVM, "JAVA_HOME": str(spark_java_home()), **environment}
-    with open(folder / "log", "ab") as log:
-        return subprocess.Popen(
-            [str(SPARK_CLASS), f"org.apache.spark.deploy.{name}", *rest],
-            env={**os.environ, **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return group.spawn(
+        [SPARK_CLASS, f"org.apache.spark.deploy.{name}", *rest],
+        folder / "log",
+        env={**os.environ, **settings},
+    )
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

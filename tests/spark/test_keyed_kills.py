@@ -83,7 +83,7 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
     flow: Flow, keyed: Drivers, tmp_path: Path
 ) -> None:
     """The worker's task is tried again; the writer's is not, so the epoch is, with new files."""
-    flights = Flights(flow, load(4000))
+    flights = Flights(flow, load(5000))
     flights.feed(2000)
     driver = keyed.take()
     mortal = {"master": "local[2,4]", "epoch_records": 600}
@@ -97,6 +97,14 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
     driver.run(flights.spec(3, writing_dies_once=str(tmp_path / "writer"), **mortal))
     assert driver.wait_for_end() is None
     assert driver.facts.count("ActionFailed") == 1
+    flights.assert_exact()
+
+    flights.feed(1000)
+    daemon = tmp_path / "daemon"
+    driver.run(flights.spec(2, dies="daemon", marker=str(daemon), epoch_records=600))
+    assert driver.wait_for_end() is None
+    assert daemon.exists()
+    assert driver.facts.count("ActionFailed") == 1  # Spark may not try again: "local[2]"
     flights.assert_exact()
     keyed.give_back(driver)
 

@@ -51,6 +51,14 @@ def test_attempts_beside_each_other_and_executors_that_die_count_once(
         assert slow.exists()
         sunk.assert_exact()
 
+        # A worker daemon dies; Spark has other workers of it, which are dead, in its pool.
+        flow.feed(300)
+        daemon = tmp_path / "daemon"
+        driver.run(sunk.spec(epoch_records=100, dies="daemon", marker=str(daemon)))
+        assert driver.wait_for_end() is None
+        assert daemon.exists()
+        sunk.assert_exact()
+
         # An executor dies with all its workers, one of them in the middle of its transactions.
         flow.feed(300)
         dead = tmp_path / "dead"

@@ -1,0 +1,119 @@
+"""Nothing that a test run has started outlives it, whatever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 30.0
+
+CLUSTER = """
+import sys, time
+from pathlib import Path
+from tests.spark.driver_process import DriverProcess
+from tests.spark.standalone_cluster import Cluster
+
+folder = Path(sys.argv[1])
+cluster = Cluster(folder / "cluster", 1)
+driver = DriverProcess(folder / "driver.log", cluster.settings)
+driver.wait_for_fact("Ready")
+driver.pause()
+print("ready", flush=True)
+time.sleep(600)
+"""
+POSTGRES = """
+import time
+from tests.postgres.real_postgres import PostgresServer
+
+server = PostgresServer()
+connection = server.connect()
+print("ready", flush=True)
+time.sleep(600)
+"""
+S3 = """
+import sys, time
+from pathlib import Path
+from tests.test_storage_s3 import Server
+
+server = Server(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def parents() -> dict[int, int]:
+    """The parent of each process that lives."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def below(ancestor: int) -> set[int]:
+    """All processes that it has started, and those that they have."""
+    known, found = parents(), {ancestor}
+    while more := {pid for pid, parent in known.items() if parent in found} - found:
+        found |= more
+    return found - {ancestor}
+
+
+def commands(pids: set[int]) -> str:
+    """What they run."""
+    ask = ["ps", "-ww", "-o", "args=", "-p", ",".join(map(str, pids))]
+    return subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        pytest.param(
+            CLUSTER,
+            ["deploy.master.Master", "deploy.worker.Worker", "CoarseGrainedExecutor", "crash_job"],
+            marks=[pytest.mark.spark, pytest.mark.chaos],
+            id="a Spark cluster and its driver",
+        ),
+        pytest.param(POSTGRES, ["-D", "postgres postgres"], id="a PostgreSQL server"),
+        pytest.param(S3, ["moto.server"], id="an S3 server"),
+    ],
+)
+def test_nothing_outlives_a_killed_test_run(
+    tmp_path: Path, program: str, expected: list[str]
+) -> None:
+    """Killed with SIGKILL, it can tidy up nothing; a stopped driver hears of nothing."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    started: set[int] = set()
+    try:
+        assert run.stdout is not None
+        assert "ready\n" in run.stdout
+        started = below(run.pid)
+        shown = commands(started)
+        assert [name for name in expected if name not in shown] == [], shown
+    finally:
+        run.kill()
+        run.communicate()
+
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while left := started & parents().keys():
+            assert time.monotonic() < deadline, commands(left)
+            time.sleep(0.1)
+    finally:
+        for pid in started & parents().keys():
+            os.kill(pid, signal.SIGKILL)
