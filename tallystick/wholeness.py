@@ -10,7 +10,7 @@ from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile
-from tallystick.state_files import state_files
+from tallystick.state_files import at_home, state_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ class Wholeness:
     def _wrong(self, file: StateFile) -> str:
         if file.path in self.known_bad:
             return "missing or damaged"
+        storage, path = at_home(self.storage, file)
         if self.verify:
-            data = self.storage.get(file.path)
+            data = storage.get(path)
             if data is None:
                 return "missing"
             damage = damage_of(file, data)
             return f"damaged: {damage}" if damage else ""
         if file.path in self.names():
             return ""
-        is_elsewhere = "://" in file.path
-        there = is_elsewhere and self.storage.get_range(file.path, 0, 1) is not None
-        return "" if there else "missing"
+        is_there = bool(file.home) and storage.get_range(path, 0, 1) is not None
+        return "" if is_there else "missing"
 
 
 def read_manifest(checkpoint: Storage, path: str) -> Manifest:

@@ -159,7 +159,7 @@ class SinkEngine:
 
 def counted(rows: int) -> tuple[StepState, ...]:
     """The state behind so many rows."""
-    return (StepState(f"{rows} rows", 128, 1, "[]", 1),)
+    return (StepState(f"rows-{rows}", 128, 1, "[]", 1),)
 
 
 def count_in(state: tuple[StepState, ...]) -> int:
