@@ -215,7 +215,13 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
         data = checkpoint.get(path)
         if data is None:
             raise SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
-        found[path] = data.decode()
+        try:
+            found[path] = data.decode()
+        except UnicodeDecodeError:
+            raise OptionError(
+                f"checkpoint {checkpoint.location}: {path} is no text, and a savepoint holds no "
+                f"others. Nothing was saved. Stop the query and copy the whole checkpoint folder."
+            ) from None
     return found
 
 

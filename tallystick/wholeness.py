@@ -103,7 +103,7 @@ def read_manifest(checkpoint: Storage, path: str) -> Manifest:
     """A manifest of a checkpoint.
 
     Raises:
-        ManifestError: it is missing or damaged.
+        ManifestError: it is missing or damaged, or is not what its name says.
     """
     data = checkpoint.get(path)
     if data is None:
@@ -111,7 +111,13 @@ def read_manifest(checkpoint: Storage, path: str) -> Manifest:
             f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
             f"Put it back from a backup."
         )
-    return m.decode(data, path)
+    manifest = m.decode(data, path)
+    if manifest.checkpoint_id != m.epoch_of(path):
+        raise ManifestError(
+            f"manifest {path} of checkpoint {checkpoint.location} is that of epoch "
+            f"{manifest.checkpoint_id}: it was renamed, or copied. Put it back from a backup."
+        )
+    return manifest
 
 
 def named(file: StateFile, location: str) -> str:

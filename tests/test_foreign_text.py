@@ -329,6 +329,63 @@ def test_a_savepoint_without_sparks_log_is_none(world):
         savepoints.restore(world.at("copy"), world.at("new/0"))
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"producer": {"transactional_id": "t", "producer_id": 1, "producer_epoch": "../../x"}},
+        {"checkpoint_id": 2.0},
+        {"checkpoint_id": -2},
+        {"sources": [{}]},
+        {"state": 7},
+        {"strange": 7},
+    ],
+)
+def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
+    def edited(held):
+        where = held.get("manifest", held)
+        where.update(edit)
+        return held
+
+    if "strange" in edit:  # what a newer release may add to a manifest has a version of its own
+        world.write("copy", lambda held: held | edit)
+        names = ["copy"]
+    else:
+        names = ["copy", "checkpoint"]
+        for name in names:
+            world.write(name, edited)
+    for name in names:
+        errors = run_all(world, name)
+        told = str(world.edited_file("checkpoint").name if name == "checkpoint" else s.FILE)
+        assert any(told in str(each) and "no release writes" in str(each) for each in errors)
+
+
+@pytest.mark.parametrize("edit", [{"trail": []}, {"files": "twice"}, {"state": "twice"}])
+def test_state_that_would_be_left_out_or_lie_in_one_place_with_other_state_is_refused(world, edit):
+    def edited(held):
+        state = held["manifest"]["state"]
+        if "state" in edit:
+            state.append(state[0])
+        elif "files" in edit:
+            state[0]["files"].append(state[0]["files"][0])
+        else:
+            state[0] |= edit
+        return held
+
+    world.write("copy", edited)
+    with pytest.raises(ManifestError, match=r"no version of them|with 3 names|expected each once"):
+        savepoints.restore(world.at("copy"), world.at("new/0"))
+
+
+def test_a_manifest_under_the_name_of_another_epoch_is_not_taken_for_it(world):
+    """Its positions and its state are not those of Spark's log."""
+    folder = world.base / "checkpoint" / m.FOLDER
+    first, *_, last = sorted(folder.glob("*.json"))
+    last.write_bytes(first.read_bytes())
+
+    with pytest.raises(ManifestError, match="is that of epoch 0: it was renamed"):
+        savepoints.create(world.at("checkpoint"), world.at("new/0"))
+
+
 def test_a_savepoint_ends_no_claim_but_its_own(world):
     """Else the files of another savepoint, whose claim it names, would be collected."""
     claims = (world.base / "checkpoint" / s.CLAIMS).iterdir()
@@ -412,6 +469,10 @@ def test_a_checkpoint_whose_source_keeps_strange_files_is_not_saved(world):
     with pytest.raises(OptionError, match=r"has 'sources/0/a b'"):
         savepoints.create(there, world.at("new/0"))
     there.delete("sources/0/a b")
+    there.put("sources/0/1", b"\xff")
+    with pytest.raises(OptionError, match="sources/0/1 is no text"):
+        savepoints.create(there, world.at("new/0"))
+    there.delete("sources/0/1")
     assert savepoints.create(there, world.at("new/0")).spark["sources/0/0"] == "kept"
 
 

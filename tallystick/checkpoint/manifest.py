@@ -133,6 +133,10 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
     for text in (manifest.pipeline, manifest.lineage, manifest.base_path, *manifest.sources):
         if not isinstance(text, str):
             raise TypeError(f"{text!r}: expected a text")
+    producer = manifest.producer  # its epoch becomes a part of a file's name
+    for number in (manifest.checkpoint_id, producer.producer_id, producer.producer_epoch):
+        if type(number) is not int:
+            raise TypeError(f"{number!r}: expected a whole number")
     uids = [step.uid for step in manifest.state]
     if len(uids) != len(set(uids)):
         raise ValueError(f"steps {', '.join(uids)}: expected each once")

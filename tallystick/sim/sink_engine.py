@@ -164,4 +164,4 @@ def counted(rows: int) -> tuple[StepState, ...]:
 
 def count_in(state: tuple[StepState, ...]) -> int:
     """How many rows came before."""
-    return int(state[0].uid.split()[0]) if state else 0
+    return int(state[0].uid.removeprefix("rows-")) if state else 0

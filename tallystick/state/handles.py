@@ -223,6 +223,8 @@ class StepState:
                 f"step {step.uid}: parallelism {step.parallelism} of {step.max_parallelism} key "
                 f"groups: expected 1 to {MAX_PARALLELISM_MAX}"
             )
+        if step.files and not step.trail:
+            raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
         names = {file.path.rpartition("/")[2] for file in step.files}
         if len(names) < len(step.files):
             raise ValueError(f"step {step.uid}: {len(step.files)} files with {len(names)} names")

@@ -25,7 +25,7 @@ from tallystick.sink.two_phase import Owner
 
 NAMES = st.text("ab01._-", min_size=1, max_size=6)
 """What pipelines and uids are made of; dashes and digits are where ids could be misread."""
-NAMES_ENDING_IN_WORDS = st.lists(
+PIPELINES = st.lists(
     st.sampled_from(("a", "b", "0", "-", ".", "-token", "token", "kafka-1", "b" * 60)), max_size=4
 ).map("".join)
 PREFIXES = NAMES.map(default_prefix) | st.text("a/0-", min_size=1, max_size=8)
@@ -57,14 +57,15 @@ def names_in_kafka(pipeline: str, sink: str, lineage: str) -> tuple[set[str], se
     return {source.to_options(pipeline)[GROUP_OPTION], *map(token_group, ids)}, ids
 
 
-@given(NAMES_ENDING_IN_WORDS, NAMES_ENDING_IN_WORDS, NAMES, NAMES)
+@given(PIPELINES, PIPELINES, st.booleans(), NAMES, NAMES)
 def test_two_names_that_are_accepted_have_nothing_in_common(
-    one: str, other: str, sink: str, lineage: str
+    one: str, more: str, is_longer: bool, sink: str, lineage: str
 ) -> None:
     """Neither in Kafka nor in PostgreSQL nor in a folder, and no listing of one finds the other's.
 
     Their sinks and even their lineages may be called alike.
     """
+    other = one + more if is_longer else more
     try:
         Pipeline(one), Pipeline(other)
         named = [names_in_kafka(each, sink, lineage) for each in (one, other)]
