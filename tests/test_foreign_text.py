@@ -99,7 +99,7 @@ class World:
         path = self.edited_file(name)
         held = json.loads(path.read_bytes().splitlines()[0])
         held = edit(held)
-        path.write_bytes(seal(held.pop("version"), held))
+        path.write_bytes(seal(held.pop("version", "none"), held))
 
 
 def commands(world: World, name: str) -> Iterator[Callable[[], object]]:
