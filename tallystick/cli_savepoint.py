@@ -92,12 +92,14 @@ def list_savepoints(
 
     with errors_told():
         there = savepoints.find(folder)
-    found = [
-        cli_show.savepoint_json(location, saved)
-        for location, saved in there
-        if not isinstance(saved, TallystickError)
-    ]
-    damaged = [str(saved) for _, saved in there if isinstance(saved, TallystickError)]
+    found, damaged = [], []
+    for location, saved in there:
+        try:
+            if isinstance(saved, TallystickError):
+                raise saved
+            found.append(cli_show.savepoint_json(location, saved))
+        except TallystickError as error:
+            damaged.append(str(error))
     if as_json:
         typer.echo(cli_show.as_json(found))
     elif found:
@@ -105,7 +107,7 @@ def list_savepoints(
     elif not damaged:
         damaged = [f"{shown(folder)} holds no savepoint, or there is no such folder."]
     for message in damaged:
-        typer.echo(message, err=True)
+        typer.echo(cli_show.printable(message), err=True)
     if damaged:
         sys.exit(1)
 
@@ -287,5 +289,7 @@ def errors_told() -> Iterator[None]:
     try:
         yield
     except TallystickError as error:
-        typer.echo(str(error), err=True)
+        from tallystick.cli_show import printable
+
+        typer.echo(printable(str(error)), err=True)
         sys.exit(1)

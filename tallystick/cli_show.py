@@ -34,7 +34,7 @@ def show_report(report: Report, out: Console) -> None:
     """A checkpoint, as tables."""
     facts = Table(show_header=False, box=None)
     for name, value in _facts(report):
-        facts.add_row(name, value)
+        facts.add_row(name, plain(value))
     out.print(facts)
     _show_positions(report, out)
     for step in report.steps:
@@ -43,7 +43,7 @@ def show_report(report: Report, out: Console) -> None:
     _show_outputs(report, out)
     _show_list("would be removed by the pipeline", report.rubbish, out)
     for note in report.notes:
-        out.print(note)
+        out.print(plain(note))
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def _show_positions(report: Report, out: Console) -> None:
         for partition, offset in positions.items()
     ]
     for row in rows[:SHOWN_MAX]:
-        table.add_row(*row)
+        table.add_row(*map(plain, row))
     if rows:
         out.print(table)
     _say_more(len(rows), out)
@@ -79,9 +79,10 @@ def _show_positions(report: Report, out: Console) -> None:
 
 def _show_step(step: StepReport, out: Console) -> None:
     out.print(
-        f"step {step.uid!r}: key {step.key}, {step.max_parallelism} key groups, states: "
-        f"{', '.join(step.states) or 'none'}",
-        markup=False,
+        plain(
+            f"step {step.uid!r}: key {step.key}, {step.max_parallelism} key groups, states: "
+            f"{', '.join(step.states) or 'none'}"
+        )
     )
     out.print(
         f"  {size_text(step.size)} in {step.snapshots} snapshots and {step.changelogs} changelogs, "
@@ -101,7 +102,7 @@ def _show_epochs(report: Report, out: Console) -> None:
     table = Table("epoch", "manifest", "state", title="retained epochs", title_justify="left")
     for epoch in report.epochs[-SHOWN_MAX:]:
         state = "whole" if not epoch.problems else f"{len(epoch.problems)} files missing or damaged"
-        table.add_row(str(epoch.number), epoch.manifest_path, state)
+        table.add_row(str(epoch.number), plain(epoch.manifest_path), state)
     out.print(table)
     problems = {problem: None for epoch in report.epochs for problem in epoch.problems}
     _show_list("missing or damaged", tuple(problems), out)
@@ -119,7 +120,7 @@ def _show_outputs(report: Report, out: Console) -> None:
         ]
         decided_by = "Kafka" if each.decided_by == KAFKA else "the checkpoint"
         table.add_row(str(each.epoch), decided_by, each.standing, str(each.records),
-                      "; ".join(sinks) or "nothing")  # fmt: skip
+                      plain("; ".join(sinks)) or "nothing")  # fmt: skip
     out.print(table)
     _say_more(len(report.outputs), out)
 
@@ -129,7 +130,7 @@ def _show_list(title: str, lines: tuple[str, ...], out: Console) -> None:
         return
     out.print(f"{title}:")
     for line in lines[:SHOWN_MAX]:
-        out.print(f"  {line}", markup=False, soft_wrap=True)
+        out.print(f"  {plain(line)}", soft_wrap=True)
     _say_more(len(lines), out)
 
 
@@ -163,15 +164,34 @@ def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
             }
             for step in manifest.state
         ],
-        "sources": [json.loads(text) for text in manifest.sources if text.startswith("{")],
+        "sources": [_source(text) for text in manifest.sources if text.startswith("{")],
     }
+
+
+def _source(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # of a source of somebody else's
+        return text
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey: parts of it may come from a file."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
+    )
+
+
+def plain(text: str) -> str:
+    """Return a text as it stands in a table, where brackets would be markup."""
+    return escape(printable(text))
 
 
 def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
     """Savepoints, a line each."""
     table = Table("name", "created (UTC)", "pipeline", "epoch", "files", "size", "of")
     for each in found:
-        table.add_row(
+        cells = (
             each["name"],
             each["created"],
             each["pipeline"],
@@ -180,6 +200,7 @@ def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
             size_text(each["bytes"]),
             each["checkpoint"],
         )
+        table.add_row(*map(plain, cells))
     out.print(table)
 
 

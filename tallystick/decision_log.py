@@ -20,8 +20,8 @@ its high-availability service, which elects one leader.
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from tallystick.checkpoint.manifest import FOLDER
 from tallystick.checkpoint.sealed import seal, unseal
@@ -33,6 +33,7 @@ from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+Built = TypeVar("Built")
 DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
 TRACES = f"{FOLDER}/deciders"
@@ -139,7 +140,7 @@ def traces(storage: Storage) -> frozenset[KafkaPlace]:
     """
     found = ((path, storage.get(path)) for path in storage.names(TRACES))
     return frozenset(
-        KafkaPlace(*_unsealed(path, data)["kafka"])
+        _unsealed(path, data, lambda held: KafkaPlace(*held["kafka"]))
         for path, data in found
         if data is not None and path.endswith(".json")
     )
@@ -331,19 +332,22 @@ def _encode(entry: Entry) -> bytes:
 
 
 def _decode(slot: int, data: bytes) -> Entry:
-    held = _unsealed(slot_path(slot), data)
-    token = held["token"]
-    decided = None if token is None else decode_token(*token)
-    kafka = tuple(KafkaPlace(*each) for each in held.get("kafka", ()))
-    return Entry(slot, held["run"], decided, held.get("id", ""), kafka, held.get("by_kafka", False))
+    def entry(held: dict[str, Any]) -> Entry:
+        token = held["token"]
+        decided = None if token is None else decode_token(*token)
+        kafka = tuple(KafkaPlace(*each) for each in held.get("kafka", ()))
+        is_by_kafka = held.get("by_kafka", False)
+        return Entry(slot, held["run"], decided, held.get("id", ""), kafka, is_by_kafka)
+
+    return _unsealed(slot_path(slot), data, entry)
 
 
-def _unsealed(path: str, data: bytes) -> dict[str, Any]:
+def _unsealed(path: str, data: bytes, build: Callable[[dict[str, Any]], Built]) -> Built:
     way_on = (
         "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "
         "the checkpoint; or start from a new one, stating where to read from."
     )
-    return unseal(data, path, (VERSION,), way_on)
+    return unseal(data, path, (VERSION,), way_on, build)
 
 
 def _fenced(newest: Entry | None) -> FencedError:

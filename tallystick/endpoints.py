@@ -11,6 +11,7 @@ from tallystick.formats import Avro, Json, Text
 from tallystick.kafka.config import KafkaConfig
 from tallystick.option_table import GROUP_OPTION, KAFKA_PREFIX
 from tallystick.options import parse_source_options
+from tallystick.sink.transactional_ids import default_prefix, token_owner
 from tallystick.source.losses import LossPolicy
 
 Offsets = str | Mapping[str, Mapping[int, int]]
@@ -40,7 +41,8 @@ class KafkaSource:
         headers: whether to read headers, into column `headers`.
         losses: what to do when Kafka no longer has what was still to be read; by default, stop.
         group_id: the consumer group under which Kafka's tools see the progress; None: the
-            pipeline's name with `tallystick-` before it; "": nowhere.
+            pipeline's name with `tallystick-` before it; "": nowhere. Not one that keeps the token
+            of a pipeline: `tallystick-<name>-token`.
         options: further options: those of the data source, and settings of the Kafka client with
             `kafka.` before them, such as `kafka.security.protocol`.
 
@@ -80,13 +82,19 @@ class KafkaSource:
             **self._what(),
             **self._where(),
             **_loss_options(self.losses),
-            GROUP_OPTION: f"tallystick-{pipeline}" if self.group_id is None else self.group_id,
+            GROUP_OPTION: default_prefix(pipeline) if self.group_id is None else self.group_id,
             "includeHeaders": str(self.headers),
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "minPartitions": self.min_partitions,
             **_value_options(self.value, self.metadata_prefix),
         }
         own = {name: str(value) for name, value in given.items() if value is not None}
+        if owner := token_owner(own[GROUP_OPTION]):
+            raise OptionError(
+                f"group {own[GROUP_OPTION]!r} is that in which pipeline {owner!r} keeps its token: "
+                f"positions in it would stop that one for good. Give this KafkaSource another "
+                f"group_id= ('' for none), or rename the pipeline"
+            )
         _refuse_twice(own, self.options)
         return {**own, **self.options}
 

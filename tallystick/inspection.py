@@ -26,6 +26,7 @@ from tallystick.state.processing import COLUMNS
 from tallystick.state.restore import needed
 from tallystick.state.retention import collectable, due_merges, due_snapshots
 from tallystick.state.schema_text import schema_from_text
+from tallystick.state_files import at_home
 from tallystick.wholeness import Epoch, Wholeness, newest_whole, read_manifest
 
 LOOKS_MAX = 3
@@ -329,7 +330,8 @@ class _Look:
 
     def _segments(self, file: StateFile) -> list[tuple[int, int, int]]:
         """Key groups and bytes of each segment; the whole file as one where it is damaged."""
-        tail = self.storage.get_range(file.path, -file.index_size, file.index_size)
+        storage, path = at_home(self.storage, file)
+        tail = storage.get_range(path, -file.index_size, file.index_size)
         try:
             found = parse_index(tail or b"", file.checksum)
         except DamagedError:

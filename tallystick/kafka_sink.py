@@ -13,7 +13,7 @@ from tallystick.formats import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
-from tallystick.sink.transactional_ids import ID_PREFIX, checkpoint_prefix
+from tallystick.sink.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.sink.two_phase import (
     Guarantee,
     Owner,
@@ -131,6 +131,8 @@ class KafkaSink:
                 f"max_recovery_ms is for guarantee='exactly_once': with {self.guarantee!r} no "
                 f"transaction waits for its commit, and no down time is too long. Leave it out"
             )
+        if self.name is not None:
+            check_name(self.name)
         _ = self.config
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:

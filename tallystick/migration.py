@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from tallystick import savepoints
-from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
@@ -72,7 +71,7 @@ def migrate(
         manifest=replace(savepoint.manifest, state=tuple(moved)),
         claim="",
     )
-    target.put(s.FILE, new.encode())
+    savepoints.put_description(target, new)
     return new
 
 

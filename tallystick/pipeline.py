@@ -31,6 +31,7 @@ from tallystick.errors import OptionError, StepMissingError
 from tallystick.job import Listener
 from tallystick.kafka_sink import check_for_pipeline, written
 from tallystick.processors.row_mode import row_processor
+from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
 from tallystick.spark.running import PipelineRun, start_query
 from tallystick.state.processing import NO_TIME, Processor
@@ -141,12 +142,19 @@ class Pipeline:
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         check_for_pipeline(self.sinks)
+        to_write = written(self.sinks)
+        token = token_group(f"{to_write.id_prefix}{self.name}")
+        if self.source.group_id == token:
+            raise OptionError(
+                f"group_id={token!r} of the KafkaSource is the group in which pipeline "
+                f"{self.name!r} keeps its token: name another"
+            )
         run = PipelineRun(
             name=self.name,
             spark=spark,
             source_options=self.source.to_options(self.name),
             steps=self.steps,
-            written=written(self.sinks),
+            written=to_write,
             listener=listener,
             allow_dropped_state=_uids(allow_dropped_state),
         )
@@ -194,8 +202,8 @@ class KeyedPipeline:
                 tell themselves.
             parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
                 It may be another one at each start.
-            uid: names the state, for as long as it lives; None: `process-1` for the first step, and
-                so on, so a step that is put before it takes its state. Name what lives long.
+            uid: names the state, for as long as it lives. None, where this is the only step with
+                state: `process-1`, which it has to be given when another one joins it.
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
             event_time: the column with a row's event time, a timestamp or bigint in ms.

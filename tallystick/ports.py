@@ -136,12 +136,16 @@ class Participants(Protocol):
 class Storage(Protocol):
     """The checkpoint location: a write is durable, and whole, once `put` returns.
 
-    A path is relative to the location, or a whole URI (of a file that a savepoint refers to).
+    A path is relative to the location, and leads nowhere else: other folders are reached by `at`.
     """
 
     @property
     def location(self) -> str:
         """The URI that paths are relative to, without credentials."""
+        ...
+
+    def at(self, location: str) -> "Storage":
+        """Return another folder, by its whole URI: where a savepoint's files lie, say."""
         ...
 
     def put(self, path: str, data: bytes) -> None:

@@ -10,8 +10,9 @@ from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
 from tallystick.state.changelog import DamagedError, parse_index
 from tallystick.state.damage import damage_of
+from tallystick.state.handles import FOLDER as STATE_FOLDER
 from tallystick.state.handles import StateFile, StepState
-from tallystick.state_files import FOLDER as STATE_FOLDER
+from tallystick.state_files import at_home
 from tallystick.wholeness import named
 
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
@@ -69,14 +70,15 @@ def copy_files(
         (old, new.path)
         for one, other in zip(before, after, strict=True)
         for old, new in zip(one.files, other.files, strict=True)
-        if not is_uri(new.path)
+        if is_own(new)
     ]
 
     written: list[str] = []
 
     def copy(pair: tuple[StateFile, str]) -> None:
         file, path = pair
-        data = source.get(file.path)
+        home, at = at_home(source, file)
+        data = home.get(at)
         if data is None:
             raise SupersededError(f"{named(file, source.location)} is missing")
         if damage := damage_of(file, data):
@@ -103,7 +105,8 @@ def check_files(source: Storage, files: Iterable[StateFile]) -> None:
 
     def check(file: StateFile) -> None:
         start = file.size - file.index_size
-        tail = source.get_range(file.path, start, file.index_size + 1)  # no byte may follow
+        home, path = at_home(source, file)
+        tail = home.get_range(path, start, file.index_size + 1)  # no byte may follow
         if tail is None:
             raise SupersededError(f"{named(file, source.location)} is missing")
         try:
@@ -145,25 +148,20 @@ def place(step: StepState, file: StateFile) -> str:
 
 def is_own(file: StateFile) -> bool:
     """Whether a file lies in the folder that names it."""
-    return not is_uri(file.path)
+    return not file.home
 
 
-def is_uri(path: str) -> bool:
-    """Whether a file lies elsewhere: it is another folder's."""
-    return "://" in path
-
-
-def uri_in(home: str, path: str) -> str:
-    """Where a file of a folder lies, for those outside of it."""
-    return path if is_uri(path) else f"{home}/{path}"
+def uri_in(home: str, file: StateFile) -> str:
+    """Where a file that a folder names lies, for those outside of it."""
+    return f"{file.home or home}/{file.inner_path}"
 
 
 def whole_uri(location: str) -> str:
     """A location that means the same wherever it is read: a URI, without a slash at its end."""
     if "://" in location:
         return location.rstrip("/")
-    path = location.removeprefix("file:")
-    return Path(path).absolute().as_uri()
+    path = Path(location.removeprefix("file:")).absolute()
+    return (path.resolve() if ".." in path.parts else path).as_uri()
 
 
 def total_size(state: Iterable[StepState]) -> int:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
@@ -31,9 +32,9 @@ from tallystick.savepoint_files import (
     uri_in,
     whole_uri,
 )
+from tallystick.state.handles import FOLDER as STATE_FOLDER
 from tallystick.state.handles import StepState
-from tallystick.state_files import FOLDER as STATE_FOLDER
-from tallystick.storage import FileStorage, shown
+from tallystick.storage import FileStorage, local_path, shown
 from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
@@ -108,7 +109,7 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
             spark=spark,
             claim=claim if reference else "",
         )
-        target.put(s.FILE, savepoint.encode())
+        put_description(target, savepoint)
     except BaseException:
         for path in (s.FILE, *(file.path for file in files_of(saved, is_own))):
             target.delete(path)
@@ -118,6 +119,17 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
     if claim and not reference:
         checkpoint.delete(claim)
     return savepoint
+
+
+def put_description(target: Storage, savepoint: Savepoint) -> None:
+    """Write the file that makes a folder a savepoint.
+
+    Raises:
+        ManifestError: nobody could read it: a location or a name is one that none may have.
+    """
+    data = savepoint.encode()
+    s.decode(data, f"{target.location}/{s.FILE}")
+    target.put(s.FILE, data)
 
 
 def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
@@ -144,8 +156,15 @@ def _try_to_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
 
 def _put_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     path = s.claim_path(uuid.uuid4().hex)
-    checkpoint.put(path, Claim(holder, _now(), newest.manifest.state).encode())
+    _write_claim(checkpoint, path, Claim(holder, _now(), newest.manifest.state))
     return path
+
+
+def _write_claim(folder: Storage, path: str, claim: Claim) -> None:
+    """Write what keeps the collector off; one that it could not read would keep it off for good."""
+    data = claim.encode()
+    s.decode_claim(data, path)
+    folder.put(path, data)
 
 
 def _release(checkpoint: Storage, holder: str, *, only_look: bool = False) -> bool:
@@ -169,7 +188,7 @@ def _save_files(
     if reference:
         own = files_of(state, is_own)
         check_files(checkpoint, own)
-        named = {file.path: f"{whole_uri(checkpoint.location)}/{file.path}" for file in own}
+        named = {file.path: uri_in(whole_uri(checkpoint.location), file) for file in own}
     else:
         named = {}
     copied = s.with_files(state, lambda step, file: named.get(file.path, place(step, file)))
@@ -183,15 +202,26 @@ def name_of(folder: Storage) -> str:
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
-    paths = [*s.log_paths(epoch)]
-    for folder in checkpoint.names("sources"):
-        paths += checkpoint.names(folder)
+    sources = [path for folder in checkpoint.names("sources") for path in checkpoint.names(folder)]
+    strange = [path for path in sources if not s.is_sources_path(path)]
+    if strange:
+        raise OptionError(
+            f"checkpoint {checkpoint.location} has {strange[0]!r}: expected of a source files "
+            f"sources/<number>/<name>, and a savepoint holds no others. Nothing was saved. Stop "
+            f"the query and copy the whole checkpoint folder."
+        )
     found = {}
-    for path in paths:
+    for path in (*s.log_paths(epoch), *sources):
         data = checkpoint.get(path)
         if data is None:
             raise SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
-        found[path] = data.decode()
+        try:
+            found[path] = data.decode()
+        except UnicodeDecodeError:
+            raise OptionError(
+                f"checkpoint {checkpoint.location}: {path} is no text, and a savepoint holds no "
+                f"others. Nothing was saved. Stop the query and copy the whole checkpoint folder."
+            ) from None
     return found
 
 
@@ -218,13 +248,14 @@ def find(folder: str) -> list[tuple[str, Savepoint | ManifestError]]:
     """
     storage = FileStorage(folder)
     home = whole_uri(storage.location)
+    is_local = local_path(home) is not None
     found: list[tuple[str, Savepoint | ManifestError]] = []
-    for location in (home, *storage.names(home)):
-        path = f"{location}/{s.FILE}"
-        data = storage.get(path)
+    for name in ("", *storage.names("")):
+        data = storage.get(f"{name}/{s.FILE}" if name else s.FILE)
         if data is not None:
+            location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
             try:
-                found.append((location, s.decode(data, path)))
+                found.append((location, s.decode(data, f"{location}/{s.FILE}")))
             except ManifestError as error:
                 found.append((location, error))
     return found
@@ -254,7 +285,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     before = savepoint.manifest.state
     if claim:
         home = whole_uri(savepoint_at.location)
-        state = s.with_files(before, lambda _, file: uri_in(home, file.path))
+        state = s.with_files(before, lambda _, file: uri_in(home, file))
     else:
         state = s.with_files(before, place)
     seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage, state)
@@ -264,7 +295,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     try:
         if claim:
             held = Claim(whole_uri(checkpoint.location), _now(), state)
-            savepoint_at.put(claimed, held.encode())
+            _write_claim(savepoint_at, claimed, held)
             check_files(savepoint_at, files_of(before))
         copy_files(savepoint_at, checkpoint, before, state)
     except BaseException as error:
@@ -288,14 +319,15 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
     Args:
         savepoint_at: where it is.
         force: even if a checkpoint uses its files; or its description is damaged, then all files of
-            state in the folder are removed, and its claim stays (see `release`).
+            state in the folder are removed, and its claim stays (see `release`), as does one that
+            is somebody else's.
 
     Returns:
         What was deleted; None: its description was damaged.
 
     Raises:
-        OptionError: there is none; or a checkpoint uses its files.
-        ManifestError: its description is damaged.
+        OptionError: there is none; or a checkpoint uses its files; or its claim is another's.
+        ManifestError: its description is damaged, or its claim.
     """
     savepoint = _read_unless(force, savepoint_at)
     if savepoint_at.get("metadata") is not None:
@@ -316,13 +348,44 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         own = [path for step in steps for path in savepoint_at.names(step)]
     else:
         own = [file.path for file in files_of(savepoint.manifest.state, is_own)]
+    claim_in = None if savepoint is None else _own_claim(savepoint, savepoint_at, force)
     for path in own:
         savepoint_at.delete(path)
-    if savepoint is not None and savepoint.claim:
-        savepoint_at.delete(f"{savepoint.checkpoint}/{savepoint.claim}")
+    if savepoint is not None and claim_in is not None:
+        claim_in.delete(savepoint.claim)
     for path in (*claims, s.FILE):
         savepoint_at.delete(path)
     return savepoint
+
+
+def _own_claim(savepoint: Savepoint, savepoint_at: Storage, force: bool) -> Storage | None:
+    """Return the folder that holds a savepoint's claim; None: there is none that it may end.
+
+    Its text alone is no proof: it may name the claim of another savepoint, whose files would be
+    collected without.
+    """
+    if not savepoint.claim:
+        return None
+    folder = savepoint_at.at(savepoint.checkpoint)
+    try:
+        data = folder.get(savepoint.claim)
+        if data is None:
+            return None
+        holder = s.decode_claim(data, f"{savepoint.checkpoint}/{savepoint.claim}").holder
+    except ManifestError:
+        if force:
+            return None
+        raise
+    if holder == whole_uri(savepoint_at.location):
+        return folder
+    if force:
+        return None
+    raise OptionError(
+        f"savepoint {savepoint_at.location} names the claim {savepoint.claim} in "
+        f"{savepoint.checkpoint}, which {holder} holds. Nothing was removed. If that is where "
+        f"the savepoint was before, end the claim by `tallystick savepoint release "
+        f"{savepoint.checkpoint} {holder}`, then delete this one; with --force the claim stays."
+    )
 
 
 def _read_unless(forced: bool, savepoint_at: Storage) -> Savepoint | None:
@@ -348,7 +411,7 @@ def release(checkpoint: Storage, holder: str) -> None:
     if not _release(checkpoint, holder, only_look=True):
         raise OptionError(f"{checkpoint.location}: {holder} claims none of its files.")
     for name in (s.FILE, "metadata"):
-        if checkpoint.get(f"{holder}/{name}") is not None:
+        if checkpoint.at(holder).get(name) is not None:
             raise OptionError(
                 f"{holder} has {name}: it is there, and uses files of {checkpoint.location}. "
                 f"Nothing was changed. Delete it first; a savepoint by `tallystick savepoint "
@@ -366,10 +429,11 @@ def _reader(folder: Storage) -> Callable[[str], str]:
             return ""
         claim = s.decode_claim(data, path)
         claimed = {file.path for file in files_of(claim.state)}
-        if folder.get(f"{claim.holder}/metadata") is None:
+        holder = folder.at(claim.holder)
+        if holder.get("metadata") is None:
             return f"{claim.holder}, which cannot be read from here"
-        for name in m.manifests(folder.names(f"{claim.holder}/{m.FOLDER}")):
-            used = {file.path for file in files_of(read_manifest(folder, name).state)}
+        for name in m.manifests(holder.names(m.FOLDER)):
+            used = {file.path for file in files_of(read_manifest(holder, name).state)}
             if used & claimed:
                 return claim.holder
         return ""

@@ -26,14 +26,18 @@ from tallystick.state.changelog import (
     segments_of,
 )
 from tallystick.state.entry_ids import living
-from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState
+from tallystick.state.handles import (
+    CHANGELOG,
+    FOLDER,
+    PLAIN_NAME,
+    SNAPSHOT,
+    StateFile,
+    StepState,
+)
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load, Step, needed, steps_from
 from tallystick.state.retention import collectable
 from tallystick.state.view import ENTRIES, StateView
-
-FOLDER = "keyed-state"
-"""Where state files live, below the checkpoint location: a folder per step."""
 
 WHOLE_FILE_BYTES = 256 << 10
 """A file up to this size is read whole, whatever is wanted of it: a request costs more."""
@@ -83,7 +87,8 @@ class _Reader:
 
     def _whole(self, load: Load) -> Iterator[pa.RecordBatch]:
         file = load.file
-        data = self._fetched(file, self.storage.get(file.path), file.size)
+        storage, path = at_home(self.storage, file)
+        data = self._fetched(file, storage.get(path), file.size)
         segments = parse_index(data[file.size - file.index_size :], file.checksum)
         for groups in load.groups:
             yield from _decoded(data, 0, segments_of(segments, groups), groups)
@@ -93,14 +98,16 @@ class _Reader:
         if not segments:
             return
         start, stop = segments[0].offset, segments[-1].offset + segments[-1].length
-        found = self.storage.get_range(file.path, start, stop - start)
+        storage, path = at_home(self.storage, file)
+        found = storage.get_range(path, start, stop - start)
         data = self._fetched(file, found, stop - start)
         yield from _decoded(data, start, segments, groups)
 
     def _index(self, file: StateFile) -> list[Segment]:
         if file.path not in self.indexes:
             start = file.size - file.index_size
-            found = self.storage.get_range(file.path, start, file.index_size)
+            storage, path = at_home(self.storage, file)
+            found = storage.get_range(path, start, file.index_size)
             tail = self._fetched(file, found, file.index_size)
             self.indexes[file.path] = parse_index(tail, file.checksum)
         return self.indexes[file.path]
@@ -121,6 +128,16 @@ class _Reader:
             f"changed. Restore the file from a backup of the checkpoint, or start from a savepoint "
             f"or an older checkpoint that is whole (`tallystick inspect` names them)."
         )
+
+
+def at_home(storage: Storage, file: StateFile) -> tuple[Storage, str]:
+    """Return the folder that a file of state lies in, and its path there.
+
+    Args:
+        storage: the folder whose manifest, savepoint or claim names it.
+        file: a savepoint's or a restored checkpoint's may lie elsewhere.
+    """
+    return (storage.at(file.home) if file.home else storage), file.inner_path
 
 
 def _decoded(
@@ -349,7 +366,7 @@ def _relative(manifest: Manifest, location: str) -> list[StepState]:
 
 
 def _path(uid: str, epoch: int, index: int, nonce: str, kind: str) -> str:
-    assert "/" not in uid, uid
+    assert PLAIN_NAME.fullmatch(uid), uid
     return f"{FOLDER}/{uid}/{epoch:012d}-{index}-{nonce}.{kind}"
 
 

@@ -8,7 +8,6 @@ steps the rows go on from task to task, as Arrow too:
     … ─► keyed step ─► its functions ─► keyed step ─► its functions ─► encoder
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,12 +17,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
+from tallystick.state.handles import PLAIN_NAME
 from tallystick.state.key_groups import MAX_PARALLELISM_MAX
 from tallystick.state.processing import Processor
 from tallystick.task import BatchFunction
 
 FrameFunction = Callable[[DataFrame], DataFrame]
-_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ONLY_UID = "process-1"
+"""Of a keyed step that has no other beside it, and was not named."""
 Columns: TypeAlias = str | pa.Schema | StructType
 """Columns, as Spark's DDL text, its type, or an Arrow schema."""
 
@@ -48,7 +49,7 @@ class Process:
     """Rows to the tasks that own their keys, and a function with state there.
 
     Args:
-        uid: names the step's state across changes of the pipeline; None: by its position.
+        uid: names the step's state across changes of the pipeline; None: it is the only one.
         key: the columns of the key.
         processor: the function.
         output: what it puts out; None: as the processor says.
@@ -68,7 +69,7 @@ class Process:
     watermark_delay_ms: int = 0
 
     def __post_init__(self) -> None:
-        if self.uid is not None and not _UID.fullmatch(self.uid):
+        if self.uid is not None and not PLAIN_NAME.fullmatch(self.uid):
             raise OptionError(
                 f"uid={self.uid!r}: expected up to 100 letters, digits, '.', '_' and '-', the "
                 f"first a letter or digit: it names files"
@@ -132,7 +133,8 @@ def arrange(steps: tuple[Step, ...], source_ddl: str) -> Stages:
 
     Raises:
         OptionError: the columns of a step would not be known, Arrow functions stand between
-            DataFrame ones, DataFrame code stands behind a keyed step, or two of those share a uid.
+            DataFrame ones, DataFrame code stands behind a keyed step, or one of several of those
+            has no uid of its own.
     """
     keyed_at = [i for i, step in enumerate(steps) if isinstance(step, Process)]
     first = keyed_at[0] if keyed_at else len(steps)
@@ -188,7 +190,9 @@ def _keyed(
                     f"belong to the state, and have to be known before the first row"
                 )
             columns = before.schema
-        uid = step.uid or f"process-{number}"
+        if step.uid is None and len(keyed_at) > 1:
+            raise _unnamed(number, step)
+        uid = step.uid or ONLY_UID
         if any(stage.uid == uid for stage in stages):
             raise OptionError(
                 f"two process steps have uid {uid!r}, which names a step's state: give each its own"
@@ -196,6 +200,17 @@ def _keyed(
         behind = steps[at + 1 : keyed_at[number] if number < len(keyed_at) else None]
         stages.append(KeyedStage(step, uid, columns, _functions(behind)))
     return tuple(stages)
+
+
+def _unnamed(number: int, step: Process) -> OptionError:
+    """Its place would name the state, and a step put before it would take that, in silence."""
+    return OptionError(
+        f"process step {number}, behind key_by({', '.join(map(repr, step.key))}), has no uid, and "
+        f"the pipeline has several such steps: which state is whose would hang on their order. "
+        f"Give each uid='…', a name that it keeps. Where a checkpoint has state already, "
+        f"`tallystick inspect` shows under which uid: that of a step which was the only one is "
+        f"under uid={ONLY_UID!r}"
+    )
 
 
 def _functions(steps: tuple[Step, ...]) -> tuple[BatchFunction, ...]:

@@ -12,6 +12,9 @@ settings: give credentials, region and endpoint by what both read, AWS's environ
 `AWS_ENDPOINT_URL_S3`) or the machine's role, on the driver and on the executors. Where Spark is not
 involved (the place of a savepoint), the URI's query may carry pyarrow's options:
 `s3://bucket/path?region=eu-central-1&endpoint_override=host:9000&scheme=http`.
+
+Invariant: a path leads to a file below the folder, whatever text it was made of, and nothing is
+written or removed through a symbolic link in it. Another folder is reached by `at` alone.
 """
 
 import contextlib
@@ -27,7 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from tallystick.errors import OptionError, StorageError
+from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.exclusive import ExclusiveStore
 
 DRAFT_UNUSED_S = 24 * 3600
@@ -56,8 +59,9 @@ class FileStorage:
         self._uri = uri
         self._location = shown(uri)
         self._query = uri.partition("?")[2] if local_path(uri) is None else ""
-        self._roots = {self._location: _root(uri)}
-        self._exclusive: dict[str, ExclusiveStore] = {}
+        self._root = _root(uri)
+        self._elsewhere: dict[str, FileStorage] = {}
+        self._exclusive: ExclusiveStore | None = None
 
     def __repr__(self) -> str:
         return f"FileStorage({self._location!r})"
@@ -70,14 +74,30 @@ class FileStorage:
         """The URI that paths are relative to, without credentials and options."""
         return self._location
 
+    def at(self, location: str) -> "FileStorage":
+        """Return another folder; on the same kind of storage it is reached in the same way.
+
+        Raises:
+            OptionError: the URI is of a file system that pyarrow does not know.
+        """
+        if location == self._location:
+            return self
+        if location not in self._elsewhere:
+            is_alike = self._query and _scheme(location) == _scheme(self._location)
+            uri = f"{location}?{self._query}" if is_alike else location
+            self._elsewhere[location] = FileStorage(uri)
+        return self._elsewhere[location]
+
     def put(self, path: str, data: bytes) -> None:
         """Write a new file, atomically and durably.
 
         Raises:
             StorageError: it could not be written; nothing of it is visible under its name.
+            OptionError: a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
         """
         try:
-            place = self._place(path)
+            place = self._changed_place(path)
             if isinstance(place, Path):
                 put_local(place, data)
             else:
@@ -95,14 +115,18 @@ class FileStorage:
 
         Raises:
             StorageError: it failed; whether the file is there is unknown.
-            OptionError: this kind of storage cannot tell two writers apart, or obstore is missing.
+            OptionError: this kind of storage cannot tell two writers apart, or obstore is missing;
+                or a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
         """
         try:
-            place = self._place(path)
+            place = self._changed_place(path)
             if isinstance(place, Path):
                 return _put_new_local(place, data)
-            store, key = self._exclusive_store(path)
-            return store.create(key, data)
+            files, key = place
+            if self._exclusive is None:
+                self._exclusive = self._exclusive_store(files)
+            return self._exclusive.create(key.partition("/")[2], data)  # without the bucket
         except OSError as error:
             raise StorageError(
                 f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
@@ -110,20 +134,12 @@ class FileStorage:
                 f"Make room or give access, then start again."
             ) from None
 
-    def _exclusive_store(self, path: str) -> tuple[ExclusiveStore, str]:
-        """What creates a file that is not on a local disk, and the file's key for it."""
-        whole = path if _is_whole(path) else f"{self._location}/{path}"
-        scheme, _, rest = whole.partition("://")
-        bucket = rest.partition("/")[0]
-        files, key = _reached(self._place(path))
-        place = f"{_SCHEMES.get(scheme, scheme)}://{bucket}"
-        if place not in self._exclusive:
-            is_alike = _scheme(whole) == _scheme(self._location)
-            user = user_part(self._uri) if is_alike else ""
-            uri = f"{_scheme(whole)}://{user}{bucket}?{self._query if is_alike else ''}"
-            region = files.region if isinstance(files, fs.S3FileSystem) else ""
-            self._exclusive[place] = ExclusiveStore(uri, shown(whole), region)
-        return self._exclusive[place], key.partition("/")[2]  # without the bucket, or container
+    def _exclusive_store(self, files: fs.FileSystem) -> ExclusiveStore:
+        """What creates files that are not on a local disk."""
+        bucket = self._location.partition("://")[2].partition("/")[0]  # or container
+        uri = f"{_scheme(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
+        region = files.region if isinstance(files, fs.S3FileSystem) else ""
+        return ExclusiveStore(uri, self._location, region)
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
@@ -149,7 +165,7 @@ class FileStorage:
         return found
 
     def names(self, folder: str) -> list[str]:
-        """The paths of the files in a folder, sorted; empty if there is no such folder."""
+        """The paths of the files in a folder ("": in this one), sorted; empty if there is none."""
         found: list[str] = []
         with self._reading(folder, "listing") as place:
             if isinstance(place, Path):
@@ -158,11 +174,18 @@ class FileStorage:
                 files, whole = place
                 selector = fs.FileSelector(whole, allow_not_found=True)
                 found = [info.base_name for info in files.get_file_info(selector)]
-        return sorted(f"{folder}/{name}" for name in found if not name.startswith("."))
+        prefix = f"{folder}/" if folder else ""
+        return sorted(f"{prefix}{name}" for name in found if not name.startswith("."))
 
     def delete(self, path: str) -> None:
-        """Remove a file; nothing happens if there is none."""
-        with self._reading(path, "removing") as place:
+        """Remove a file; nothing happens if there is none.
+
+        Raises:
+            OptionError: a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
+        """
+        with self._reading(path, "removing"):
+            place = self._changed_place(path)
             if isinstance(place, Path):
                 place.unlink()
             else:
@@ -170,16 +193,26 @@ class FileStorage:
                 files.delete_file(whole)
 
     def _place(self, path: str) -> "_Place":
-        if not _is_whole(path):
-            return _joined(self._roots[self._location], path)
-        if path.startswith(f"{self._location}/"):
-            return _joined(self._roots[self._location], path[len(self._location) + 1 :])
-        folder, _, name = path.rpartition("/")
-        if folder not in self._roots:
-            # Another place on the same kind of storage is reached in the same way.
-            is_alike = self._query and _scheme(folder) == _scheme(self._location)
-            self._roots[folder] = _root(f"{folder}?{self._query}" if is_alike else folder)
-        return _joined(self._roots[folder], name)
+        if _leads_out(path):
+            raise ManifestError(
+                f"checkpoint {self._location}: path {path!r} leads out of the folder, as none of "
+                f"ours does: what names it was edited, or made by somebody else. Nothing was "
+                f"changed."
+            )
+        return _joined(self._root, path) if path else self._root
+
+    def _changed_place(self, path: str) -> "_Place":
+        """Return the place of a file that is written or removed."""
+        place = self._place(path)
+        if isinstance(place, Path) and isinstance(self._root, Path):
+            for folder in place.parents[: len(place.parts) - len(self._root.parts) - 1]:
+                if folder.is_symlink():
+                    raise OptionError(
+                        f"checkpoint {self._location}: {folder} is a symbolic link, and nothing "
+                        f"is written or removed through one: whoever made the folder may have "
+                        f"aimed it at other files. Put the folder itself there."
+                    )
+        return place
 
     @contextlib.contextmanager
     def _reading(self, path: str, doing: str) -> Iterator["_Place"]:
@@ -242,8 +275,9 @@ def without_secrets(text: str, uri: str) -> str:
     return text
 
 
-def _is_whole(path: str) -> bool:
-    return path.startswith(("/", "file:")) or "://" in path
+def _leads_out(path: str) -> bool:
+    is_whole = path.startswith(("/", "file:")) or "://" in path
+    return is_whole or "\0" in path or ".." in path.replace("\\", "/").split("/")
 
 
 def _scheme(uri: str) -> str:

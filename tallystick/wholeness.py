@@ -10,7 +10,7 @@ from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import StateFile
-from tallystick.state_files import state_files
+from tallystick.state_files import at_home, state_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +86,24 @@ class Wholeness:
     def _wrong(self, file: StateFile) -> str:
         if file.path in self.known_bad:
             return "missing or damaged"
+        storage, path = at_home(self.storage, file)
         if self.verify:
-            data = self.storage.get(file.path)
+            data = storage.get(path)
             if data is None:
                 return "missing"
             damage = damage_of(file, data)
             return f"damaged: {damage}" if damage else ""
         if file.path in self.names():
             return ""
-        is_elsewhere = "://" in file.path
-        there = is_elsewhere and self.storage.get_range(file.path, 0, 1) is not None
-        return "" if there else "missing"
+        is_there = bool(file.home) and storage.get_range(path, 0, 1) is not None
+        return "" if is_there else "missing"
 
 
 def read_manifest(checkpoint: Storage, path: str) -> Manifest:
     """A manifest of a checkpoint.
 
     Raises:
-        ManifestError: it is missing or damaged.
+        ManifestError: it is missing or damaged, or is not what its name says.
     """
     data = checkpoint.get(path)
     if data is None:
@@ -111,7 +111,13 @@ def read_manifest(checkpoint: Storage, path: str) -> Manifest:
             f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
             f"Put it back from a backup."
         )
-    return m.decode(data, path)
+    manifest = m.decode(data, path)
+    if manifest.checkpoint_id != m.epoch_of(path):
+        raise ManifestError(
+            f"manifest {path} of checkpoint {checkpoint.location} is that of epoch "
+            f"{manifest.checkpoint_id}: it was renamed, or copied. Put it back from a backup."
+        )
+    return manifest
 
 
 def named(file: StateFile, location: str) -> str:

@@ -69,6 +69,7 @@ def test_the_group_is_the_pipelines_own_unless_named_or_switched_off():
         ({"assignment": {}, "topics": None}, "names no partition"),
         ({"metadata_prefix": "k_"}, "becomes one"),
         ({"value": ts.Json()}, "reading needs a schema"),
+        ({"group_id": "tallystick-orders-token"}, "pipeline 'orders' keeps its token"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(settings, told):

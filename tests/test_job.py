@@ -21,7 +21,7 @@ from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.tokens import decode_token, encode_token
 from tallystick.sink.transaction import Token
-from tallystick.state.handles import CHANGELOG, StateFile, StepState
+from tallystick.state.handles import CHANGELOG, StateFile, StepState, Version
 from tallystick.storage import FileStorage
 
 words = st.text(max_size=20)
@@ -129,9 +129,8 @@ def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(
     orphan, claimed, under_way = (
         file_of(at, word) for at, word in ((3, "orphan"), (4, "claimed"), (EPOCHS, "later"))
     )
-    held = StepState(
-        "step", 128, 1, "[]", 1, files=(StateFile(claimed, CHANGELOG, 4, 0, 127, 1, 1, 1, 1),)
-    )
+    file = StateFile(claimed, CHANGELOG, 4, 0, 127, 1, 1, 1, 1)
+    held = StepState("step", 128, 1, "[]", 1, files=(file,), trail=(Version(4, "t"),))
     claim = Claim("file:///saved", "2026", (held,)).encode()
     left = dict.fromkeys((orphan, claimed, under_way), b"state")
     plant(world, {claim_path("one"): claim, **left})
@@ -231,7 +230,8 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
     ]
     for path in [path for path in files if path.startswith(m.FOLDER)]:
         epoch = m.epoch_of(path)
-        state = StepState("step", 128, 1, "[]", 1, files=tuple(held[: epoch + 1]))
+        trail = (Version(epoch, "t"),)
+        state = StepState("step", 128, 1, "[]", 1, files=tuple(held[: epoch + 1]), trail=trail)
         files[path] = replace(m.decode(files[path], path), state=(state,)).encode()
     files |= {file.path: b"x" for file in held if file.epoch != EPOCHS - 3}
     driver = world.make_driver(world.start_driver())

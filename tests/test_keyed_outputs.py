@@ -19,14 +19,14 @@ def planned(*steps: Process) -> tuple[KeyedStep, ...]:
 
 
 def process(key: str, function, output: pa.Schema | None = None, **settings) -> Process:
-    return Process(None, (key,), function, output, **settings)
+    return Process(settings.pop("uid", None), (key,), function, output, **settings)
 
 
 def test_steps_without_output_follow_each_other():
     first, second, third = planned(
-        process("user", ts.deduplicate()),
-        process("user", ts.aggregate({"n": ts.count()}, keep=["at"])),
-        process("n", ts.top_n(2, "at", "timestamp")),
+        process("user", ts.deduplicate(), uid="first"),
+        process("user", ts.aggregate({"n": ts.count()}, keep=["at"]), uid="second"),
+        process("n", ts.top_n(2, "at", "timestamp"), uid="third"),
     )
 
     assert first.output == EVENTS

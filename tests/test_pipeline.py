@@ -68,6 +68,23 @@ def test_what_is_for_foreach_batch_is_refused_in_a_pipeline(setting):
         pipeline.start(None, checkpoint="unused")
 
 
+@pytest.mark.parametrize(
+    ("name", "group", "prefix"),
+    [("orders-token", None, "tallystick-"), ("orders", "acme-orders-token", "acme-")],
+)
+def test_a_group_that_keeps_a_token_is_no_sources(name, group, prefix):
+    """Positions among its tokens stop a pipeline at every start: this one, or another."""
+    source = ts.KafkaSource("nowhere:9092", topics=["in"], group_id=group)
+    sink = ts.KafkaSink("nowhere:9092", topic="out", transactional_id_prefix=prefix)
+    with pytest.raises(ts.OptionError, match=r"pipeline 'orders' keeps its token.* another"):
+        ts.Pipeline(name).read(source).write(sink).start(None, checkpoint="unused")
+
+
+def test_the_name_of_a_query_is_no_part_of_anothers_transactional_id():
+    with pytest.raises(ts.OptionError, match=r"'orders/kafka-1/0/0'.*expected none with '/'"):
+        ts.KafkaSink("nowhere:9092", topic="out", name="orders/kafka-1/0/0")
+
+
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
 def test_a_recovery_time_without_transactions_is_refused(guarantee):
     settings = {"transactions": "task", "guarantee": guarantee, "max_recovery_ms": 1000}

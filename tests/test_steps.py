@@ -60,10 +60,10 @@ def test_keyed_steps_know_the_columns_that_come_to_them_and_their_own_functions(
     stages = arrange(
         (
             MapBatches(first, "a int"),
-            process(),
+            process("first"),
             MapBatches(second),
             MapBatches(first, "a int, c int"),
-            process(),
+            process("second"),
             process("named"),
             MapBatches(second),
         ),
@@ -72,10 +72,18 @@ def test_keyed_steps_know_the_columns_that_come_to_them_and_their_own_functions(
 
     assert (stages.before, stages.frames, stages.after) == ((first,), None, ())
     assert [(stage.uid, stage.columns, stage.functions) for stage in stages.keyed] == [
-        ("process-1", "a int", (second, first)),
-        ("process-2", "a int, c int", ()),
+        ("first", "a int", (second, first)),
+        ("second", "a int, c int", ()),
         ("named", None, (second,)),
     ]
+
+
+def test_the_only_keyed_step_needs_no_uid_and_keeps_its_state_when_it_gets_one():
+    """Else a checkpoint of before could not go on with a second step."""
+    (alone,) = arrange((process(),), "a int").keyed
+    steps = (process("new"), MapBatches(first, "a int"), process(alone.uid))
+
+    assert [stage.uid for stage in arrange(steps, "a int").keyed] == ["new", alone.uid]
 
 
 def test_behind_dataframe_code_the_columns_are_the_dataframes():
@@ -97,7 +105,9 @@ def test_a_keyed_step_behind_the_reader_has_the_columns_of_the_source():
         ((process(), Transform(frame)), "DataFrame code would drop it"),
         ((MapBatches(first), process()), r"before key_by\('a'\) needs schema="),
         ((process("x"), process("x")), "two process steps have uid 'x'"),
-        ((process(), process("process-1")), "two process steps have uid 'process-1'"),
+        ((process(), process("x")), r"process step 1, behind key_by\('a'\), has no uid"),
+        ((process("x"), MapBatches(first, "a int"), process()), "process step 2, .* has no uid"),
+        ((process(), process()), "process step 1, .* was the only one is under uid='process-1'"),
     ],
 )
 def test_what_state_could_not_follow_is_refused(steps, told):

@@ -4,9 +4,10 @@ import errno
 import os
 
 import pytest
+from pyarrow import fs
 
 from tallystick import storage as storage_module
-from tallystick.errors import OptionError, StorageError
+from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.storage import FileStorage, shown
 
 
@@ -101,16 +102,84 @@ def test_what_is_deleted_is_gone_and_may_be_deleted_again(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
-def test_a_file_elsewhere_is_reached_by_its_uri_or_path(tmp_path, form):
+def test_a_folder_elsewhere_is_reached_by_its_uri_or_path(tmp_path, form):
     """A restored savepoint's files lie where they were written."""
     here, there = FileStorage(str(tmp_path / "here")), FileStorage(form.format(tmp_path / "there"))
     there.put("keyed-state/a", b"there")
 
     assert here.get("keyed-state/a") is None
-    assert here.get(f"{there.location}/keyed-state/a") == b"there"
-    assert here.get_range(f"{there.location}/keyed-state/a", 0, 2) == b"th"
-    here.put(f"{there.location}/keyed-state/b", b"new")
-    assert there.names("keyed-state") == ["keyed-state/a", "keyed-state/b"]
+    assert here.at(there.location).get("keyed-state/a") == b"there"
+    assert here.at(here.location) is here
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../there/a", "keyed-state/../../there/a", "..", "keyed-state/..", "a\\..\\..\\there"),
+        *("{there}/a", "file:{there}/a", "file://{there}/a", "s3://bucket/a", "a\0b"),
+    ],
+)
+def test_no_path_leads_out_of_the_folder(tmp_path, monkeypatch, path, is_local):
+    """On an object store neither: any bucket is a local folder here."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "a").write_bytes(b"theirs")
+    if is_local:
+        storage = FileStorage(str(tmp_path / "here"))
+    else:
+        root = (fs.LocalFileSystem(), str(tmp_path / "here"))
+        monkeypatch.setattr(storage_module, "_root", lambda _: root)
+        storage = FileStorage("s3://bucket/here")
+    path = path.format(there=there)
+
+    for act in (
+        storage.get,
+        storage.names,
+        storage.delete,
+        lambda path: storage.get_range(path, 0, 1),
+        lambda path: storage.put(path, b"ours"),
+        lambda path: storage.put_new(path, b"ours"),
+    ):
+        with pytest.raises(ManifestError, match="leads out of the folder"):
+            act(path)
+    assert (there / "a").read_bytes() == b"theirs"
+    assert sorted(tmp_path.rglob("*")) == [there, there / "a"]
+
+
+@pytest.mark.parametrize("link", ["keyed-state", "keyed-state/counts"])
+def test_nothing_is_written_or_removed_through_a_symbolic_link(tmp_path, link):
+    """A savepoint that was unpacked may have any."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    (there / "counts").mkdir(parents=True)
+    for folder in (there, there / "counts"):
+        (folder / "a").write_bytes(b"theirs")
+    (here / link).parent.mkdir(parents=True)
+    (here / link).symlink_to(there)
+    storage, before = FileStorage(str(here)), sorted(there.rglob("*"))
+
+    for act in (
+        storage.delete,
+        lambda path: storage.put(path, b"ours"),
+        lambda path: storage.put_new(path, b"ours"),
+    ):
+        for name in ("a", "b"):
+            with pytest.raises(OptionError, match=f"{link} is a symbolic link"):
+                act(f"keyed-state/counts/{name}")
+    assert sorted(there.rglob("*")) == before
+    assert {path.read_bytes() for path in before if path.is_file()} == {b"theirs"}
+    linked = tmp_path / "linked"  # the folder itself may be one: that is what the user named
+    linked.symlink_to(there)
+    FileStorage(str(linked)).put("counts/a", b"ours")
+    assert (there / "counts" / "a").read_bytes() == b"ours"
+
+
+def test_the_files_of_the_folder_itself_are_listed_under_their_names(tmp_path):
+    storage = FileStorage(str(tmp_path))
+    storage.put("b/c", b"")
+    storage.put("a", b"")
+
+    assert storage.names("") == ["a", "b"]
 
 
 def test_what_is_in_the_way_is_an_error_that_names_it(tmp_path):

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from pyarrow import fs
 
-from tallystick.errors import OptionError, StorageError
+from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.storage import FileStorage
 from tallystick.testing.free_ports import free_ports
 from tallystick.testing.process import ProcessGroup
@@ -96,7 +96,7 @@ def test_files_come_back_whole_in_part_or_not_at_all(server, bucket):
     assert storage.names("keyed-state/counts") == ["keyed-state/counts/a"]
 
 
-def test_a_file_elsewhere_is_reached_by_its_uri(server, bucket, tmp_path):
+def test_a_folder_elsewhere_is_reached_by_its_uri(server, bucket, tmp_path):
     """What a restored savepoint refers to: the same server, or another kind of storage."""
     old = FileStorage(f"s3a://{bucket}/old?{server.query}")
     new = FileStorage(f"s3://{bucket}/new?{server.query}")
@@ -105,14 +105,16 @@ def test_a_file_elsewhere_is_reached_by_its_uri(server, bucket, tmp_path):
     local.put("keyed-state/counts/a", b"local")
 
     assert new.get("keyed-state/counts/a") is None
-    assert new.get(f"{old.location}/keyed-state/counts/a") == b"old"
-    assert new.get_range(f"{old.location}/keyed-state/counts/a", 1, 1) == b"l"
-    assert new.get(f"{local.location}/keyed-state/counts/a") == b"local"
-    assert new.get(f"file://{tmp_path}/keyed-state/counts/a") == b"local"
-    assert local.get(f"{local.location}/keyed-state/counts/a") == b"local"
-    assert new.get(f"{old.location}/none") is None
-    new.delete(f"{old.location}/keyed-state/counts/a")
+    assert new.at(old.location).get("keyed-state/counts/a") == b"old"
+    assert new.at(old.location).get_range("keyed-state/counts/a", 1, 1) == b"l"
+    assert new.at(local.location).get("keyed-state/counts/a") == b"local"
+    assert new.at(f"file://{tmp_path}").get("keyed-state/counts/a") == b"local"
+    assert new.at(old.location).get("none") is None
+    new.at(old.location).delete("keyed-state/counts/a")
     assert old.get("keyed-state/counts/a") is None
+    for path in ("../old/a", f"{old.location}/a", "/old/a"):
+        with pytest.raises(ManifestError, match="leads out of the folder"):
+            new.delete(path)
 
 
 def test_the_environment_is_enough(server, bucket, monkeypatch):

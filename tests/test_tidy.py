@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"decision_log", "fan_out", "handover", "parent_process", "participants", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
-    "endpoints": WORDS | {"formats", "kafka", "option_table", "options", "source"},
+    "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
     "state_columns": VALUES | {"processors"},
     "state_table": CORE
     | {"newest_epoch", "savepoint_files", "savepoints"}

@@ -107,13 +107,17 @@ def decode(data: bytes, path: str) -> Manifest:
         "Nothing was changed. Restore the file from a backup of the checkpoint, or start the "
         "pipeline from a new checkpoint and state where to read from."
     )
-    return from_fields(unseal(data, f"manifest {path}", READABLE_VERSIONS, way_on))
+    return unseal(data, f"manifest {path}", READABLE_VERSIONS, way_on, from_fields)
 
 
 def from_fields(fields: dict[str, Any]) -> Manifest:
-    """A manifest from its JSON; of a savepoint too, which holds one."""
+    """Return the manifest of its JSON; of a savepoint too, which holds one.
+
+    Raises:
+        ValueError, or another that `unseal` knows: the JSON is not of ours.
+    """
     origin = fields.get("origin")
-    return Manifest(
+    manifest = Manifest(
         checkpoint_id=fields["checkpoint_id"],
         pipeline=fields["pipeline"],
         lineage=fields["lineage"],
@@ -126,6 +130,17 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
         decided_by=fields.get("decided_by", KAFKA),
         base_path=fields.get("base_path", ""),
     )
+    for text in (manifest.pipeline, manifest.lineage, manifest.base_path, *manifest.sources):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r}: expected a text")
+    producer = manifest.producer  # its epoch becomes a part of a file's name
+    for number in (manifest.checkpoint_id, producer.producer_id, producer.producer_epoch):
+        if type(number) is not int:
+            raise TypeError(f"{number!r}: expected a whole number")
+    uids = [step.uid for step in manifest.state]
+    if len(uids) != len(set(uids)):
+        raise ValueError(f"steps {', '.join(uids)}: expected each once")
+    return manifest
 
 
 def manifest_path(manifest: Manifest, nonce: str) -> str:

@@ -5,23 +5,30 @@ that holds the epoch's manifest and Spark's own log entries for it. The files of
 (a copy), or it names those of the checkpoint by their whole URI (a reference). A claim, in the
 folder whose files are used from elsewhere, keeps them from being collected.
 
+Invariant: a savepoint that was read names nothing but a savepoint's own files, and those that it
+refers to below the checkpoint that it claims: it may come from somebody else. See `handles`.
+
 A restored checkpoint begins with a seed: the savepoint's manifest under the new checkpoint's
 lineage, with nothing produced. See `verdict` for when it may go on.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest, Origin
 from tallystick.checkpoint.sealed import seal, unseal
-from tallystick.state.handles import StateFile, StepState
+from tallystick.state.handles import StateFile, StepState, is_whole_uri
 
+Built = TypeVar("Built")
 VERSION = 1
 FILE = "savepoint.json"
 CLAIMS = "keyed-state-claims"
 """The folder of the claims: not inside of that of the state, where each name is a step's."""
+_CLAIM = re.compile(rf"{CLAIMS}/[A-Za-z0-9-]+\.json")
+_SOURCES_PATH = re.compile(r"sources/[0-9]+/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +71,27 @@ def decode(data: bytes, path: str) -> Savepoint:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    held = _unsealed(data, path, "savepoint")
-    manifest = m.from_fields(held.pop("manifest"))
-    return Savepoint(manifest=manifest, **held)
+    return _unsealed(data, path, "savepoint", _savepoint)
+
+
+def _savepoint(held: dict[str, Any]) -> Savepoint:
+    found = Savepoint(**held | {"manifest": m.from_fields(held["manifest"])})
+    names = (found.name, found.created, found.checkpoint, found.manifest_path, found.claim)
+    if not all(isinstance(each, str) for each in (*names, *found.spark, *found.spark.values())):
+        raise TypeError("expected texts for names, paths and the content of Spark's log")
+    if found.claim and not (_CLAIM.fullmatch(found.claim) and is_whole_uri(found.checkpoint)):
+        raise ValueError(f"claim {found.claim!r} in {found.checkpoint!r}: expected {CLAIMS}/…")
+    home = found.checkpoint if found.claim else ""
+    for file in (file for step in found.manifest.state for file in step.files):
+        if file.home not in ("", home):
+            raise ValueError(
+                f"path {file.path!r}: expected its own, or in the checkpoint it claims"
+            )
+    logs = log_paths(found.manifest.checkpoint_id)
+    for each in sorted(found.spark.keys() ^ {*logs}):
+        if each in logs or not is_sources_path(each):
+            raise ValueError(f"Spark's log {[*found.spark]}: expected {logs}, and sources/…")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +121,15 @@ def decode_claim(data: bytes, path: str) -> Claim:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    held = _unsealed(data, path, "claim")
-    held["state"] = tuple(StepState.from_json(step) for step in held["state"])
-    return Claim(**held)
+    return _unsealed(data, path, "claim", _claim)
+
+
+def _claim(held: dict[str, Any]) -> Claim:
+    state = tuple(StepState.from_json(step) for step in held["state"])
+    found = Claim(**held | {"state": state})
+    if not is_whole_uri(found.holder):
+        raise ValueError(f"holder {found.holder!r}: expected the whole URI of a folder")
+    return found
 
 
 def claim_path(name: str) -> str:
@@ -113,6 +144,11 @@ def log_paths(epoch: int) -> tuple[str, ...]:
     """
     before = (f"offsets/{epoch - 1}",) if epoch else ()
     return (*before, f"offsets/{epoch}", f"commits/{epoch}")
+
+
+def is_sources_path(path: str) -> bool:
+    """Return whether a path is that of a file which a source keeps in the checkpoint."""
+    return _SOURCES_PATH.fullmatch(path) is not None
 
 
 def epochs_logged(paths: list[str]) -> list[int]:
@@ -163,6 +199,6 @@ def seed_of(
     )
 
 
-def _unsealed(data: bytes, path: str, what: str) -> dict[str, Any]:
+def _unsealed(data: bytes, path: str, what: str, build: Callable[[dict[str, Any]], Built]) -> Built:
     way_on = "Nothing was changed. Put back a whole copy of it, or use another one."
-    return unseal(data, f"{what} {path}", (VERSION,), way_on)
+    return unseal(data, f"{what} {path}", (VERSION,), way_on, build)

@@ -1,15 +1,22 @@
 """The form of every small file of a checkpoint that counts by itself.
 
 One line of JSON with its format's version, then the CRC-32 of that line in eight hex digits. A
-reader rejects what it cannot prove whole.
+reader rejects what it cannot prove whole. That says nothing of who wrote it: the checksum is no
+signature, so what is built of the text has to check itself too.
 """
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from tallystick.errors import ManifestError
+
+Built = TypeVar("Built")
+SHOWN_MAX = 300
+"""So many characters of what is wrong are shown."""
+_REFUSALS = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a value that must not exist raises where somebody tries to build it."""
 
 
 def seal(version: int, held: Mapping[str, Any]) -> bytes:
@@ -18,7 +25,13 @@ def seal(version: int, held: Mapping[str, Any]) -> bytes:
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
-def unseal(data: bytes, what: str, readable: Collection[int], way_on: str) -> dict[str, Any]:
+def unseal(
+    data: bytes,
+    what: str,
+    readable: Collection[int],
+    way_on: str,
+    build: Callable[[dict[str, Any]], Built],
+) -> Built:
     """Read back what `seal` was given.
 
     Args:
@@ -26,6 +39,7 @@ def unseal(data: bytes, what: str, readable: Collection[int], way_on: str) -> di
         what: it is, and its path: for the messages.
         readable: the versions that this release reads.
         way_on: what to do if it is damaged, as sentences.
+        build: makes the value of what was held; whatever it refuses is the file's fault.
 
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
@@ -36,12 +50,19 @@ def unseal(data: bytes, what: str, readable: Collection[int], way_on: str) -> di
             f"{what}: {len(data)} bytes that fail their checksum, so the file is torn or was "
             f"edited. {way_on}"
         )
-    held: dict[str, Any] = json.loads(line)
-    version = held.pop("version", None)
-    if version not in readable:
-        up_to = "up to version" if len(readable) > 1 else "version"
+    try:
+        held: dict[str, Any] = json.loads(line)
+        version = held.pop("version", None)
+        if version not in readable:
+            up_to = "up to version" if len(readable) > 1 else "version"
+            raise ManifestError(
+                f"{what}: format version {version}, this release reads {up_to} {max(readable)}. "
+                f"Run the release that wrote it, or a newer one."
+            )
+        return build(held)
+    except _REFUSALS as error:
         raise ManifestError(
-            f"{what}: format version {version}, this release reads {up_to} {max(readable)}. Run "
-            f"the release that wrote it, or a newer one."
-        )
-    return held
+            f"{what}: its checksum fits, but no release writes what it says: "
+            f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}. It was edited, or made by "
+            f"somebody else. {way_on}"
+        ) from error

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
+from tallystick.errors import ManifestError
 from tallystick.sink.two_phase import Committable, Owner, Place
 
 HIDDEN = "_tallystick"
@@ -52,10 +53,25 @@ class Drafts(NamedTuple):
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
-        """Read what `details` made."""
-        held = json.loads(committable.details)
-        files = None if held["files"] is None else tuple(File(*each) for each in held["files"])
-        return cls(held["location"], held["hidden"], committable.name, files)
+        """Read what `details` made.
+
+        Raises:
+            ManifestError: it would lead to other files than drafts, markers and what they become.
+        """
+        try:
+            held = json.loads(committable.details)
+            files = None if held["files"] is None else tuple(File(*each) for each in held["files"])
+            drafts = cls(held["location"], held["hidden"], committable.name, files)
+            is_ours = _is_ours(drafts)
+        except (KeyError, TypeError, ValueError):
+            is_ours = False
+        if not is_ours:
+            raise ManifestError(
+                f"file sink {committable.sink}: epoch {committable.checkpoint_id} names "
+                f"{committable.name!r} with {committable.details[:200]!r}, which no release "
+                f"writes: the manifest was edited, or made by somebody else. Nothing was changed."
+            )
+        return drafts
 
     @property
     def details(self) -> str:
@@ -126,6 +142,19 @@ def parse_draft(path: str, size: int) -> File | None:
     """The file that a draft, relative to its pending folder, is for; None: it is something else."""
     found = _FINAL.fullmatch(path.removesuffix(DRAFT)) if path.endswith(DRAFT) else None
     return found and File(found[1] or "", int(found[3] or 0), size)
+
+
+def _is_ours(drafts: Drafts) -> bool:
+    top, *parts = drafts.hidden.split("/")
+    folders = {part for file in drafts.files or () for part in file.folder.split("/")}
+    numbers = [number for file in drafts.files or () for number in (file.number, file.size)]
+    return (
+        _NAME.fullmatch(drafts.name) is not None
+        and (top, len(parts)) == (HIDDEN, 3)
+        and not any("\0" in part or part == ".." for part in (*parts, *folders))
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(drafts.location, str)
+    )
 
 
 def _part(text: str) -> str:

@@ -159,9 +159,9 @@ class SinkEngine:
 
 def counted(rows: int) -> tuple[StepState, ...]:
     """The state behind so many rows."""
-    return (StepState(f"{rows} rows", 128, 1, "[]", 1),)
+    return (StepState(f"rows-{rows}", 128, 1, "[]", 1),)
 
 
 def count_in(state: tuple[StepState, ...]) -> int:
     """How many rows came before."""
-    return int(state[0].uid.split()[0]) if state else 0
+    return int(state[0].uid.removeprefix("rows-")) if state else 0

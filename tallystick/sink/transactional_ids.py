@@ -10,6 +10,8 @@ Invariants:
     * An id has one reading. It is read from its end, where nothing but the prefix may hold a `/`:
       neither the uid of a sink nor the name of a pipeline has one. With dashes, sink `b-c` of
       pipeline `a` and sink `c` of pipeline `a-b` would share their ids.
+    * A group that keeps a token shows nobody's positions. A pipeline's own group is called as its
+      prefix, so one whose name ends in `-token` has to choose another for its source.
     * Owned is what has exactly one of the given prefixes and one of the given sinks, with whatever
       task and slot: also a task that no longer exists after a scale-down.
 
@@ -26,6 +28,8 @@ SLOT_COUNT = 16
 SEPARATOR = "/"
 ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
+TOKEN = "-token"
+"""Stands behind a transactional id in the name of the group that keeps its token."""
 
 
 class PooledId(NamedTuple):
@@ -66,7 +70,27 @@ def checkpoint_prefix(prefix: str, lineage: str) -> str:
 
 def token_group(transactional_id: str) -> str:
     """The consumer group under which transactions of an id keep their token."""
-    return f"{transactional_id}-token"
+    return f"{transactional_id}{TOKEN}"
+
+
+def token_owner(group: str) -> str:
+    """Return the pipeline whose token a group keeps, if it chose no prefix; "": none."""
+    name = group.removeprefix(ID_PREFIX)
+    return name.removesuffix(TOKEN) if name != group and name.endswith(TOKEN) else ""
+
+
+def check_name(pipeline: str) -> None:
+    """Refuse a name whose transactional id could be read as that of another pipeline's task.
+
+    Raises:
+        OptionError: it has a separator in it.
+    """
+    if SEPARATOR in pipeline:
+        raise OptionError(
+            f"pipeline name {pipeline!r} (a query's own, where KafkaSink has no name=): expected "
+            f"none with {SEPARATOR!r}, which separates the parts of transactional ids. Give "
+            f"KafkaSink another name="
+        )
 
 
 def slot_of(attempt: int, task: int) -> int:

@@ -146,4 +146,10 @@ def parse_source(text: str) -> SourceOffsets | None:
         return None
     if not isinstance(value, dict) or "tallystick" not in value:
         return None
-    return from_json(value)
+    try:
+        return from_json(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ManifestError(
+            f"offsets {text[:200]}: expected those of a Tallystick source; they were edited, or "
+            f"made by somebody else."
+        ) from error

@@ -21,6 +21,7 @@ from tallystick.errors import DataLossError, OptionError
 from tallystick.job import Driver
 from tallystick.ports import Engine, Prepared
 from tallystick.sink.transaction import Producer
+from tallystick.sink.transactional_ids import check_name
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.spark.group_offsets import shown_in_transaction
 from tallystick.state.handles import StepState
@@ -309,8 +310,10 @@ class EpochRunner:
 
     def _open(self, run_id: str, run: QueryRun) -> _Opened:
         storage = FileStorage(run.checkpoint)
+        name = self._name or run.query_name or run.query_id
+        check_name(name)
         identity = Identity(
-            pipeline=self._name or run.query_name or run.query_id,
+            pipeline=name,
             lineage=lineage_of(storage, run.query_id),
             checkpoint=storage.location,
             accepted=self._accepted,

@@ -3,16 +3,36 @@
 The state of a step is the sum of its files, applied in the order of the list: a snapshot holds all
 entries of its key groups as they were before the epoch that wrote it, a changelog the entries that
 one epoch changed. So, for one key group: its newest snapshot, then the changelogs behind that.
+
+Invariant: what is read back (`from_json`) names files of state and nothing else, whoever wrote it.
+A uid and a file's name are one plain name each, and a path is `keyed-state/<uid>/<name>`, below the
+checkpoint or below a folder elsewhere, which is named by a whole URI.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
-from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.key_groups import MAX_PARALLELISM_MAX, KeyGroupRange
 
 SNAPSHOT = "snapshot"
 CHANGELOG = "changelog"
+FOLDER = "keyed-state"
+"""Where files of state live, below the checkpoint location: a folder per step."""
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Of a step (its uid) and of its files: neither `..` nor anything with a separator in it."""
+
+_PLACE = re.compile(
+    rf"(?:(?P<home>.+)/)?(?P<path>{FOLDER}/{PLAIN_NAME.pattern}/[A-Za-z0-9][A-Za-z0-9._-]{{0,254}})",
+    re.DOTALL,
+)
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^?]+")
+_STEP_UP = re.compile(r"(?:^|/)(?:\.|%2e){2}(?:/|$)", re.IGNORECASE)
+_NOT_PLAIN = re.compile(r"[\\\x00-\x1f\x7f]|%(?:2f|5c|7f|[01][0-9a-f])", re.IGNORECASE)
+_NUMBERS = ("epoch", "first", "last", "size", "index_size", "checksum", "rows")
 
 
 class Version(NamedTuple):
@@ -55,6 +75,17 @@ class StateFile:
     first_epoch: int | None = None
 
     @property
+    def home(self) -> str:
+        """The whole URI of the folder that it lies in; "": the one that names it."""
+        parts = self.path.rsplit("/", 3)
+        return parts[0] if len(parts) == 4 else ""
+
+    @property
+    def inner_path(self) -> str:
+        """Its path in that folder: `keyed-state`, step and name."""
+        return "/".join(self.path.rsplit("/", 3)[-3:])
+
+    @property
     def groups(self) -> KeyGroupRange:
         """The key groups that it speaks for."""
         return KeyGroupRange(self.first, self.last)
@@ -64,6 +95,43 @@ class StateFile:
         """The epochs whose changes a changelog holds."""
         start = self.epoch if self.first_epoch is None else self.first_epoch
         return range(start, self.epoch + 1)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the file that the JSON speaks of.
+
+        Raises:
+            ValueError, TypeError: there can be no such file.
+        """
+        file = cls(**value)
+        found = _PLACE.fullmatch(file.path)
+        if found is None or (found["home"] is not None and not is_whole_uri(found["home"])):
+            raise ValueError(
+                f"path {file.path!r}: expected {FOLDER}/<step>/<file>, or that behind the whole "
+                f"URI of another folder"
+            )
+        if file.kind not in (SNAPSHOT, CHANGELOG):
+            raise ValueError(f"{file.path}: kind {file.kind!r}: expected {SNAPSHOT} or {CHANGELOG}")
+        numbers = [getattr(file, name) for name in _NUMBERS]
+        numbers.append(0 if file.first_epoch is None else file.first_epoch)
+        if not (all(type(each) is int for each in numbers) and min(numbers) >= 0):
+            raise ValueError(f"{file.path}: {numbers}: expected whole numbers from 0")
+        if not (file.first <= file.last < MAX_PARALLELISM_MAX and file.index_size <= file.size):
+            raise ValueError(
+                f"{file.path}: key groups {file.first} to {file.last}, an index of "
+                f"{file.index_size} bytes in {file.size}: there is no such file"
+            )
+        return file
+
+
+@lru_cache(maxsize=256)
+def is_whole_uri(text: str) -> bool:
+    """Return whether a text names one folder, the same one wherever it is read.
+
+    A URI without options, steps up (`..`) and hidden separators, written plainly or with `%`.
+    """
+    is_uri = _URI.fullmatch(text) is not None
+    return is_uri and _STEP_UP.search(text) is None and _NOT_PLAIN.search(text) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +202,33 @@ class StepState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` made."""
-        return cls(
+        """Read back what `to_json` made.
+
+        Raises:
+            ValueError, TypeError, KeyError: there can be no such state.
+        """
+        step = cls(
             **{
                 **value,
                 "fields": tuple(StateField(**field) for field in value["fields"]),
-                "files": tuple(StateFile(**file) for file in value["files"]),
+                "files": tuple(StateFile.from_json(file) for file in value["files"]),
                 "trail": _trail_of(value["trail"]),
             }
         )
+        if not PLAIN_NAME.fullmatch(step.uid):
+            raise ValueError(f"uid {step.uid!r}: expected one plain name, as of a folder")
+        is_whole = type(step.parallelism) is type(step.max_parallelism) is int
+        if not is_whole or not 1 <= step.parallelism <= step.max_parallelism <= MAX_PARALLELISM_MAX:
+            raise ValueError(
+                f"step {step.uid}: parallelism {step.parallelism} of {step.max_parallelism} key "
+                f"groups: expected 1 to {MAX_PARALLELISM_MAX}"
+            )
+        if step.files and not step.trail:
+            raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
+        names = {file.path.rpartition("/")[2] for file in step.files}
+        if len(names) < len(step.files):
+            raise ValueError(f"step {step.uid}: {len(step.files)} files with {len(names)} names")
+        return step
 
 
 def _trail_json(trail: Sequence[Version]) -> list[int | str]:

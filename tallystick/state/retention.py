@@ -7,6 +7,7 @@ one epoch has to do of it (a part at a time).
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,9 @@ import numpy.typing as npt
 from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, operator_index
 from tallystick.state.restore import Load, needed
+
+_NAME = re.compile(rf"(\d{{12,}})-\d+-[A-Za-z0-9-]+\.(?:{CHANGELOG}|{SNAPSHOT})", re.ASCII)
+"""Of our files; others that lie beside them are somebody's, and nobody's rubbish."""
 
 TRAIL_LENGTH = 256
 """How many epochs a worker's copy may be behind and still be brought forward.
@@ -154,8 +158,8 @@ def collectable(
 
 def epoch_of(name: str) -> int | None:
     """The epoch that wrote a state file, by its name; None where it is not one of ours."""
-    digits = name.rpartition("/")[2].partition("-")[0]
-    return int(digits) if digits.isdecimal() else None
+    found = _NAME.fullmatch(name.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 def _is_rewrite(file: StateFile) -> bool:

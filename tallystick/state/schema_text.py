@@ -50,7 +50,13 @@ def schema_from_text(text: str) -> pa.Schema:
     Raises:
         ManifestError: it is of a release that knows more types, or damaged.
     """
-    return pa.schema([pa.field(name, type_from_text(kind)) for name, kind in json.loads(text)])
+    try:
+        return pa.schema([pa.field(name, type_from_text(kind)) for name, kind in json.loads(text)])
+    except (TypeError, ValueError) as error:
+        raise ManifestError(
+            f"a schema in the checkpoint is {text[:200]!r}: expected names and types, as JSON. It "
+            f"was edited, or made by somebody else."
+        ) from error
 
 
 def text_of_type(kind: pa.DataType) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import decimal
+import json
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from tallystick.errors import DataLossError, OptionError, RecordError
+from tallystick.errors import DataLossError, ManifestError, OptionError, RecordError
 from tallystick.files import committing, writing
 from tallystick.files.drafts import name_of, parse_draft, parse_name
 from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
@@ -586,3 +587,38 @@ def test_a_relative_path_is_the_drivers(tmp_path, monkeypatch):
     (committable,) = pickle.loads(pickle.dumps(plan)).begin(place()).prepare() or [None]  # noqa: S301
     assert committable is None
     assert plan.folder.location == str(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"name": "../../../../home"},
+        {"name": ""},
+        {"hidden": "../home"},
+        {"hidden": "_tallystick/../../home"},
+        {"hidden": "_tallystick/.."},
+        {"files": [["../../home", 0, 4]]},
+        {"files": [["", "0", 4]]},
+        {"files": 7},
+    ],
+)
+def test_a_manifest_of_somebody_else_moves_and_removes_nothing_elsewhere(tmp_path, edit):
+    """It names what is committed, and so which folder is removed behind that."""
+    home = tmp_path / "home"
+    (home / "pending").mkdir(parents=True)
+    (home / "pending" / "precious").write_text("mine")
+    path = tmp_path / "sink"
+    path.mkdir()
+    sink = opened(path)
+    (committable,) = prepared(sink, place(), rows(0, 5))
+    details = json.loads(committable.details) | {k: v for k, v in edit.items() if k != "name"}
+    edited = dataclasses.replace(
+        committable, name=edit.get("name", committable.name), details=json.dumps(details)
+    )
+    before = sorted(tmp_path.rglob("*"))
+
+    for act in (sink.commit, sink.abort):
+        with pytest.raises(ManifestError, match="which no release writes"):
+            act(edited)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert sink.commit(committable) is Outcome.COMMITTED

@@ -4,10 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.endpoints import KafkaSource
 from tallystick.errors import OptionError
+from tallystick.files.drafts import hidden_folder
+from tallystick.option_table import GROUP_OPTION
+from tallystick.pipeline import Pipeline
+from tallystick.postgres.names import application_prefix, owner_prefix
 from tallystick.sink.transactional_ids import (
     SLOT_COUNT,
     PooledId,
+    checkpoint_prefix,
     default_prefix,
     owned,
     parse,
@@ -15,9 +21,13 @@ from tallystick.sink.transactional_ids import (
     token_group,
     transactional_id,
 )
+from tallystick.sink.two_phase import Owner
 
 NAMES = st.text("ab01._-", min_size=1, max_size=6)
 """What pipelines and uids are made of; dashes and digits are where ids could be misread."""
+PIPELINES = st.lists(
+    st.sampled_from(("a", "b", "0", "-", ".", "-token", "token", "kafka-1", "b" * 60)), max_size=4
+).map("".join)
 PREFIXES = NAMES.map(default_prefix) | st.text("a/0-", min_size=1, max_size=8)
 """A user may choose any prefix, one that looks like the beginning of an id too."""
 TASKS = st.integers(0, 200)
@@ -36,6 +46,51 @@ def test_different_places_have_different_ids(one: PooledId, other: PooledId) -> 
     """Two attempts never share one; nor do two sinks or two pipelines, and so their tokens."""
     assert (transactional_id(*one) == transactional_id(*other)) == (one == other)
     assert (token_group(str(one)) == token_group(str(other))) == (one == other)
+
+
+def names_in_kafka(pipeline: str, sink: str, lineage: str) -> tuple[set[str], set[str]]:
+    """Of one pipeline: its groups, and its transactional ids."""
+    source = KafkaSource("host:9092", topics=["t"])
+    own = default_prefix(pipeline)
+    prefix = checkpoint_prefix(own, lineage)
+    ids = {own, *(transactional_id(prefix, sink, task, slot) for task in (0, 1) for slot in (0, 1))}
+    return {source.to_options(pipeline)[GROUP_OPTION], *map(token_group, ids)}, ids
+
+
+@given(PIPELINES, PIPELINES, st.booleans(), NAMES, NAMES)
+def test_two_names_that_are_accepted_have_nothing_in_common(
+    one: str, more: str, is_longer: bool, sink: str, lineage: str
+) -> None:
+    """Neither in Kafka nor in PostgreSQL nor in a folder, and no listing of one finds the other's.
+
+    Their sinks and even their lineages may be called alike.
+    """
+    other = one + more if is_longer else more
+    try:
+        Pipeline(one), Pipeline(other)
+        named = [names_in_kafka(each, sink, lineage) for each in (one, other)]
+    except OptionError:
+        return
+    if one == other:
+        return
+    for mine, theirs in zip(*named, strict=True):
+        assert not mine & theirs
+    ids, prefix = named[1][1], checkpoint_prefix(default_prefix(one), lineage)
+    assert not owned(ids, [default_prefix(one), prefix], [sink])
+    owners = [Owner(each, sink, lineage) for each in (one, other)]
+    texts = [
+        (owner_prefix(each), application_prefix(each), hidden_folder(each) + "/") for each in owners
+    ]
+    for mine, theirs in zip(*texts, strict=True):
+        assert not theirs.startswith(mine)
+        assert not mine.startswith(theirs)
+
+
+def test_a_name_that_ends_in_token_is_accepted_with_another_group() -> None:
+    """So a checkpoint of that name can go on: its ids are as they were."""
+    source = KafkaSource("host:9092", topics=["t"], group_id="tallystick-orders-token/positions")
+
+    assert source.to_options("orders-token")[GROUP_OPTION] == "tallystick-orders-token/positions"
 
 
 @given(st.text(max_size=20) | st.text("a/0-", max_size=12))
