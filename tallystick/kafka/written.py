@@ -196,7 +196,7 @@ def _tell_of_gone(client: Client, producer: Producer, written: ProducedRange) ->
     logger.warning(
         "%s: the end of committed transaction %s, whose rows stood at offsets %d to %d, is gone: "
         "%s. The topic was deleted, created again, truncated or cleaned up since. Who has not read "
-        "those rows by then misses them, and whether another attempt of a task wrote there too "
+        "those rows by then may miss them, and whether another attempt of a task wrote there too "
         "cannot be checked any more; the pipeline goes on",
         partition,
         producer.transaction_name,
