@@ -141,8 +141,18 @@ def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[
     return {"kafka.bootstrap.servers": bootstrap_servers, **options}
 
 
-def client_config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaConfig:
+def client_config(
+    bootstrap_servers: str,
+    options: Mapping[str, str],
+    *,
+    transaction_timeout_ms: int | None = None,
+) -> KafkaConfig:
     """How to reach a cluster, by settings under the names of Spark's connector.
+
+    Args:
+        bootstrap_servers: where to begin.
+        options: the settings, with `kafka.` before their names.
+        transaction_timeout_ms: of the transactions that are written there; None: there are none.
 
     Raises:
         OptionError: a setting is not known, or contradicts another.
@@ -151,7 +161,8 @@ def client_config(bootstrap_servers: str, options: Mapping[str, str]) -> KafkaCo
         {
             name.removeprefix(KAFKA_PREFIX): value
             for name, value in _client_options(bootstrap_servers, options).items()
-        }
+        },
+        transaction_timeout_ms=transaction_timeout_ms,
     )
 
 

@@ -22,7 +22,7 @@ from tallystick.errors import (
     StorageError,
 )
 from tallystick.ports import Broker, Clock, Engine, Participants, Storage
-from tallystick.sink.tokens import encode_token, newest_token
+from tallystick.sink.tokens import encode_token, newest_token, takeover_count
 from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Committable, to_abort
 from tallystick.source.offsets import SourceOffsets, parse_source
@@ -95,6 +95,7 @@ class Driver:
         )
         self._participants = participants
         self._token_places: frozenset[TopicPartition] = frozenset()  # besides the target's
+        self._takeover_count = 0
         self._identity = identity
         self._target = target
         self._broker = broker
@@ -277,7 +278,7 @@ class Driver:
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         """Stage the token and the sources' offsets, then commit: all of it or nothing."""
-        token = encode_token(action.token)
+        token = encode_token(replace(action.token, takeover_count=self._takeover_count))
         group = self._target.token_group
         self._broker.stage_offsets(action.producer, group, {self._target.token_partition: token})
         elsewhere = dict.fromkeys(self._token_places, token)
@@ -298,6 +299,7 @@ class Driver:
         found = self._broker.group_offsets(self._target.token_group, self._target.token_partition)
         token = newest_token(found, self._target.token_partition, self._identity.lineage)
         self._token_places = frozenset(found) - {self._target.token_partition}
+        self._takeover_count = takeover_count(found, self._identity.lineage)
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
         manifest = self._manifest_at(token.manifest_path)

@@ -13,6 +13,7 @@ from tallystick.formats import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.sink.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.sink.two_phase import (
     Guarantee,
@@ -54,7 +55,8 @@ class KafkaSink:
         guarantee: "exactly_once", "at_least_once" (rows are visible at once; an epoch that runs
             again writes them again) or "none" (nothing is waited for; rows may be lost too).
         transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
-            wait no longer than this for a pipeline that died.
+            wait no longer than this for a pipeline that died. The client's own timeouts follow from
+            it unless `options` sets them.
         timeout_warning_share: a commit that comes later than at this share of the timeout, counted
             from the transaction's first row, is warned about.
         max_recovery_ms: with transactions="task": how long the pipeline may be down between the end
@@ -84,7 +86,7 @@ class KafkaSink:
     batch_bytes: int = 900_000
     transactions: str = EPOCH
     guarantee: str = Guarantee.EXACTLY_ONCE.value
-    transaction_timeout_ms: int = 300_000
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     timeout_warning_share: float = 0.8
     max_recovery_ms: int | None = None
     dead_letter_topic: str | None = None
@@ -112,6 +114,11 @@ class KafkaSink:
             )
         if self.batch_bytes < 1024:
             raise OptionError(f"batch_bytes={self.batch_bytes}: expected at least 1024")
+        if self.transaction_timeout_ms < TRANSACTION_TIMEOUT_MIN_MS:
+            raise OptionError(
+                f"transaction_timeout_ms={self.transaction_timeout_ms}: expected at least "
+                f"{TRANSACTION_TIMEOUT_MIN_MS}"
+            )
         if self.transactions not in (EPOCH, TASK):
             raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
         if problem := guarantee_problem(self.guarantee):
@@ -149,7 +156,11 @@ class KafkaSink:
     @property
     def config(self) -> KafkaConfig:
         """How to reach the cluster."""
-        return client_config(self.bootstrap_servers, self.options)
+        return client_config(
+            self.bootstrap_servers,
+            self.options,
+            transaction_timeout_ms=self.transaction_timeout_ms,
+        )
 
     @property
     def decides(self) -> bool:

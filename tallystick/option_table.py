@@ -8,6 +8,7 @@ one word changed.
 from dataclasses import dataclass
 
 from tallystick.formats import MODES
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.source import losses
 
 KAFKA_PREFIX = "kafka."
@@ -138,8 +139,8 @@ WRITE_OPTIONS = (
     Option("compression", choices("none", "gzip", "snappy", "lz4", "zstd"), "lz4", "How record batches are compressed.", "zstd", _ROWS),
     Option("batch.bytes", "bytes, from 1024", "900000", "How large a record batch becomes before compression.", "100000", _ROWS),
     Option("guarantee", choices(*GUARANTEES), "exactly_once", "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT),
-    Option("transaction.timeout.ms", "ms", "900000",
-           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`.", "600000", _COMMIT),
+    Option("transaction.timeout.ms", f"ms, from {TRANSACTION_TIMEOUT_MIN_MS}", str(TRANSACTION_TIMEOUT_MS),
+           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT),
     Option("max.recovery.time.ms", "ms", "not set", "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT),
     Option("transactional.id.prefix", "text", "`tallystick-<id of the query>`", "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions.", "billing-counts", _COMMIT),
     Option("token.topic", "topic name", "`topic`", "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT),

@@ -17,6 +17,7 @@ from tallystick.option_table import (
     WRITE_OPTIONS,
     WRITTEN_FORMATS,
 )
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 
 CHECKPOINT = "checkpointlocation"
 QUERY_NAME = "queryname"
@@ -24,7 +25,6 @@ _OF_SPARK = (CHECKPOINT, QUERY_NAME)
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 BATCH_BYTES = 900_000
 BATCH_BYTES_MIN = 1024
-TRANSACTION_TIMEOUT_MS = 900_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         key=plain.get("key.field"),
         compression=_choice(plain, "compression", COMPRESSIONS, "lz4"),
         batch_bytes=_whole(plain, "batch.bytes", BATCH_BYTES, BATCH_BYTES_MIN),
-        transaction_timeout_ms=_whole(plain, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS, 1),
+        transaction_timeout_ms=_whole(
+            plain, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MIN_MS
+        ),
         guarantee=_choice(plain, "guarantee", GUARANTEES, "exactly_once"),
         recovery_ms_max=_recovery_ms(plain),
         id_prefix=_name(plain, "transactional.id.prefix"),

@@ -19,13 +19,19 @@ from tallystick.errors import DataLossError, ManifestError, StorageError
 from tallystick.job import Driver
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
-from tallystick.sink.tokens import decode_token, encode_token
+from tallystick.sink.tokens import (
+    decode_token,
+    encode_token,
+    newest_token,
+    takeover_count,
+)
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import CHANGELOG, StateFile, StepState, Version
 from tallystick.storage import FileStorage
+from tallystick.topic_partition import TopicPartition
 
 words = st.text(max_size=20)
-tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words)
+tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words, st.integers(0, 2**31))
 
 
 @given(tokens)
@@ -56,9 +62,39 @@ def test_a_newer_token_names_its_version():
 
 def test_a_token_fits_into_kafkas_metadata():
     """Kafka keeps 4096 bytes of metadata per offset by default."""
-    token = Token(2**40, "0" * 36, "s3://bucket/" + "folder/" * 40, "tallystick/" + "x" * 60)
+    token = Token(
+        2**40,
+        "0" * 36,
+        "s3://bucket/" + "folder/" * 40,
+        "tallystick/" + "x" * 60,
+        takeover_count=2**40,
+    )
 
     assert len(encode_token(token)[1].encode()) < 4096
+
+
+PLACES = [TopicPartition(topic, 0) for topic in ("first", "second", "third")]
+
+
+@given(st.data())
+def test_the_newest_run_counts_whichever_earlier_places_it_could_not_overwrite(data):
+    """Every run sees all tokens, takes over from whoever counts, and writes its own place."""
+    held: dict[TopicPartition, tuple[int, str]] = {}
+    place = PLACES[0]
+    for number in range(data.draw(st.integers(1, 30))):
+        lineage = data.draw(st.sampled_from(["a", "b", "c", "d"]))
+        place = data.draw(st.sampled_from(PLACES))
+        counts = newest_token(held, place, lineage)
+        if counts is not None and counts.lineage == lineage:
+            checkpoint_id = counts.checkpoint_id + 1
+        else:
+            checkpoint_id = data.draw(st.integers(0, 5)) if counts is None else number
+        token = Token(checkpoint_id, lineage, "c", "m", takeover_count(held, lineage))
+        denied = data.draw(st.sets(st.sampled_from(PLACES))) - {place}
+        held |= dict.fromkeys((held.keys() | {place}) - denied, encode_token(token))
+
+        for each in ("a", "b", "c", "d"):
+            assert newest_token(held, place, each) == token
 
 
 def test_positions_on_the_sinks_cluster_are_committed_with_the_rows_and_no_others():

@@ -85,10 +85,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keyed_task": CORE | {"exchange", "exchanged_rows", "state_files", "task"},
     "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_task", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
-    "option_table": WORDS | {"formats", "source"},
+    "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},
     "options": WORDS | {"formats", "option_table", "source"},
-    "write_options": WORDS | {"option_table"},
+    "write_options": WORDS | {"option_table", "sink"},
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}

@@ -22,6 +22,7 @@ from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.group_offsets import Offsets
 from tallystick.sink.cluster_facts import ClusterFacts
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
 from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.discovery import FoundTopic
 from tallystick.topic_partition import TopicPartition
@@ -46,7 +47,9 @@ class KafkaBroker:
         transaction_timeout_ms: after how long Kafka aborts a transaction by itself.
     """
 
-    def __init__(self, config: KafkaConfig, transaction_timeout_ms: int = 60_000) -> None:
+    def __init__(
+        self, config: KafkaConfig, transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> None:
         self.client = Client(config)
         self._transaction_timeout_ms = transaction_timeout_ms
         self._transaction_version: int | None = None
@@ -152,12 +155,6 @@ class KafkaBroker:
         except AuthorizationError:
             self._tell_unguarded(each.topic_partition for each in wanted)
             return {}
-        except BrokerUnavailableError:
-            known = self.topics()
-            left = [each for each in wanted if each.topic in known]
-            if len(left) == len(wanted):
-                raise
-            return written.foreign_rows(self.client, producer, left)
 
     # --- what else the driver asks ------------------------------------------------------------
 

@@ -29,6 +29,7 @@ FACT_CONFIGS = (
     "transaction.partition.verification.enable",
     "offsets.retention.minutes",
     "message.max.bytes",
+    "broker.session.timeout.ms",
 )
 
 
@@ -136,6 +137,7 @@ def cluster_facts(client: Client) -> ClusterFacts:
         partition_verification=None if configs is None else verification == "true",
         offsets_retention_minutes=_number(told.get("offsets.retention.minutes")),
         message_bytes_max=_number(told.get("message.max.bytes")),
+        session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
     )
 
 

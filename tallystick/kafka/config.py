@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from tallystick.errors import OptionError
+from tallystick.sink.timeouts import CALL_TIMEOUT_MS, REQUEST_TIMEOUT_MS, call_timeouts
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
@@ -96,8 +97,8 @@ class KafkaConfig:
     keystore_key: str = field(default="", repr=False)
     key_password: str = field(default="", repr=False)
     check_hostname: bool = True
-    request_timeout_ms: int = 8_000
-    delivery_timeout_ms: int = 120_000
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
+    delivery_timeout_ms: int = CALL_TIMEOUT_MS
     connection_timeout_ms: int = 3_000
 
     def __post_init__(self) -> None:
@@ -139,8 +140,14 @@ class KafkaConfig:
             )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
+    def from_options(
+        cls, options: Mapping[str, str], *, transaction_timeout_ms: int | None = None
+    ) -> Self:
         """Make a configuration from the Java client's option names, without `kafka.`.
+
+        Args:
+            options: what the user set; timeouts that are not set follow from those that are.
+            transaction_timeout_ms: of the transactions that the connection is for; None: of none.
 
         Raises:
             OptionError: a name is not known, a value cannot be used, or something is missing.
@@ -156,6 +163,11 @@ class KafkaConfig:
             raise OptionError("bootstrap.servers is missing: name at least one broker, host:port.")
         values["security_protocol"] = options.get("security.protocol", "PLAINTEXT").upper()
         values |= _special_values(options)
+        values["request_timeout_ms"], values["delivery_timeout_ms"] = call_timeouts(
+            transaction_timeout_ms,
+            _set_timeout(options, "request.timeout.ms"),
+            _set_timeout(options, "delivery.timeout.ms"),
+        )
         return cls(**values)  # type: ignore[arg-type]  # names and types follow from FIELDS
 
     @property
@@ -264,6 +276,10 @@ def _jaas_values(text: str) -> dict[str, str | bool]:
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise OptionError(f"{option} is {value!r}: it must be one of {', '.join(allowed)}.")
+
+
+def _set_timeout(options: Mapping[str, str], option: str) -> int | None:
+    return _milliseconds(option, options[option]) if option in options else None
 
 
 def _milliseconds(option: str, text: str) -> int:

@@ -14,7 +14,6 @@ __all__ = [
     "LATEST",
     "READ_COMMITTED",
     "READ_UNCOMMITTED",
-    "earliest_offset",
     "list_offsets",
     "offsets_for_times",
 ]
@@ -104,8 +103,3 @@ def _ask(
 
     answers = client.ask_leaders(times, make, partitions_of, absent_after_s=absent_after_s)
     return {partition: int(answer.offset) for partition, answer in answers.items()}
-
-
-def earliest_offset(client: Client, topic_partition: TopicPartition) -> int:
-    """The first offset that retention has left; raises as `list_offsets`."""
-    return list_offsets(client, [topic_partition], EARLIEST)[topic_partition]

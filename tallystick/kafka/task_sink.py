@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tallystick.errors import EpochAbortedError, OptionError
-from tallystick.kafka import cluster, outcome
+from tallystick.kafka import cluster, outcome, rights
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import Finder, OpenTransaction
@@ -29,8 +29,10 @@ from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
 from tallystick.kafka.topic_ids import topic_id_text
 from tallystick.kafka.written import transaction_state
-from tallystick.sink.preflight import Settings, check, check_recovery
+from tallystick.sink.preflight import Settings, check, check_recovery, refuse
+from tallystick.sink.rights import Right, committing, writing
 from tallystick.sink.rows import RowLayout
+from tallystick.sink.transactional_ids import SEPARATOR, token_group, transactional_id
 from tallystick.sink.two_phase import (
     Committable,
     Guarantee,
@@ -220,23 +222,36 @@ class KafkaTaskSink:
 
     def _check(self, facts: RunFacts) -> None:
         settings = self._settings
-        topics = (settings.token_topic, settings.topic, settings.dead_letter_topic)
-        cluster.partition_counts(self._client, {topic for topic in topics if topic is not None})
+        named = (settings.topic, settings.dead_letter_topic)
+        topics = {topic for topic in named if topic is not None}
+        wanted = (*writing(topics), *self._rights_of_transactions())
+        missing = () if facts.are_checked else rights.missing(self._client, wanted)
+        if not missing:
+            cluster.partition_counts(self._client, topics | {settings.token_topic})
+        problems: list[str] = []
+        if settings.guarantee is Guarantee.EXACTLY_ONCE:
+            chosen = Settings(
+                transaction_timeout_ms=settings.transaction_timeout_ms,
+                delivery_timeout_ms=settings.config.delivery_timeout_ms,
+                batch_bytes=settings.batch_bytes,
+                trigger_interval_ms=facts.trigger_interval_ms,
+                speculation=False,  # each attempt has a transaction of its own
+            )
+            findings = check(cluster.cluster_facts(self._client), chosen)
+            for warning in () if facts.are_checked else findings.warnings:
+                logger.warning("%s", warning)
+            problems = [*findings.problems, *check_recovery(chosen, settings.max_recovery_ms)]
+        refuse(problems, missing, settings.config.sasl_username)
+
+    def _rights_of_transactions(self) -> tuple[Right, ...]:
+        """Of the first task's: the ids of all have one prefix, and so have their rights."""
+        settings = self._settings
         if settings.guarantee is not Guarantee.EXACTLY_ONCE:
-            return
-        chosen = Settings(
-            transaction_timeout_ms=settings.transaction_timeout_ms,
-            delivery_timeout_ms=settings.config.delivery_timeout_ms,
-            batch_bytes=settings.batch_bytes,
-            trigger_interval_ms=facts.trigger_interval_ms,
-            speculation=False,  # each attempt has a transaction of its own
-        )
-        findings = check(cluster.cluster_facts(self._client), chosen)
-        for warning in () if facts.are_checked else findings.warnings:
-            logger.warning("%s", warning)
-        problems = [*findings.problems, *check_recovery(chosen, settings.max_recovery_ms)]
-        if problems:
-            raise OptionError("; ".join(problems))
+            return ()
+        first = transactional_id(settings.id_prefix, self._owner.sink, task=0, slot=0)
+        of_pipeline, separator, _ = settings.id_prefix.rpartition(SEPARATOR)  # of any checkpoint
+        prefix = f"{of_pipeline}{separator}" or settings.id_prefix
+        return committing(first, token_group(first), settings.token_topic, prefix=prefix)
 
 
 def _found(found: OpenTransaction, transaction_version: int, cluster_id: str) -> Committable:

@@ -18,6 +18,7 @@ class ClusterFacts:
             are too old to have it (before 3.6).
         offsets_retention_minutes: `offsets.retention.minutes`.
         message_bytes_max: `message.max.bytes`.
+        session_timeout_ms: `broker.session.timeout.ms`: after how long a broker counts as dead.
     """
 
     transaction_version: int | None
@@ -26,3 +27,4 @@ class ClusterFacts:
     partition_verification: bool | None
     offsets_retention_minutes: int | None
     message_bytes_max: int | None
+    session_timeout_ms: int | None

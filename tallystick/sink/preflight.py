@@ -4,10 +4,13 @@ Every problem is found before anything runs, and all are told at once. Where a c
 (no ACL for it), the check is left out and named, so that its absence is known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tallystick.errors import AuthorizationError, OptionError
 from tallystick.sink.cluster_facts import ClusterFacts
+from tallystick.sink.rights import Right, lacking
+from tallystick.sink.timeouts import failover_ms
 
 REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
 """API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
@@ -40,6 +43,47 @@ def check(facts: ClusterFacts, settings: Settings) -> Findings:
     )
 
 
+def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "") -> None:
+    """Raise all that forbids the start as one error; nothing if there is nothing.
+
+    Args:
+        problems: in words.
+        missing: rights that the user of the connection does not have.
+        user: the name of the login; "": it has none.
+
+    Raises:
+        OptionError: there are problems.
+        AuthorizationError: rights are missing, whatever else there is.
+    """
+    told = "; ".join(problems)
+    if missing:
+        raise AuthorizationError("; ".join(filter(None, (told, lacking(missing, user)))))
+    if told:
+        raise OptionError(told)
+
+
+def check_all(checks: Iterable[Callable[[], None]]) -> None:
+    """Make every check, and raise what they found as one error.
+
+    Raises:
+        AuthorizationError: a check raised one.
+        OptionError: another check refuses the start.
+    """
+    found: list[OptionError] = []
+    for each in checks:
+        try:
+            each()
+        except OptionError as error:
+            found.append(error)
+    if not found:
+        return
+    if len(found) == 1:
+        raise found[0]
+    is_right = any(isinstance(error, AuthorizationError) for error in found)
+    kind = AuthorizationError if is_right else OptionError
+    raise kind("; ".join(str(error).rstrip(".") for error in found))
+
+
 def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
     for api, lowest in REQUEST_VERSIONS.items():
         highest = facts.api_versions.get(api)
@@ -67,7 +111,8 @@ def _setting_problems(facts: ClusterFacts, settings: Settings) -> Iterator[str]:
     if settings.delivery_timeout_ms >= timeout:
         yield (
             f"kafka.delivery.timeout.ms is {settings.delivery_timeout_ms}, transaction_timeout_ms "
-            f"{timeout}: a transaction must outlive a single call, so the first must be the smaller"
+            f"{timeout}: a transaction must outlive a single call, so the first must be the "
+            f"smaller. Lower it, or leave it out: then it follows from transaction_timeout_ms"
         )
     if facts.message_bytes_max is not None and settings.batch_bytes > facts.message_bytes_max:
         yield (
@@ -98,6 +143,14 @@ def _warnings(facts: ClusterFacts, settings: Settings) -> Iterator[str]:
         yield (
             "the brokers do not say which transaction timeout they allow (needs DESCRIBE_CONFIGS "
             "on the cluster): it must be at least transaction_timeout_ms"
+        )
+    session_ms, call_ms = facts.session_timeout_ms, settings.delivery_timeout_ms
+    if session_ms is not None and call_ms <= failover_ms(session_ms):
+        yield (
+            f"kafka.delivery.timeout.ms is {call_ms}, and the failover of a broker may take "
+            f"{failover_ms(session_ms)} ms (broker.session.timeout.ms is {session_ms}): each one "
+            f"aborts an epoch, or ends the query. Use a longer transaction_timeout_ms and "
+            f"kafka.delivery.timeout.ms"
         )
     interval = settings.trigger_interval_ms
     if interval is not None and interval > settings.transaction_timeout_ms:

@@ -3,6 +3,11 @@
 A consumer group holds offsets by partition, and the partition is one of a topic that must exist: a
 sink that changes its topic leaves tokens under both. Each commit writes the token to every place
 where one is, so they are the same as long as Kafka takes them all; where not, the newest counts.
+
+Invariants:
+    * Of one lineage the token with the greatest epoch is the newest.
+    * Of two lineages it is the one with more take-overs: each counts one more than it finds. Epochs
+      say nothing, each checkpoint counts its own.
 """
 
 import json
@@ -14,6 +19,9 @@ from tallystick.topic_partition import TopicPartition
 
 TOKEN_VERSION = 1
 
+Held = Mapping[TopicPartition, tuple[int, str]]
+"""What a token group holds: (offset, metadata) by place."""
+
 
 def encode_token(token: Token) -> tuple[int, str]:
     """A token as Kafka stores it: (offset, metadata)."""
@@ -22,6 +30,7 @@ def encode_token(token: Token) -> tuple[int, str]:
         "lineage": token.lineage,
         "checkpoint": token.checkpoint,
         "manifest": token.manifest_path,
+        **({"takeovers": token.takeover_count} if token.takeover_count else {}),
     }
     return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
 
@@ -39,7 +48,13 @@ def decode_token(offset: int, metadata: str) -> Token:
                 f"token of version {fields['tallystick']}, this release reads {TOKEN_VERSION}: "
                 f"run the release that wrote it, or a newer one."
             )
-        return Token(offset - 1, fields["lineage"], fields["checkpoint"], fields["manifest"])
+        return Token(
+            offset - 1,
+            fields["lineage"],
+            fields["checkpoint"],
+            fields["manifest"],
+            int(fields.get("takeovers", 0)),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise DataLossError(
             f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
@@ -49,20 +64,40 @@ def decode_token(offset: int, metadata: str) -> Token:
         ) from error
 
 
-def newest_token(
-    found: Mapping[TopicPartition, tuple[int, str]], place: TopicPartition, lineage: str
-) -> Token | None:
-    """Which token counts: of this lineage the newest; else the one at its place, or any.
+def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | None:
+    """Which token counts: of the last take-over, this lineage's newest; else that at its place.
+
+    A place that could not be written keeps a token of before, which may be this lineage's own.
 
     Args:
         found: what the group holds.
         place: where the sink keeps it now.
         lineage: of the checkpoint that asks.
     """
-    tokens = {at: decode_token(*held) for at, held in sorted(found.items())}
+    held = _decoded(found)
+    last = max((token.takeover_count for token in held.values()), default=0)
+    tokens = {at: token for at, token in held.items() if token.takeover_count == last}
     own = [token for token in tokens.values() if token.lineage == lineage]
     if own:
         return max(own, key=lambda token: token.checkpoint_id)
     if place in tokens:
         return tokens[place]
     return next(iter(tokens.values()), None)
+
+
+def takeover_count(found: Held, lineage: str) -> int:
+    """Return the count of a lineage's next token: beyond that of every other lineage.
+
+    Args:
+        found: what the group holds before.
+        lineage: of the checkpoint that commits.
+    """
+    tokens = _decoded(found).values()
+    return max(
+        (token.takeover_count + (token.lineage != lineage) for token in tokens),
+        default=0,
+    )
+
+
+def _decoded(found: Held) -> dict[TopicPartition, Token]:
+    return {at: decode_token(*held) for at, held in sorted(found.items())}

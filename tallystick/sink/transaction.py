@@ -65,6 +65,9 @@ class Token:
     lineage: str
     checkpoint: str
     manifest_path: str
+    takeover_count: int = 0
+    """How often another lineage had taken the pipeline over; a token without a count has 0."""
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= -1, self
+        assert self.takeover_count >= 0, self

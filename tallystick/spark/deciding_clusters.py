@@ -84,7 +84,7 @@ class Clusters:
         known: dict[KafkaConfig, str] = {}
         for sink in self._kafka:
             if sink.config not in known:
-                broker = KafkaBroker(sink.config)
+                broker = KafkaBroker(sink.config, sink.transaction_timeout_ms)
                 self._to_close.append(broker)
                 known[sink.config] = broker.cluster_id()
                 found.setdefault(known[sink.config], broker)
@@ -105,4 +105,9 @@ class _OnKafka(Protocol):
     @property
     def transactional_id_prefix(self) -> str:
         """What stands before the pipeline's name."""
+        ...
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """After how long its cluster aborts; what the cluster was checked to allow."""
         ...

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -16,11 +17,14 @@ from tallystick.checkpoint.verdict import Identity
 from tallystick.errors import DataLossError, OptionError
 from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.job import Driver, Listener
+from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.keyed_epoch import KeyedSteps
 from tallystick.local_state import LocalState
 from tallystick.options import TICK_COUNT, TICK_INTERVAL, SourceOptions, parse_source_options
 from tallystick.ports import Engine
+from tallystick.sink.preflight import check_all, refuse
+from tallystick.sink.rights import Right, reading, showing
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
@@ -31,7 +35,7 @@ from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import at_end
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
-from tallystick.spark.sinks import Sinks, Written
+from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
 from tallystick.steps import Step, arrange
@@ -59,11 +63,13 @@ class PipelineRun:
         self._listener = listener
         self._sinks: Sinks | None = None
         self._source_cluster = ""
+        self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
         _check_dead_letters(options, written)
         columns = columns_ddl(options)
         layout = layout_of(options, _parse(spark, columns), dead_letters=True)
         self._subscription = options.subscription
+        self._group = options.shown_group
         self._split_count_min = options.split_count_min
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
@@ -103,44 +109,55 @@ class PipelineRun:
         Raises:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
         """
-        source = KafkaBroker(self._read.config)
-        try:
-            topics = find_topics(source, self._subscription)
-            if is_new:
-                check_named(source, self._subscription, topics)
-            self._source_cluster = cluster_id = source.cluster_id()
-        finally:
-            source.close()
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
         self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms, tasks)
         try:
-            self._check_circle(topics, cluster_id)
-            self._sinks.check()
+            check_all([partial(self._check_source, is_new=is_new), self._check_sinks])
         except BaseException:
             self.close()
             raise
+
+    def _check_source(self, *, is_new: bool) -> None:
+        source, user = KafkaBroker(self._read.config), self._read.config.sasl_username
+        try:
+            self._source_cluster = source.cluster_id()
+            named = self._subscription.named
+            refuse((), rights.missing(source.client, reading(named or ())), user)
+            topics = find_topics(source, self._subscription)
+            if named is None:
+                refuse((), rights.missing(source.client, reading(topics)), user)
+            if is_new:
+                check_named(source, self._subscription, topics)
+            self._topics = topics
+        finally:
+            source.close()
+
+    def _check_sinks(self) -> None:
+        assert self._sinks is not None, "made before it is checked"
+        cluster = self._sinks.cluster
+        shown: tuple[Right, ...] = ()
+        if cluster is not None and cluster.broker.cluster_id() == self._source_cluster:
+            self._check_circle(cluster.settings)
+            shown = showing(self._group, self._topics) if self._group else ()
+        self._sinks.check(shown)
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
         if self._sinks is not None:
             self._sinks.close()
 
-    def _check_circle(self, topics: Collection[str], cluster_id: str) -> None:
+    def _check_circle(self, sink: SinkSettings) -> None:
         """Tell of output that is read again by this very pipeline."""
-        cluster = None if self._sinks is None else self._sinks.cluster
-        if cluster is None or cluster_id != cluster.broker.cluster_id():
-            return
-        if cluster.settings.topic in topics:
+        if sink.topic in self._topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
                 self.name,
-                cluster.settings.topic,
+                sink.topic,
             )
-        dead_letter_topic = cluster.settings.dead_letter_topic
-        if dead_letter_topic in topics:
+        if sink.dead_letter_topic in self._topics:
             raise OptionError(
-                f"dead_letter_topic {dead_letter_topic!r} is read by this very pipeline: its dead "
-                f"letters would come back to it for ever. Name another topic, or read others."
+                f"dead_letter_topic {sink.dead_letter_topic!r} is read by this very pipeline: its "
+                f"dead letters would come back to it for ever. Name another topic, or read others."
             )
 
     def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:

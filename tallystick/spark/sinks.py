@@ -12,17 +12,18 @@ from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.verdict import Identity
 from tallystick.decision_log import KafkaPlace, newest_entry, transactional_ids
-from tallystick.errors import OptionError
 from tallystick.fan_out import Branch, CollectPlan, FanOut
 from tallystick.handover import Handover, Surroundings
 from tallystick.job import Driver, Listener, Target
+from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import OPEN
 from tallystick.kafka.written import transaction_state
 from tallystick.participants import OpenSinks
 from tallystick.ports import Broker
-from tallystick.sink.preflight import Settings, check
+from tallystick.sink.preflight import Settings, check, check_all, refuse
+from tallystick.sink.rights import Right, committing, writing
 from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import ID_PREFIX, parse, token_group
@@ -135,17 +136,34 @@ class SinkCluster:
         return self.broker.partition_counts(self.broker.topics())
 
 
-def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: int | None) -> None:
-    """Check cluster, topics and settings before anything starts.
+def preflight(
+    cluster: SinkCluster,
+    pipeline: str,
+    spark: SparkSession,
+    trigger_interval_ms: int | None,
+    shown: Iterable[Right] = (),
+) -> None:
+    """Check cluster, rights, topics and settings before anything starts.
+
+    Args:
+        cluster: that decides.
+        pipeline: its name.
+        spark: whose tasks write.
+        trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+        shown: the rights that showing the sources' positions takes.
 
     Raises:
         OptionError: something cannot work; all problems are named.
     """
-    settings = cluster.settings
-    topics = (settings.token_topic, settings.topic, settings.dead_letter_topic)
-    cluster.broker.partition_counts({topic for topic in topics if topic is not None})
+    settings, broker = cluster.settings, cluster.broker
+    topics = {each for each in (settings.topic, settings.dead_letter_topic) if each is not None}
+    target = cluster.target(pipeline)
+    own = committing(target.transactional_id, target.token_group, settings.token_topic)
+    missing = rights.missing(broker.client, (*own, *writing(topics), *shown))
+    if not missing:
+        broker.partition_counts(topics | {settings.token_topic})
     findings = check(
-        cluster.broker.cluster_facts(),
+        broker.cluster_facts(),
         Settings(
             transaction_timeout_ms=settings.transaction_timeout_ms,
             delivery_timeout_ms=settings.config.delivery_timeout_ms,
@@ -156,8 +174,7 @@ def preflight(cluster: SinkCluster, spark: SparkSession, trigger_interval_ms: in
     )
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    if findings.problems:
-        raise OptionError("; ".join(findings.problems))
+    refuse(findings.problems, missing, settings.config.sasl_username)
     tell_what_is_missing(spark)
 
 
@@ -198,16 +215,27 @@ class Sinks:
         if self.cluster is not None:
             self._to_close.append(self.cluster.broker)
 
-    def check(self) -> None:
-        """Check clusters, topics, tables and settings before anything starts.
+    def check(self, shown: Iterable[Right] = ()) -> None:
+        """Check clusters, rights, topics, tables and settings before anything starts.
+
+        Args:
+            shown: the rights that showing the sources' positions takes, in the deciding cluster.
 
         Raises:
-            OptionError: something cannot work.
+            OptionError: something cannot work; all problems of all sinks are named.
         """
-        if self.cluster is not None:
-            preflight(self.cluster, self._spark, self._facts.trigger_interval_ms)
-        for uid, sink in self._written.others:
+
+        def try_out(uid: str, sink: Sink) -> None:
             sink.open(Owner(self._pipeline, uid, ""), self._facts).close()
+
+        checks = [partial(try_out, uid, sink) for uid, sink in self._written.others]
+        if self.cluster is not None:
+            interval_ms = self._facts.trigger_interval_ms
+            decides = partial(
+                preflight, self.cluster, self._pipeline, self._spark, interval_ms, shown
+            )
+            checks.insert(0, decides)
+        check_all(checks)
         self._are_checked = True
 
     def make_driver(

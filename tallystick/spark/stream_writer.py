@@ -234,7 +234,9 @@ def open_sink(
         OptionError: something cannot work; all problems are named.
     """
     settings = KafkaTaskSettings(
-        config=KafkaConfig.from_options(options.client),
+        config=KafkaConfig.from_options(
+            options.client, transaction_timeout_ms=options.transaction_timeout_ms
+        ),
         topic=options.topic,
         token_topic=options.token_topic,
         json=options.json,

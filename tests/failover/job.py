@@ -48,12 +48,15 @@ def make_driver(
     checkpoint: Path,
     *,
     token_topic: str = "",
+    lineage: str = "",
     accepted: frozenset[str] = frozenset(),
     listener: Callable[[c.Event], None],
 ) -> Driver:
     """The driver of one run, as `spark.epochs.driver_of` makes it."""
     return Driver(
-        Identity(shape.pipeline, f"lineage-of-{shape.pipeline}", str(checkpoint), accepted),
+        Identity(
+            shape.pipeline, lineage or f"lineage-of-{shape.pipeline}", str(checkpoint), accepted
+        ),
         Target(
             transactional_id(shape.pipeline),
             token_group(shape.pipeline),
@@ -91,6 +94,7 @@ class Job:
         on_start: called with each new broker port, before its first use.
         engine: what runs the epochs; None: a task in this thread.
         token_topic: where the token is kept, and what the source reads; "": the shape's topic.
+        lineage: of the checkpoint; "": one of the pipeline's name.
         accepted: the decisions of a person.
     """
 
@@ -102,6 +106,7 @@ class Job:
     on_start: Callable[[KafkaBroker], None] = lambda _: None
     engine: Engine | None = None
     token_topic: str = ""
+    lineage: str = ""
     accepted: frozenset[str] = frozenset()
     logged: int = 0
     restarts: int = 0
@@ -159,6 +164,7 @@ class Job:
             self._broker,
             self.checkpoint,
             token_topic=self.token_topic,
+            lineage=self.lineage,
             accepted=self.accepted,
             listener=self.on_event,
         )

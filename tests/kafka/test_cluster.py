@@ -1,9 +1,12 @@
 """What a real cluster tells, and what it tells of logs that are not as they should be."""
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from confluent_kafka import TopicCollection
+from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 from real_kafka import GROUP, Write, commit, delete_before, numbers
 from task_sinks import until
@@ -14,6 +17,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
+from tallystick.sink.transaction import ProducedRange
 from tallystick.source.discovery import FoundTopic
 from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
@@ -37,15 +41,82 @@ def test_rows_that_cannot_be_judged_yet_are_an_unavailable_broker(
     broker.close()
 
 
-def test_rows_that_are_deleted_already_count_as_none(
-    broker: KafkaBroker, client: Client, topic: str, transactional_id: str, write: Write
-) -> None:
+def gone_topic(client: Client, written: ProducedRange) -> str:
+    admin.delete_topic(client, written.topic)
+    return "there is no such partition"
+
+
+def recreated_topic(client: Client, written: ProducedRange) -> str:
+    admin.delete_topic(client, written.topic)
+    admin.create_topic(client, written.topic, 3)
+    return "the log begins at 0 and ends at 0"
+
+
+def recreated_topic_with_more_rows(client: Client, written: ProducedRange) -> str:
+    """Its log reaches beyond the rows that are gone, and will never have their marker."""
+    recreated_topic(client, written)
+    producer = Producer({"bootstrap.servers": client.config.bootstrap_servers})
+    for index in range(30):
+        producer.produce(written.topic, f"other {index}", partition=written.partition)
+    producer.flush()
+    return "the log begins at 0 and ends at 30"
+
+
+def deleted_records(client: Client, written: ProducedRange) -> str:
+    delete_before(client, written.topic_partition, -1)
+    return "the log begins at 3 and ends at 3"
+
+
+@pytest.mark.parametrize(
+    "lose", [gone_topic, recreated_topic, recreated_topic_with_more_rows, deleted_records]
+)
+def test_output_that_is_gone_behind_its_commit_is_told_and_passed_over(
+    config: KafkaConfig, client: Client, topic: str, transactional_id: str, write: Write,
+    caplog: pytest.LogCaptureFixture, lose: Callable[[Client, ProducedRange], str],
+) -> None:  # fmt: skip
+    """Nobody could ever say more of it: with an error here no start would succeed again."""
+    broker = KafkaBroker(replace(config, delivery_timeout_ms=8_000, request_timeout_ms=2_000))
     producer = broker.fence(transactional_id, None)
-    produced = write(producer, {0: ["a"]})
-    write(commit(broker, producer), {0: ["b"]})
-    delete_before(client, TopicPartition(topic, 0), 2)
+    produced = write(producer, {0: ["a", "b"]})
+    commit(broker, producer)
+    assert broker.foreign_rows(producer, produced) == {}
+    assert caplog.messages == []
+
+    found = lose(client, produced[0])
 
     assert broker.foreign_rows(producer, produced) == {}
+    (told,) = caplog.messages
+    assert told.startswith(f"{topic}-0: the end of committed transaction {transactional_id}:")
+    assert f"rows stood at offsets 0 to 1, is gone: {found}. " in told
+    broker.close()
+
+
+def test_a_leader_that_shows_less_for_a_moment_is_asked_again(
+    config: KafkaConfig, topic: str, transactional_id: str, write: Write,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One that was deposed ends before the rows; one that was elected may hide the marker."""
+    broker = KafkaBroker(replace(config, delivery_timeout_ms=8_000, request_timeout_ms=2_000))
+    producer = broker.fence(transactional_id, None)
+    (produced,) = write(producer, {0: ["a", "b"]})
+    write(producer, {0: ["foreign"]}, first_sequence=2)
+    commit(broker, producer)
+    ask, lags = broker.client.ask_leaders, iter(["OffsetOutOfRange", None, "OffsetOutOfRange"])
+
+    def lagging(*args: Any, **how: Any) -> dict[TopicPartition, Any]:
+        answers = ask(*args, **how)
+        if (lag := next(lags, "over")) != "over":
+            (answer,) = answers.values()
+            answer.records, answer.high_watermark = None, -1 if lag else 2
+            answer.error_code = 1 if lag else 0
+        return answers
+
+    monkeypatch.setattr(broker.client, "ask_leaders", lagging)
+
+    assert broker.foreign_rows(producer, [produced]) == {TopicPartition(topic, 0): 1}
+    assert next(lags, "over") == "over", "it has lagged three times"
+    assert caplog.messages == []
+    broker.close()
 
 
 def test_expired_records_are_a_loss_with_figures(
@@ -206,6 +277,7 @@ def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: st
     assert facts.transaction_timeout_max_ms == 900_000
     assert facts.partition_verification is True
     assert facts.offsets_retention_minutes == 10_080
+    assert facts.session_timeout_ms == 9_000
     assert facts.message_bytes_max is not None
     assert facts.message_bytes_max > 1_000_000
     assert broker.cluster_id()

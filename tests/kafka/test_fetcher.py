@@ -20,7 +20,7 @@ from tallystick.errors import (
 from tallystick.kafka import turns
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.offsets import EARLIEST, earliest_offset
+from tallystick.kafka.offsets import EARLIEST, list_offsets
 from tallystick.kafka.records import encode, stamp
 from tallystick.sink.transaction import Producer
 from tallystick.source.split import SplitRange
@@ -185,4 +185,6 @@ def test_a_missing_right_to_read_is_named(broker: FakeBroker, log: Log) -> None:
 def test_the_earliest_offset_is_what_retention_left(broker: FakeBroker, log: Log) -> None:
     log.earliest = 12
 
-    assert earliest_offset(Client(broker.config()), TopicPartition("orders", 0)) == 12
+    partition = TopicPartition("orders", 0)
+
+    assert list_offsets(Client(broker.config()), [partition], EARLIEST) == {partition: 12}

@@ -1,17 +1,24 @@
 """The whole epoch protocol with the least rights, and with each of them missing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tallystick.errors import AuthorizationError
+from tallystick.errors import AuthorizationError, DataLossError
+from tallystick.kafka import cluster, rights
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.written import transaction_state
 from tallystick.sink.preflight import Settings, check
+from tallystick.sink.rights import GROUP, READ, TRANSACTIONAL_ID, WRITE, Right, committing, writing
+from tallystick.sink.rights import TOPIC as TOPIC_OF
+from tallystick.sink.tokens import decode_token
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay
-from tests.failover.job import Job, readers_group
+from tests.failover.job import Job, readers_group, token_group
 from tests.failover.known_rows import Shape
 from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of
 
@@ -27,7 +34,7 @@ SETTINGS = Settings(
 )
 
 
-def job_of(kafka: EmbeddedKafka, user: str, folder: Path, **how: str) -> Job:
+def job_of(kafka: EmbeddedKafka, user: str, folder: Path, **how: Any) -> Job:
     return Job(Shape(user, TOPIC, (0, 1)), config_of(kafka, user), folder / user, **how)
 
 
@@ -113,6 +120,98 @@ def test_who_may_not_read_the_output_can_still_write_it(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert f"READ on {TOPIC} is missing" in told[0]
+
+
+LACKING = {
+    "alice": [],
+    "writer": [Right(TOPIC_OF, TOPIC, READ)],
+    "no-transactional-id": [Right(TRANSACTIONAL_ID, "tallystick-no-transactional-id", WRITE)],
+    "no-topic-write": [Right(TOPIC_OF, TOPIC, WRITE)],
+    "no-topic-read": [Right(TOPIC_OF, TOPIC, READ)],
+    "no-group": [Right(GROUP, "tallystick-no-group-token", READ)],
+    "spectator": [Right(GROUP, "tallystick-spectator-token", READ)],
+    "nobody": [
+        Right(GROUP, "tallystick-nobody-token", READ),
+        Right(TOPIC_OF, TOPIC, READ),
+        Right(TOPIC_OF, TOPIC, WRITE),
+        Right(TRANSACTIONAL_ID, "tallystick-nobody", WRITE),
+    ],
+}
+
+
+@pytest.mark.parametrize(("user", "lacking"), LACKING.items(), ids=LACKING)
+def test_what_a_user_lacks_is_found_without_doing_anything(
+    user: str, lacking: list[Right], guarded: EmbeddedKafka
+) -> None:
+    """Also a transaction that is open under the id goes on as if nobody had asked."""
+    admin, asking = (Client(config_of(guarded, each)) for each in ("admin", user))
+    transactional_id, group = f"tallystick-{user}", f"tallystick-{user}-token"
+    wanted = (*committing(transactional_id, group, TOPIC), *writing([TOPIC]))
+    owner = KafkaBroker(config_of(guarded, "admin"))
+    producer = owner.fence(transactional_id, None)
+    owner.stage_offsets(producer, group, {TopicPartition(TOPIC, 0): (1, "open")})
+    before = transaction_state(admin, transactional_id)
+
+    found = rights.missing(asking, wanted)
+
+    assert list(found) == lacking
+    after = transaction_state(admin, transactional_id)
+    assert (before.transaction_state, before.producer_epoch) == ("Ongoing", producer.producer_epoch)
+    assert after.to_dict() == before.to_dict()
+    owner.abort_transaction(producer)
+    for each in (admin, asking, owner):
+        each.close()
+
+
+def test_topics_that_are_not_there_and_clusters_without_access_control_lack_no_right(
+    guarded: EmbeddedKafka, tallystick_kafka: EmbeddedKafka
+) -> None:
+    wanted = (*committing("tallystick-x", "tallystick-x-token", "not-there"), *writing(["nor-it"]))
+    servers = tallystick_kafka.bootstrap_servers
+    for config in (config_of(guarded, "admin"), KafkaConfig(servers)):
+        client = Client(config)
+        assert rights.missing(client, wanted) == ()
+        assert cluster.describe_topics(client, ["not-there"]) == {}
+        client.close()
+
+
+def test_a_checkpoint_that_was_replaced_stays_so_where_its_token_could_not_be_overwritten(
+    guarded: EmbeddedKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own old token, under the sink's earlier topic, does not tell that nobody took over."""
+    shape = Shape("writer-replaced", TOPIC, (0, 1))
+    old = Job(shape, config_of(guarded, "admin"), tmp_path / "old", lineage="old")
+    old.run_until(1)
+    old.restart()
+    old.token_topic = TOKENS
+    old.run_until(2)
+    old.close()
+    new = Job(
+        shape,
+        config_of(guarded, "writer"),
+        tmp_path / "new",
+        token_topic=TOKENS,
+        lineage="new",
+        accepted=frozenset({"new-lineage-after-old"}),
+    )
+    new.run_until(1)
+    new.close()
+    assert "the token is not kept under earlier topics of the sink" in caplog.text
+    kept = KafkaBroker(old.config)
+    found = kept.group_offsets(token_group(shape.pipeline))
+    kept.close()
+    lineages = {place.topic: decode_token(*held).lineage for place, held in found.items()}
+    assert lineages == {TOPIC: "old", TOKENS: "new"}, "the fault has hit"
+
+    for token_topic in (TOKENS, TOPIC):
+        old.token_topic = token_topic
+        with pytest.raises(DataLossError, match=r"lineage new.*accept='new-lineage-after-new'"):
+            old.run_next()
+        old.close()
+
+    new.accepted = frozenset()
+    new.run_until(3)
+    new.close()
 
 
 def test_settings_that_may_not_be_seen_are_warned_of_and_do_not_stop_anything(

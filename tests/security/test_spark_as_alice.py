@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.errors import AuthorizationError
 from tallystick.testing import EmbeddedKafka
 from tests.failover.evidence import read_committed
 from tests.security.people import PASSWORDS
@@ -107,6 +108,48 @@ def test_a_pipeline_and_a_query_of_the_users_own_run_and_show_no_secret(
     shown = capfd.readouterr()
     assert_no_secret(repr(pipeline), repr(sink), repr(source), shown.out, shown.err, caplog.text)
     assert_no_secret(*progress, *stored(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("user", "name", "group", "lacking"),
+    [
+        (
+            "no-topic-read",
+            "no-topic-read",
+            "no-topic-read",
+            ["READ on topic 'guarded-in'. ", "READ on topic 'guarded-in', READ on topic '"],
+        ),
+        ("alice", "alice", "billing", ["READ on group 'billing'. "]),
+        (
+            "alice",
+            "stranger",
+            "alice",
+            ["READ on group 'tallystick-stranger-token', WRITE on transactional id 'tallystick-"],
+        ),
+    ],
+)
+def test_rights_that_are_missing_on_either_side_are_told_at_once_and_nothing_starts(
+    user: str,
+    name: str,
+    group: str,
+    lacking: list[str],
+    spark: SparkSession,
+    guarded: EmbeddedKafka,
+    tmp_path: Path,
+) -> None:
+    servers, security = without_servers(guarded.kafka_options_for(user))
+    source = ts.KafkaSource(servers, topics=["guarded-in"], group_id=group, options=security)
+    sink = ts.KafkaSink(servers, topic="guarded-out", options=security)
+    pipeline = ts.Pipeline(name).read(source).write(sink)
+
+    with pytest.raises(AuthorizationError) as told:
+        pipeline.start(spark, checkpoint=str(tmp_path / "never"))
+
+    assert [f"user {user!r} lacks {words}" in str(told.value) for words in lacking] == [
+        True for _ in lacking
+    ]
+    assert str(told.value).count("lacks") == len(lacking)
+    assert not (tmp_path / "never").exists()
 
 
 def test_a_wrong_password_ends_the_query_at_once_and_is_not_shown(

@@ -25,7 +25,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 @contextmanager
 def sink_of(
-    kafka: EmbeddedKafka, user: str, owner: Owner, **changes: Any
+    kafka: EmbeddedKafka,
+    user: str,
+    owner: Owner,
+    facts: RunFacts = RunFacts(),  # noqa: B008  a frozen value
+    **changes: Any,
 ) -> Iterator[KafkaTaskSink]:
     values: dict[str, Any] = {
         "config": config_of(kafka, user),
@@ -40,7 +44,7 @@ def sink_of(
         "guarantee": Guarantee.EXACTLY_ONCE,
         "id_prefix": f"tallystick-{user}-tasks",
     }
-    sink = KafkaTaskSink(KafkaTaskSettings(**(values | changes)), owner, RunFacts())
+    sink = KafkaTaskSink(KafkaTaskSettings(**(values | changes)), owner, facts)
     try:
         yield sink
     finally:
@@ -87,7 +91,61 @@ def test_four_rights_are_enough(
     assert "cannot be looked for" not in caplog.text
 
 
+IDS = "every transactional id that begins with 'tallystick-{0}-tasks/'"
+GROUPS = "every group that begins with 'tallystick-{0}-tasks/'"
 MISSING = {
+    "no-transactional-id": [f"WRITE on {IDS}"],
+    "no-topic-write": [f"WRITE on topic '{TOPIC}'"],
+    "no-topic-read": [f"READ on topic '{TOPIC}'"],
+    "no-group": [f"READ on {GROUPS}"],
+    "spectator": [f"READ on {GROUPS}"],
+    "nobody": [
+        f"READ on {GROUPS}",
+        f"READ on topic '{TOPIC}'",
+        f"WRITE on topic '{TOPIC}'",
+        f"WRITE on {IDS}",
+    ],
+}
+
+
+@pytest.mark.parametrize(("user", "rights"), MISSING.items(), ids=MISSING)
+def test_what_a_user_lacks_is_told_before_anything_starts_with_how_to_grant_it(
+    user: str, rights: list[str], guarded: EmbeddedKafka
+) -> None:
+    owner = owner_of(user)
+    prefix = f"tallystick-{user}-tasks/lineage"
+    opening = sink_of(guarded, user, owner, id_prefix=prefix, transaction_timeout_ms=1_000_000)
+
+    with pytest.raises(AuthorizationError) as told, opening:
+        pass
+
+    lacking = f"user {user!r} lacks {', '.join(rights).format(user)}. Grant it with kafka-acls"
+    assert lacking in str(told.value)
+    assert f"--allow-principal User:{user}" in str(told.value)
+    options = {
+        "WRITE on every tr": f"--operation Write --transactional-id 'tallystick-{user}-tasks/' ",
+        "WRITE on topic": f"--operation Write --topic '{TOPIC}'",
+        "READ on topic": f"--operation Read --topic '{TOPIC}'",
+        "READ on every gr": f"--operation Read --group 'tallystick-{user}-tasks/' ",
+    }
+    for words, option in options.items():
+        assert (option in str(told.value)) == any(right.startswith(words) for right in rights)
+    assert all(password not in str(told.value) for password in PASSWORDS.values())
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+def test_without_transactions_the_right_to_write_is_enough(
+    guarantee: Guarantee, guarded: EmbeddedKafka
+) -> None:
+    for user in ("no-transactional-id", "no-topic-read", "no-group"):
+        with sink_of(guarded, user, owner_of(user), guarantee=guarantee):
+            pass
+    lacking = sink_of(guarded, "no-topic-write", owner_of("x"), guarantee=guarantee)
+    with pytest.raises(AuthorizationError, match=f"lacks WRITE on topic '{TOPIC}'"), lacking:
+        pass
+
+
+TOO_LATE = {
     "no-transactional-id": r"'tallystick-no-transactional-id-tasks/.*WRITE on the transactional id",
     "no-topic-write": rf"Produce for {TOPIC}-[01].*WRITE on the topic",
     "no-topic-read": rf"TxnOffsetCommit for {TOPIC}-0.*READ on the topic",
@@ -96,14 +154,15 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("user", "says"), MISSING.items(), ids=MISSING)
-def test_a_missing_right_is_named_before_anything_is_prepared(
+@pytest.mark.parametrize(("user", "says"), TOO_LATE.items(), ids=TOO_LATE)
+def test_a_right_that_is_taken_away_later_is_named_before_anything_is_prepared(
     user: str, says: str, guarded: EmbeddedKafka
 ) -> None:
     """And nothing stays open."""
     owner = owner_of(user)
+    checked = RunFacts(are_checked=True)
     with (
-        sink_of(guarded, user, owner) as sink,
+        sink_of(guarded, user, owner, checked) as sink,
         pytest.raises(AuthorizationError, match=says),
     ):
         prepared_by(sink, owner)

@@ -14,6 +14,7 @@ FACTS = ClusterFacts(
     partition_verification=True,
     offsets_retention_minutes=10_080,
     message_bytes_max=1_048_588,
+    session_timeout_ms=9_000,
 )
 SETTINGS = Settings(
     transaction_timeout_ms=300_000,
@@ -55,6 +56,7 @@ def test_what_cannot_work_is_a_problem(facts, settings, told):
         ({"partition_verification": None}, {}, "do not say whether they verify"),
         ({"transaction_timeout_max_ms": None}, {}, "which transaction timeout they allow"),
         ({}, {"trigger_interval_ms": 400_000}, "longer than transaction_timeout_ms"),
+        ({"session_timeout_ms": 115_000}, {}, "the failover of a broker may take 120000 ms"),
     ],
 )
 def test_what_cannot_be_checked_is_said(facts, settings, told):

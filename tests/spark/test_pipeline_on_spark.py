@@ -159,10 +159,22 @@ def test_what_cannot_work_is_told_before_anything_starts(flow: Flow) -> None:
         flow.run(flow.pipeline(sink={"topic": "no-such-output"}))
     with pytest.raises(ts.OptionError, match=r"transaction_timeout_ms is 9000000.*900000"):
         flow.run(flow.pipeline(sink={"transaction_timeout_ms": 9_000_000}))
+    own = {"transaction_timeout_ms": 60_000, "options": {"kafka.delivery.timeout.ms": "120000"}}
     with pytest.raises(ts.OptionError, match=r"kafka.delivery.timeout.ms is 120000"):
-        flow.run(flow.pipeline(sink={"transaction_timeout_ms": 60_000}))
+        flow.run(flow.pipeline(sink=own))
+    absent = [flow.sink(topic=f"absent-{n}", transactions="task", uid=f"s{n}") for n in (1, 2)]
+    with pytest.raises(ts.OptionError, match=r"'absent-1'.*'absent-2'"):
+        flow.run(flow.pipeline().write(*absent))
     with pytest.raises(ts.OptionError, match=r"offsets.retention.minutes"):
         flow.pipeline().start(
             flow.spark, checkpoint=str(flow.checkpoint), trigger={"processingTime": "8 days"}
         )
     assert not flow.checkpoint.exists()
+
+
+def test_a_short_transaction_timeout_works_with_nothing_else_set(flow: Flow) -> None:
+    flow.feed(20)
+
+    flow.run(flow.pipeline(sink={"transaction_timeout_ms": 15_000}))
+
+    flow.assert_exact()
