@@ -6,6 +6,9 @@ Invariants:
       finds none of its parent's.
     * Commits are on disk when they are answered, whatever the role's synchronous_commit; no wait
       for a lock, a statement or a silent peer is without end.
+    * Names without a schema mean what PostgreSQL itself has. Anybody may put a better fitting
+      function or operator into a schema of the user's search_path (CVE-2018-1058); that path counts
+      only where the user's own table is meant: `USERS_PATH`.
 """
 
 import os
@@ -25,6 +28,9 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Result = TypeVar("Result")
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+USERS_PATH = "SET LOCAL search_path TO DEFAULT"
+"""For the rest of a transaction: triggers of the user's table may rely on it."""
+_OWN_PATH = "SET search_path = pg_catalog, pg_temp"
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -109,6 +115,7 @@ def _set_up(connection: Connection) -> None:
     )
     parts.append("set_config('default_transaction_isolation', 'read committed', false)")
     parts.append("set_config('default_transaction_read_only', 'off', false)")
+    connection.execute(_OWN_PATH)
     row = connection.execute(query(f"SELECT pg_is_in_recovery(), {', '.join(parts)}")).fetchone()
     assert row is not None
     if row[0]:
@@ -119,7 +126,7 @@ def _set_up(connection: Connection) -> None:
 
 
 def lend(dsn: str, application: str = "") -> Connection:
-    """A connection inside a new transaction, for the caller alone.
+    """A connection inside a new transaction, with the user's search_path, for the caller alone.
 
     Args:
         dsn: how to connect.
@@ -129,7 +136,7 @@ def lend(dsn: str, application: str = "") -> Connection:
         OptionError: see `connect`.
         RetriableError: see `connect`.
     """
-    begin = BEGIN
+    begin = f"{BEGIN}; {USERS_PATH}"
     if application:
         begin += f"; SET LOCAL application_name = {literal(application)}"
     kept = _kept.setdefault((os.getpid(), dsn), [])
