@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 EPOCHS_PROVED = 100
 """For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
+COMMITS_S = 120.0
+"""How long all commits of an epoch may wait together, as for Kafka by default."""
+MILLISECOND_S = 0.001
 _REGISTRIES = """
     SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
@@ -85,15 +88,34 @@ class PostgresCommitter:
             OptionError: the role may not, or the tables were changed.
             RecordError: staged rows break a constraint; they stay, and can be tried again.
         """
+        return self._commit(committable, None)
+
+    @property
+    def commits_at_once(self) -> int:
+        """See `participants.CommitsBeside`; tasks' rows may touch the same keys."""
+        return 1
+
+    @property
+    def commit_patience_s(self) -> float:
+        """See `participants.CommitsBeside`."""
+        return COMMITS_S
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        """See `participants.CommitsBeside`; no wait for a connection or a lock is longer."""
+        return self._commit(committable, max(MILLISECOND_S, until - time.monotonic()))
+
+    def _commit(self, committable: Committable, patience_s: float | None) -> Outcome:
         details = Details.from_text(committable.details)
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = commit_prepared if details.mode == "prepared" else commit_staged
+
+        def work(connection: Connection) -> Outcome:
+            return way(connection, committable, details, patience_s)
+
         with self._lock:
             try:
-                outcome = self._session.run(
-                    f"committing {committable.name}", lambda each: way(each, committable, details)
-                )
+                outcome = self._session.run(f"committing {committable.name}", work, patience_s)
             except RecordError as error:
                 raise RecordError(
                     f"{error}. It stays as it is ({self.describe(committable)}) and is tried again "

@@ -35,6 +35,11 @@ logger = logging.getLogger(__name__)
 _PRUNED = "pruned"
 _END_MS = 10_000
 _SAID_MAX = 200
+_WAIT_LESS = """
+    SELECT set_config('lock_timeout', least($1::bigint, nullif(
+        extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0)::bigint)::text,
+        true)
+"""
 SESSIONS = (
     "FROM pg_stat_activity WHERE datname = current_database() "
     "AND starts_with(application_name, $1) "
@@ -43,8 +48,10 @@ SESSIONS = (
 """Those that this role may end: anybody may call a session what he likes."""
 
 
-def commit_prepared(connection: Connection, committable: Committable, details: Details) -> Outcome:
-    """Commit a prepared transaction, or return what became of it."""
+def commit_prepared(
+    connection: Connection, committable: Committable, details: Details, _: float | None = None
+) -> Outcome:
+    """Commit a prepared transaction, or return what became of it; it waits for no lock."""
     try:
         connection.execute(query(f"COMMIT PREPARED {literal(committable.name)}"))
     except errors.UndefinedObject:
@@ -67,10 +74,24 @@ def abort_prepared(connection: Connection, committable: Committable, _: Details)
         return
 
 
-def commit_staged(connection: Connection, committable: Committable, details: Details) -> Outcome:
-    """Move staged rows into the user's table, or return what became of them."""
+def commit_staged(
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    patience_s: float | None = None,
+) -> Outcome:
+    """Move staged rows into the user's table, or return what became of them.
+
+    Args:
+        connection: to the server.
+        committable: the rows.
+        details: of the committable.
+        patience_s: how long a lock is waited for, if not as ever.
+    """
     name = committable.name
     with transaction(connection):
+        if patience_s is not None:
+            connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
         # Whoever else commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
