@@ -54,7 +54,7 @@ class SinkNote:
         source: the task's index.
         attempt: drawn for it.
         committables: what is prepared.
-        attempt_number: Spark's; from 1 on, others have begun transactions and not prepared them.
+        attempt_number: Spark's; from 1 on, others have begun transactions, and nobody names them.
     """
 
     source: int
@@ -115,14 +115,14 @@ class FanOut:
         encode: how rows become frames of the epoch's own transaction; None: there is none.
         checkpoint_id: the epoch.
         functions: what rows pass through first.
-        is_speculative: Spark may run attempts beside each other, and ends those that lose.
+        may_leave_strays: attempts may end without a word that no attempt number tells of.
     """
 
     branches: tuple[Branch, ...]
     encode: EncodePlan | None
     checkpoint_id: int
     functions: tuple[BatchFunction, ...] = ()
-    is_speculative: bool = False
+    may_leave_strays: bool = False
 
     @property
     def target_count(self) -> int:

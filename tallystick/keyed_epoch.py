@@ -122,7 +122,7 @@ class KeyedSteps:
             writer_count,
             Version(checkpoint_id, token),
             has_sinks=isinstance(last, FanOut),
-            is_speculative=isinstance(last, FanOut) and last.is_speculative,
+            may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
         )
 
     def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
@@ -162,7 +162,7 @@ class KeyedEpoch:
             last tasks before them tell themselves what they did.
         version: of the state that the epoch leaves.
         has_sinks: the last tasks tell what they prepared in sinks.
-        is_speculative: Spark may run attempts beside each other.
+        may_leave_strays: see `FanOut`.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -170,7 +170,7 @@ class KeyedEpoch:
     writer_count: int
     version: Version
     has_sinks: bool = False
-    is_speculative: bool = False
+    may_leave_strays: bool = False
 
     @property
     def stage(self) -> int:
@@ -205,7 +205,7 @@ class KeyedEpoch:
             state=state,
             late=tuple((uid, count) for uid, count in late.items() if count),
             committables=tuple(each for note in prepared for each in note.committables),
-            has_strays=self.is_speculative or any(note.attempt_number for note in prepared),
+            has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
         )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:

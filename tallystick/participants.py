@@ -6,11 +6,15 @@ cannot do now must not leave another's output unseen.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 from tallystick.errors import OptionError
 from tallystick.sink.two_phase import (
+    Answer,
     Committable,
     Committer,
     Lost,
@@ -18,6 +22,7 @@ from tallystick.sink.two_phase import (
     Owner,
     TwoPhaseCommitSink,
     commit_all,
+    try_ends_at,
 )
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,34 @@ class KnowsPrepared(Protocol):
         ...
 
 
+@runtime_checkable
+class CommitsBeside(Protocol):
+    """A sink that commits several at a time, all of an epoch's within one deadline.
+
+    A sink without these is called in the thread that runs the epoch, with one after the other, and
+    says itself how long each may take.
+    """
+
+    @property
+    def commits_at_once(self) -> int:
+        """From how many threads `commit_by` may be called at a time; they are not the epoch's."""
+        ...
+
+    @property
+    def commit_patience_s(self) -> float:
+        """How long all commits of an epoch may take together."""
+        ...
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        """Do as `TwoPhaseCommitSink.commit`, and raise a RetriableError at `until`.
+
+        Args:
+            committable: which.
+            until: a point of `time.monotonic`.
+        """
+        ...
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -72,6 +105,7 @@ class OpenSinks:
         self._sinks = sinks
         self._owners = owners
         self._now_ms = now_ms
+        self._all_end_at: dict[str, float] = {}  # of the commits under way, by sink
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`.
@@ -83,7 +117,13 @@ class OpenSinks:
         for epoch in sorted({each.checkpoint_id for each in committables}):
             committer.prepared(epoch, (c for c in committables if c.checkpoint_id == epoch))
         due = committer.completed(max((each.checkpoint_id for each in committables), default=-1))
-        settled = commit_all(due, self._commit_one, committer.settled)
+        began = time.monotonic()
+        self._all_end_at = {
+            uid: began + sink.commit_patience_s
+            for uid, sink in self._sinks.items()
+            if isinstance(sink, CommitsBeside)
+        }
+        settled = commit_all(due, self._commit_one, committer.settled, self._beside)
         if settled.error is not None:
             raise settled.error
         return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
@@ -131,6 +171,42 @@ class OpenSinks:
         if first is not None:
             raise first
 
+    def _beside(
+        self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
+    ) -> list[Answer]:
+        """Run the attempts of one epoch after the other; within it, as its sinks allow."""
+        return [
+            answer
+            for _, epoch in groupby(committables, lambda each: each.checkpoint_id)
+            for answer in self._beside_in_epoch(attempt, tuple(epoch))
+        ]
+
+    def _beside_in_epoch(
+        self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
+    ) -> list[Answer]:
+        if len(committables) == 1:
+            return [attempt(committables[0])]
+        pools: dict[str, ThreadPoolExecutor] = {}
+        by_sink = defaultdict[str, list[Committable]](list)
+        for each in committables:
+            by_sink[each.sink].append(each)
+        under_way: dict[Committable, Future[Answer]] = {}
+        answers: dict[Committable, Answer] = {}
+        try:
+            for uid, its in by_sink.items():
+                sink: object = self._sinks.get(uid)
+                if isinstance(sink, CommitsBeside):
+                    pools[uid] = ThreadPoolExecutor(min(len(its), sink.commits_at_once))
+                    under_way |= {each: pools[uid].submit(attempt, each) for each in its}
+            for each in committables:
+                if each not in under_way:
+                    answers[each] = attempt(each)
+            answers |= {each: future.result() for each, future in under_way.items()}
+        finally:
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
+        return [answers[each] for each in committables]
+
     def _commit_one(self, committable: Committable) -> Outcome:
         sink = self._sinks.get(committable.sink)
         if sink is None:
@@ -141,6 +217,9 @@ class OpenSinks:
                 f"committed. Add the sink again, with this uid, for one start."
             )
         self._warn_of_timeout(sink, committable)
+        if isinstance(sink, CommitsBeside):
+            until = try_ends_at(self._all_end_at[committable.sink], time.monotonic())
+            return sink.commit_by(committable, until)
         return sink.commit(committable)
 
     def _warn_of_timeout(self, sink: TwoPhaseCommitSink, committable: Committable) -> None:

@@ -304,13 +304,14 @@ def postgres_door(dsn: str, owners: Iterable[Owner]) -> SinkDoor:
     """
     try:
         from tallystick.postgres import connection, driver, schema, transactions
+        from tallystick.postgres.outcome import identity
     except ImportError as error:
         if error.name is None or not error.name.startswith("psycopg"):
             raise
         raise OptionError("--postgres needs psycopg: pip install 'tallystick[postgres]'") from None
     known = tuple(owners)
     session = connection.Session(dsn)
-    server, database = session.run("asking who it is", driver.identity)
+    server, database = session.run("asking who it is", identity)
     details = transactions.Details(
         mode="prepared",
         schema="public",

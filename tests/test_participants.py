@@ -1,6 +1,8 @@
 """The sinks of a run: all are tried, gone ones are named, timeouts are told of in time."""
 
 import logging
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,8 +14,10 @@ from tallystick.errors import (
     FencedError,
     OptionError,
 )
-from tallystick.participants import OpenSinks
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.participants import CommitsBeside, OpenSinks
 from tallystick.sink.two_phase import (
+    LAST_TRY_S,
     Committable,
     Lost,
     Outcome,
@@ -82,6 +86,85 @@ def test_what_one_sink_cannot_do_now_leaves_no_other_ones_output_unseen():
 
     assert away.asked == [("commit", "a"), ("commit", "b")]
     assert well.asked == [("commit", "c")]
+
+
+@dataclass
+class Beside(Noting):
+    """A sink that takes several commits at a time, each of which waits for so many others."""
+
+    at_once: int = 4
+    patience_s: float = 60.0
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    untils: list[float] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+
+    @property
+    def commits_at_once(self) -> int:
+        return self.at_once
+
+    @property
+    def commit_patience_s(self) -> float:
+        return self.patience_s
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        self.untils.append(until)
+        self.threads.add(threading.get_ident())
+        self.meeting.wait(30)
+        return self.commit(committable)
+
+
+class InOneThread(Noting):
+    """A sink that says nothing of threads."""
+
+    def commit(self, committable: Committable) -> Outcome:
+        assert threading.current_thread() is threading.main_thread()
+        return super().commit(committable)
+
+
+def test_commits_run_beside_each_other_where_a_sink_allows_it():
+    """The others' are called as ever: in this thread, in order, while those are under way."""
+    meeting = threading.Barrier(5)
+
+    class Meets(InOneThread):
+        def commit(self, committable: Committable) -> Outcome:
+            if committable.name == "b":
+                meeting.wait(30)
+            return super().commit(committable)
+
+    beside, plain = Beside(meeting=meeting, error=BrokerUnavailableError("away")), Meets()
+    sinks = opened(beside=beside, plain=plain)
+    many = [of("beside", name) for name in "1234"]
+    before = threading.active_count()
+
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        sinks.commit((*many, of("plain", "a"), of("plain", "b"), of("plain", "c")))
+
+    assert sorted(beside.asked) == [("commit", name) for name in "1234"]
+    assert plain.asked == [("commit", name) for name in "abc"]
+    assert len(beside.threads) == 4
+    assert threading.active_count() == before
+
+
+def test_no_more_commits_run_at_once_than_a_sink_says_and_all_have_one_deadline():
+    sink = Beside(at_once=2, meeting=threading.Barrier(2))
+    began = time.monotonic()
+
+    assert opened(db=sink).commit(tuple(of("db", name) for name in "abcdefgh")) == ()
+
+    assert len(sink.threads) <= 2
+    assert len(set(sink.untils)) == 1, "none began to count when it had its turn"
+    assert 0 <= sink.untils[0] - began - sink.patience_s < 30
+    late = Beside(patience_s=0.0)
+    opened(db=late).commit(tuple(of("db", name) for name in "abc"))
+    assert all(until >= began + LAST_TRY_S for until in late.untils)
+
+
+def test_an_older_epoch_is_over_before_a_newer_one_is_committed():
+    sink = Beside(at_once=8)
+
+    opened(db=sink).commit(tuple(of("db", f"{n}", epoch=2 - n % 2) for n in range(8)))
+
+    assert {name for _, name in sink.asked[:4]} == {"1", "3", "5", "7"}
 
 
 def test_the_older_epoch_is_committed_first():
@@ -207,3 +290,9 @@ def test_what_is_gone_or_newer_ends_the_check():
         for check in (sinks.check_prepared, sinks.check_newest):
             with pytest.raises(type(error), match=str(error)):
                 check((of("knowing", "a"),))
+
+
+def test_kafka_says_how_many_commits_it_takes() -> None:
+    for each in ("commits_at_once", "commit_patience_s", "commit_by"):
+        assert hasattr(KafkaTaskSink, each)
+        assert hasattr(CommitsBeside, each)

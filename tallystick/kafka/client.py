@@ -8,10 +8,11 @@ Invariants:
     * Not thread-safe, and not to be shared across a fork: one client per process that works.
 """
 
+import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,6 +85,7 @@ class Client:
         self.leader_epochs: dict[TopicPartition, int] = {}
         """Who is asked with its epoch, and was deposed, says so in place of an answer (KIP-320)."""
         self._coordinators: dict[Coordinator, int] = {}
+        self._latest = math.inf
 
     def close(self) -> None:
         """Close all connections."""
@@ -93,7 +95,16 @@ class Client:
         """When a call that starts now must be done; delivery.timeout.ms unless told."""
         if timeout_ms is None:
             timeout_ms = self.config.delivery_timeout_ms
-        return time.monotonic() + timeout_ms / 1000
+        return min(self._latest, time.monotonic() + timeout_ms / 1000)
+
+    @contextmanager
+    def within(self, latest: float) -> Iterator[None]:
+        """Let no call in the block have a deadline later than this, unless it is given one."""
+        before, self._latest = self._latest, min(self._latest, latest)
+        try:
+            yield
+        finally:
+            self._latest = before
 
     def try_until(self, deadline: float) -> float:
         """When a single request that is sent now must be answered."""

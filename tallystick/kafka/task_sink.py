@@ -44,6 +44,8 @@ from tallystick.sink.two_phase import (
 
 logger = logging.getLogger(__name__)
 
+COMMITS_AT_ONCE = 8
+"""Each has connections of its own: an epoch of 200 tasks must not wait for one coordinator."""
 EPOCH_UNKNOWN = -1
 """The `checkpoint_id` of what is found open: Kafka does not show a token before its commit."""
 
@@ -94,6 +96,8 @@ class KafkaTaskSink:
         self._settings = settings
         self._owner = owner
         self._client = Client(settings.config)
+        self._clients = [self._client]  # all that there are, and those that no commit uses
+        self._idle = [self._client]
         self._finder = Finder(
             self._client,
             settings.earlier_prefixes | {settings.id_prefix},
@@ -147,9 +151,35 @@ class KafkaTaskSink:
             DataLossError: the outcome can never be known.
             FencedError: another run has gone on from the same checkpoint.
         """
-        transaction = self._here(committable)
+        return self._commit(self._client, committable)
+
+    @property
+    def commits_at_once(self) -> int:
+        """See `participants.CommitsBeside`."""
+        return COMMITS_AT_ONCE
+
+    @property
+    def commit_patience_s(self) -> float:
+        """See `participants.CommitsBeside`."""
+        return self._settings.config.delivery_timeout_ms / 1000
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        """See `participants.CommitsBeside`: a coordinator that hangs holds up its own ids only."""
+        try:
+            client = self._idle.pop()
+        except IndexError:
+            client = Client(self._settings.config)
+            self._clients.append(client)
+        try:
+            with client.within(until):
+                return self._commit(client, committable)
+        finally:
+            self._idle.append(client)
+
+    def _commit(self, client: Client, committable: Committable) -> Outcome:
+        transaction = self._here(committable, client)
         age_ms = outcome.age_ms(committable.begun_ms)
-        return outcome.commit(self._client, transaction, committable.checkpoint_id, age_ms)
+        return outcome.commit(client, transaction, committable.checkpoint_id, age_ms)
 
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`; of one producer epoch, not of its successors."""
@@ -199,12 +229,14 @@ class KafkaTaskSink:
 
     def close(self) -> None:
         """See `TwoPhaseCommitSink.close`; what is open in Kafka stays open."""
-        self._client.close()
+        for each in self._clients:
+            each.close()
         close_idle(self._settings.config)
 
-    def _here(self, committable: Committable) -> TaskTransaction:
+    def _here(self, committable: Committable, client: Client | None = None) -> TaskTransaction:
         transaction = TaskTransaction.from_json(committable.details)
-        here = self._client.cluster_id or cluster.cluster_id(self._client)
+        client = client or self._client
+        here = client.cluster_id or cluster.cluster_id(client)
         if transaction.cluster_id != here:
             raise OptionError(
                 f"{transaction} of sink {committable.sink!r} is one of cluster "

@@ -6,6 +6,9 @@ Invariants:
       finds none of its parent's.
     * Commits are on disk when they are answered, whatever the role's synchronous_commit; no wait
       for a lock, a statement or a silent peer is without end.
+    * Names without a schema mean what PostgreSQL itself has. Anybody may put a better fitting
+      function or operator into a schema of the user's search_path (CVE-2018-1058); that path counts
+      only where the user's own table is meant: `USERS_PATH`.
 """
 
 import os
@@ -25,8 +28,14 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Result = TypeVar("Result")
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+USERS_PATH = "SET LOCAL search_path TO DEFAULT"
+"""For the rest of a transaction: triggers of the user's table may rely on it."""
+_OWN_PATH = "SET search_path = pg_catalog, pg_temp"
+CONNECT_TIMEOUT_S = 10
+_CONNECT_TIMEOUT_MIN_S = 2
+"""libpq takes none that is shorter."""
 _DEFAULTS: dict[str, str | int] = {
-    "connect_timeout": 10,
+    "connect_timeout": CONNECT_TIMEOUT_S,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
@@ -62,8 +71,12 @@ def literal(text: str) -> str:
     return sql.Literal(text).as_string(None)
 
 
-def connect(dsn: str) -> Connection:
+def connect(dsn: str, patience_s: float | None = None) -> Connection:
     """A new connection, in autocommit, to a server that takes writes.
+
+    Args:
+        dsn: how to connect.
+        patience_s: how long each of the server's addresses is tried at most.
 
     Raises:
         OptionError: the connection string is wrong, or refused.
@@ -80,6 +93,9 @@ def connect(dsn: str) -> Connection:
             "'postgresql://user@host/database'"
         )
     defaults: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
+    if patience_s is not None:
+        wanted = int(given.get("connect_timeout") or CONNECT_TIMEOUT_S)
+        defaults["connect_timeout"] = max(_CONNECT_TIMEOUT_MIN_S, min(wanted, round(patience_s)))
     with ours("connecting", secrets):
         made = psycopg.connect(
             dsn,
@@ -109,6 +125,7 @@ def _set_up(connection: Connection) -> None:
     )
     parts.append("set_config('default_transaction_isolation', 'read committed', false)")
     parts.append("set_config('default_transaction_read_only', 'off', false)")
+    connection.execute(_OWN_PATH)
     row = connection.execute(query(f"SELECT pg_is_in_recovery(), {', '.join(parts)}")).fetchone()
     assert row is not None
     if row[0]:
@@ -119,7 +136,7 @@ def _set_up(connection: Connection) -> None:
 
 
 def lend(dsn: str, application: str = "") -> Connection:
-    """A connection inside a new transaction, for the caller alone.
+    """A connection inside a new transaction, with the user's search_path, for the caller alone.
 
     Args:
         dsn: how to connect.
@@ -129,7 +146,7 @@ def lend(dsn: str, application: str = "") -> Connection:
         OptionError: see `connect`.
         RetriableError: see `connect`.
     """
-    begin = BEGIN
+    begin = f"{BEGIN}; {USERS_PATH}"
     if application:
         begin += f"; SET LOCAL application_name = {literal(application)}"
     kept = _kept.setdefault((os.getpid(), dsn), [])
@@ -206,24 +223,33 @@ class Session:
         self.secrets = secrets_of(dsn)
         self._connection: Connection | None = None
 
-    def run(self, doing: str, work: Callable[[Connection], Result]) -> Result:
+    def run(
+        self, doing: str, work: Callable[[Connection], Result], patience_s: float | None = None
+    ) -> Result:
         """Do work that may be done twice: once more where a kept connection turns out to be cut.
+
+        Args:
+            doing: for the error.
+            work: what is done.
+            patience_s: see `connect`.
 
         Raises:
             TallystickError: as `ours` says it.
         """
         was_kept = self._connection is not None
         try:
-            return self._run(doing, work)
+            return self._run(doing, work, patience_s)
         except RetriableError:
             cut = self._connection is None
             if not (was_kept and cut):
                 raise
-        return self._run(doing, work)
+        return self._run(doing, work, patience_s)
 
-    def _run(self, doing: str, work: Callable[[Connection], Result]) -> Result:
+    def _run(
+        self, doing: str, work: Callable[[Connection], Result], patience_s: float | None
+    ) -> Result:
         if self._connection is None:
-            self._connection = connect(self._dsn)
+            self._connection = connect(self._dsn, patience_s)
         try:
             with ours(doing, self.secrets):
                 return work(self._connection)

@@ -8,34 +8,38 @@ Invariants:
       By then a later epoch of the same lineage was committed, before which everything earlier was
       settled: what has no token and is behind the mark was committed, since losses keep theirs.
     * What is pending is settled as its own details say, whatever the sink's settings are now.
+    * What other roles may write, into our tables, as names of prepared transactions or of sessions,
+      makes nothing run with our rights, and keeps nothing of ours from being settled: it is told by
+      name, and left alone or deleted.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
-from typing import LiteralString
 
 import psycopg
-from psycopg import errors
 
-from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
-from tallystick.postgres.connection import (
-    Connection,
-    Session,
-    literal,
-    query,
-    transaction,
-)
+from tallystick.errors import OptionError, RecordError, RetriableError
+from tallystick.postgres.connection import Connection, Session, query
 from tallystick.postgres.names import (
-    application_of,
+    NAME_BYTES_MAX,
     application_prefix,
     found,
     name_from,
     owner_prefix,
     prefix_of,
 )
-from tallystick.postgres.schema import ID, registry_of, tokens_of
-from tallystick.postgres.statements import insert_token, move
+from tallystick.postgres.outcome import (
+    SESSIONS,
+    abort_open,
+    abort_prepared,
+    abort_staged,
+    commit_prepared,
+    commit_staged,
+    prune,
+)
+from tallystick.postgres.schema import NO_TABLE, registry_of, strangers_hand, table_at
 from tallystick.postgres.transactions import Details, PostgresPlan
 from tallystick.sink.two_phase import Committable, Outcome, Owner, Timeout, TransactionPlan
 
@@ -44,14 +48,16 @@ logger = logging.getLogger(__name__)
 EPOCHS_PROVED = 100
 """For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
-_PRUNED = "pruned"
-_END_MS = 10_000
+COMMITS_S = 120.0
+"""How long all commits of an epoch may wait together, as for Kafka by default."""
+MILLISECOND_S = 0.001
 _REGISTRIES = """
     SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
       AND has_schema_privilege(n.oid, 'USAGE')
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
-      AND (quote_ident(n.nspname) = $1 OR c.relowner = current_user::regrole)
+      AND (quote_ident(n.nspname) = $1
+           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user))
 """
 """Besides the one of the sink's own schema only those that this user has made: a row names tables
 that are then written to, and must not be anybody's."""
@@ -64,6 +70,7 @@ class PostgresCommitter:
         self._session, self._plan, self._owner = session, plan, owner
         self._lock = threading.Lock()
         self._pruned_at: dict[str, int] = {}
+        self._told: set[str] = set()
 
     @property
     def timeout(self) -> Timeout | None:
@@ -81,15 +88,34 @@ class PostgresCommitter:
             OptionError: the role may not, or the tables were changed.
             RecordError: staged rows break a constraint; they stay, and can be tried again.
         """
+        return self._commit(committable, None)
+
+    @property
+    def commits_at_once(self) -> int:
+        """See `participants.CommitsBeside`; tasks' rows may touch the same keys."""
+        return 1
+
+    @property
+    def commit_patience_s(self) -> float:
+        """See `participants.CommitsBeside`."""
+        return COMMITS_S
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        """See `participants.CommitsBeside`; no wait for a connection or a lock is longer."""
+        return self._commit(committable, max(MILLISECOND_S, until - time.monotonic()))
+
+    def _commit(self, committable: Committable, patience_s: float | None) -> Outcome:
         details = Details.from_text(committable.details)
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
-        way = _commit_prepared if details.mode == "prepared" else _commit_staged
+        way = commit_prepared if details.mode == "prepared" else commit_staged
+
+        def work(connection: Connection) -> Outcome:
+            return way(connection, committable, details, patience_s)
+
         with self._lock:
             try:
-                outcome = self._session.run(
-                    f"committing {committable.name}", lambda each: way(each, committable, details)
-                )
+                outcome = self._session.run(f"committing {committable.name}", work, patience_s)
             except RecordError as error:
                 raise RecordError(
                     f"{error}. It stays as it is ({self.describe(committable)}) and is tried again "
@@ -102,7 +128,7 @@ class PostgresCommitter:
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
         details = Details.from_text(committable.details)
-        ways = {"prepared": _abort_prepared, "staged": _abort_staged, "open": _abort_open}
+        ways = {"prepared": abort_prepared, "staged": abort_staged, "open": abort_open}
         way = ways[details.mode]
         with self._lock:
             self._session.run(
@@ -129,82 +155,122 @@ class PostgresCommitter:
 
     def _open(self, connection: Connection, owner: Owner) -> list[Committable]:
         rows = connection.execute(
-            "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
-            "FROM pg_stat_activity WHERE datname = current_database() "
-            "AND starts_with(application_name, $1) AND xact_start IS NOT NULL",
+            query(
+                "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
+                f"{SESSIONS} AND xact_start IS NOT NULL"
+            ),
             [application_prefix(owner)],
         ).fetchall()
         text = _details(self._plan.details, "open", self._plan.details.schema)
-        return [
-            found(name_from(application, owner), owner.sink, text, begun_ms=begun_ms)
+        return self._readable(
+            (name_from(application, owner), owner.sink, text, 0, begun_ms)
             for application, begun_ms in rows
-        ]
+        )
 
     def _prepared(self, connection: Connection, owner: Owner) -> list[Committable]:
-        prefix = owner_prefix(owner)
-        made: list[Committable] = []
         prepared = connection.execute(
             "SELECT gid, database = current_database(), database, "
-            "(extract(epoch FROM prepared) * 1000)::bigint "
+            "(extract(epoch FROM prepared) * 1000)::bigint, owner, owner = current_user "
+            "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper) "
             "FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
-            [prefix],
+            [owner_prefix(owner)],
         ).fetchall()
         mine = self._plan.details
-        for name, here, database, prepared_ms in prepared:
-            if here:
-                text = _details(mine, "prepared", mine.schema)
-                made.append(found(name, owner.sink, text, begun_ms=prepared_ms))
-            else:
-                logger.warning(
-                    "prepared transaction %s is in database %s, which this dsn does not lead to: "
-                    "it can be settled only from there",
-                    name,
-                    database,
+        text = _details(mine, "prepared", mine.schema)
+        ours = []
+        for name, here, database, prepared_ms, role, may_end in prepared:
+            if not may_end:
+                self._tell(
+                    f"prepared transaction {name!r} is named as if it were this pipeline's, and "
+                    f"belongs to role {role!r}: it is left alone, and keeps its locks until that "
+                    f"role or a superuser says ROLLBACK PREPARED"
                 )
-        return made
+            elif here:
+                ours.append((name, owner.sink, text, 0, prepared_ms))
+            else:
+                self._tell(
+                    f"prepared transaction {name!r} is in database {database}, which this dsn does "
+                    f"not lead to: it can be settled only from there"
+                )
+        return self._readable(ours)
 
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
         made: list[Committable] = []
         schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
         for (schema,) in schemas:
+            registry, is_mine = registry_of(schema), schema == self._plan.details.schema
+            if problem := strangers_hand(connection, registry, self._target(schema)):
+                self._tell(f"{problem}. What this pipeline staged there stays for now")
+                continue
             try:
                 rows = connection.execute(
                     query(
-                        f"SELECT name, record_count, begun_ms FROM {registry_of(schema)} "
+                        f"SELECT name, record_count, begun_ms, target, staging FROM {registry} "
                         f"WHERE starts_with(name, $1) ORDER BY name"
                     ),
                     [owner_prefix(owner)],
                 ).fetchall()
             except psycopg.Error as error:
-                if connection.closed or schema == self._plan.details.schema:
+                if connection.closed or is_mine:
                     raise
                 # Whoever has that schema must not be able to stop this pipeline's recovery.
                 logger.warning(
                     "%s cannot be read (%s): if this pipeline staged rows there, they stay for now",
-                    registry_of(schema),
+                    registry,
                     error.diag.message_primary,
                 )
                 continue
-            text = _details(self._plan.details, "staged", schema)
-            made += [found(name, owner.sink, text, count, begun) for name, count, begun in rows]
+            now_ms = time.time_ns() // 1_000_000
+            for name, count, begun_ms, target, staging in rows:
+                table = table_at(schema, target)
+                is_ours = table is not None and table.staging == staging
+                text = _details(self._plan.details, "staged", schema, target if is_ours else "")
+                begun_ms = begun_ms if 0 <= begun_ms <= now_ms else 0
+                made += self._readable([(name, owner.sink, text, count, begun_ms)])
         return made
+
+    def _target(self, schema: str) -> str:
+        """The user's table in a schema, as far as this run knows it."""
+        target = self._plan.details.table
+        return NO_TABLE if table_at(schema, target) is None else target
+
+    def _readable(self, rows: Iterable[tuple[str, str, str, int, int]]) -> list[Committable]:
+        """What was found, without names that no task of ours has made."""
+        made = []
+        for each in rows:
+            name, committable = each[0], found(*each)
+            if committable is None:
+                self._tell(
+                    f"{name[:NAME_BYTES_MAX]!r} begins like the names of this pipeline's "
+                    f"transactions, and is none: somebody else has made it, and it is left alone"
+                )
+            else:
+                made.append(committable)
+        return made
+
+    def _tell(self, warning: str) -> None:
+        """Once: what others have made may stay for long."""
+        if warning not in self._told:
+            self._told.add(warning)
+            logger.warning("PostgreSQL: %s", warning)
 
     def describe(self, committable: Committable) -> str:
         """See `TwoPhaseCommitSink.describe`."""
         details = Details.from_text(committable.details)
         rows = f"{committable.record_count or 'an unknown number of'} rows"
+        table = details.table or "(not known)"
         if details.mode == "open":
             return (
                 f"PostgreSQL, database {details.database}: a session that is writing "
-                f"{committable.name!r} for table {details.table}; see pg_stat_activity"
+                f"{committable.name!r} for table {table}; see pg_stat_activity"
             )
         if details.mode == "prepared":
             return (
                 f"PostgreSQL, database {details.database}: prepared transaction "
-                f"{committable.name!r} of {rows} for table {details.table}; see pg_prepared_xacts"
+                f"{committable.name!r} of {rows} for table {table}; see pg_prepared_xacts"
             )
         return (
-            f"PostgreSQL, database {details.database}: {rows} for table {details.table}, staged "
+            f"PostgreSQL, database {details.database}: {rows} for table {table}, staged "
             f"under {committable.name!r}; see {registry_of(details.schema)}"
         )
 
@@ -228,186 +294,7 @@ class PostgresCommitter:
             logger.warning("old tokens were not deleted: %s", error)
 
 
-def _details(mine: Details, mode: str, schema: str) -> str:
+def _details(mine: Details, mode: str, schema: str, table: str | None = None) -> str:
     tokens_id = mine.tokens_id if schema == mine.schema else 0
-    return Details(mode, schema, mine.table, mine.server, mine.database, tokens_id).to_text()
-
-
-def _commit_prepared(connection: Connection, committable: Committable, details: Details) -> Outcome:
-    try:
-        connection.execute(query(f"COMMIT PREPARED {literal(committable.name)}"))
-    except errors.UndefinedObject:
-        # It is nowhere on the server: one of another database, or one that another session is
-        # just committing, would be another error. And a commit shows its rows, the token among
-        # them, before the server forgets the name.
-        return _proved(connection, committable, details)
-    return Outcome.COMMITTED
-
-
-def _abort_prepared(connection: Connection, committable: Committable, _: Details) -> None:
-    try:
-        connection.execute(query(f"ROLLBACK PREPARED {literal(committable.name)}"))
-    except errors.UndefinedObject:
-        return
-
-
-def _commit_staged(connection: Connection, committable: Committable, details: Details) -> Outcome:
-    name, number = committable.name, 0
-    with transaction(connection):
-        # Whoever else commits or aborts it waits here, and then does not find it.
-        row = connection.execute(
-            query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 "
-                f"RETURNING id, target, staging, columns, key, record_count"
-            ),
-            [name],
-        ).fetchone()
-        if row is not None:
-            number, target, staging, columns, key, record_count = row
-            written = connection.execute(*_both(insert_token(details.schema, committable))).rowcount
-            if written != 1:
-                raise DataLossError(
-                    f"PostgreSQL: {name} is staged, and {tokens_of(details.schema)} says that it "
-                    f"was committed or given up: somebody has changed our tables by hand. Compare "
-                    f"the rows in {staging} with {target}, then delete what is not right"
-                )
-            connection.execute(query(move(staging, target, columns, key)), [number])
-            moved = connection.execute(
-                query(f"DELETE FROM {staging} WHERE {ID} = $1"), [number]
-            ).rowcount
-            if moved != record_count:
-                raise DataLossError(
-                    f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
-                    f"there: somebody has changed them by hand. Nothing was committed; to go on "
-                    f"without them, delete it from {registry_of(details.schema)}"
-                )
-    return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
-
-
-def _abort_staged(connection: Connection, committable: Committable, details: Details) -> None:
-    with transaction(connection):
-        row = connection.execute(
-            query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 RETURNING id, staging"
-            ),
-            [committable.name],
-        ).fetchone()
-        if row is not None:
-            connection.execute(query(f"DELETE FROM {row[1]} WHERE {ID} = $1"), [row[0]])
-
-
-def _abort_open(connection: Connection, committable: Committable, details: Details) -> None:
-    """End the session, then undo what it may have finished before that."""
-    sessions = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1"
-    application = application_of(committable.name)
-    ended = connection.execute(
-        query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"), [application, _END_MS]
-    ).fetchone()
-    # The server also says "no" of one that had ended by itself when it was its turn.
-    left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
-    if ended == (False,) and left:
-        raise RetriableError(
-            f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
-        )
-    _abort_prepared(connection, committable, details)
-    registry = registry_of(details.schema)
-    if connection.execute("SELECT to_regclass($1)", [registry]).fetchone() != (None,):
-        _abort_staged(connection, committable, details)
-
-
-def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:
-    """What became of a committable that is not there any more.
-
-    Raises:
-        DataLossError: this server cannot know.
-    """
-    name, tokens = committable.name, tokens_of(details.schema)
-    mark = prefix_of(name) + _PRUNED
-    table_id = table_id_of(connection, tokens)
-    known = dict(_tokens(connection, tokens, name, mark)) if table_id else {}
-    if name not in known and known.get(mark, (False, 0))[1] > committable.checkpoint_id:
-        return Outcome.COMMITTED
-    if name not in known:
-        _refuse_elsewhere(connection, committable, details, table_id)
-        # Were the transaction under way somewhere after all, this would wait for its end.
-        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
-        known = dict(_tokens(connection, tokens, name, mark))
-    lost, _ = known[name]
-    return Outcome.LOST if lost else Outcome.COMMITTED
-
-
-def _refuse_elsewhere(
-    connection: Connection, committable: Committable, details: Details, table_id: int
-) -> None:
-    """That there is no token proves nothing where it would not be."""
-    server, database = identity(connection)
-    other_server = details.server and server and details.server != server
-    if other_server or details.database != database:
-        raise DataLossError(
-            f"PostgreSQL: {committable.name} was prepared in database {details.database} of server "
-            f"{details.server or '?'}, and the dsn leads to database {database} of server "
-            f"{server or '?'}, which does not know it: let it lead to the first until it is settled"
-        )
-    if not table_id or (details.tokens_id and details.tokens_id != table_id):
-        raise DataLossError(
-            f"PostgreSQL: {committable.name} is not prepared any more, and the table "
-            f"{tokens_of(details.schema)} was dropped since, which would say whether it was "
-            f"committed: see whether {details.table} has its {committable.record_count} rows"
-        )
-
-
-def _tokens(
-    connection: Connection, tokens: str, name: str, mark: str
-) -> list[tuple[str, tuple[bool, int]]]:
-    found_rows = connection.execute(
-        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN ($1, $2)"),
-        [name, mark],
-    ).fetchall()
-    return [(each, (lost, checkpoint_id)) for each, lost, checkpoint_id in found_rows]
-
-
-def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[object]]:
-    return query(statement[0]), statement[1]
-
-
-def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
-    """Delete the tokens of an owner's commits before a checkpoint, and write down that it was done.
-
-    Args:
-        connection: in autocommit.
-        prefix: of the owner's names.
-        schema: where the tokens are.
-        below: the first checkpoint whose tokens stay.
-    """
-    _, pipeline, sink, lineage, *_ = prefix.split(":")
-    tokens = tokens_of(schema)
-    connection.execute(
-        query(
-            f"WITH gone AS (DELETE FROM {tokens} WHERE name ^@ $1 AND NOT lost "
-            f"AND checkpoint_id < $2 AND name <> $3 RETURNING 1) "
-            f"INSERT INTO {tokens} (name, pipeline, sink, lineage, checkpoint_id, task) "
-            f"SELECT $3, $4, $5, $6, $2, -1 "
-            f"WHERE EXISTS (SELECT FROM gone) ON CONFLICT (name) DO UPDATE "
-            f"SET checkpoint_id = greatest({tokens}.checkpoint_id, EXCLUDED.checkpoint_id)"
-        ),
-        [prefix, below, prefix + _PRUNED, pipeline, sink, lineage],
-    )
-
-
-def table_id_of(connection: Connection, table: str) -> int:
-    """The server's number of a table, which one that is created again does not get; 0: none."""
-    row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def identity(connection: Connection) -> tuple[str, str]:
-    """The server's system identifier, empty if it does not say, and the database's name."""
-    try:
-        row = connection.execute(
-            "SELECT system_identifier::text, current_database() FROM pg_control_system()"
-        ).fetchone()
-    except (errors.InsufficientPrivilege, errors.UndefinedFunction):
-        row = connection.execute("SELECT '', current_database()").fetchone()
-    assert row is not None
-    return row[0], row[1]
+    table = mine.table if table is None else table
+    return Details(mode, schema, table, mine.server, mine.database, tokens_id).to_text()

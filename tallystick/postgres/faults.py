@@ -81,6 +81,8 @@ def translate(
         if refused or any(each in said for each in _REFUSED):
             return OptionError(text)
         return RetriableError(text)
+    if state == "42710":  # a name of ours is drawn anew for each attempt
+        return RetriableError(f"{text}: another session has taken the name")
     if state == "42501":
         return OptionError(f"{text}: grant the pipeline's role what it needs")
     if state.startswith(_OPTION_STATES):

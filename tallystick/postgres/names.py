@@ -9,6 +9,7 @@ Invariants:
       was taken of, leaves the other one's transactions alone.
 """
 
+import re
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from tallystick.sink.two_phase import Committable, Owner, Place
 NAME_BYTES_MAX = 199
 _PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 24, 16
 _APPLICATION_MAX = 63  # the server cuts a session's application_name there
-_PARTS = 8
+_NAME = re.compile(r"tallystick:[^:]*:[^:]*:[^:]*:(\d{1,19}):(\d{1,10}):\d{1,10}:[^:]+")
 
 
 def owner_prefix(owner: Owner) -> str:
@@ -65,19 +66,20 @@ def _application_prefix(prefix: str) -> str:
 
 def found(
     name: str, sink: str, details: str, record_count: int = 0, begun_ms: int = 0
-) -> Committable:
-    """What a recovery finds under a name.
+) -> Committable | None:
+    """What a recovery finds under a name; None: `name_of` did not make it.
 
     Args:
-        name: as `name_of` made it.
+        name: as somebody may have made it who wants to be in the way.
         sink: its uid, which the name may hold in a shortened form.
         details: see `Committable`.
         record_count: 0: not known.
         begun_ms: 0: not known.
     """
-    parts = name.split(":")
-    assert len(parts) == _PARTS, name
-    return Committable(sink, int(parts[4]), int(parts[5]), name, record_count, begun_ms, details)
+    parts = _NAME.fullmatch(name)
+    if parts is None or not name.isascii():
+        return None
+    return Committable(sink, int(parts[1]), int(parts[2]), name, record_count, begun_ms, details)
 
 
 def staged_id(name: str) -> int:

@@ -3,6 +3,13 @@
 tallystick_committed        a token per committed transaction: the proof of what became of it
 tallystick_staged           a row per transaction that is staged and not committed
 tallystick_staged_<table>   the rows of those; the user's columns, and two of ours
+
+Other roles may write into them, since several pipelines share them. Invariants:
+    * Nothing that is read from a row becomes SQL: a row names a table of staged rows, and it counts
+      only if the catalogue has one of exactly that name in the registry's own schema.
+    * A table of ours belongs to a role that could do harm anyway: to this one, to the owner of the
+      user's table or of the schema, or to a superuser. Its owner's triggers, defaults and policies
+      run with the rights of whoever writes into it.
 """
 
 import logging
@@ -15,11 +22,13 @@ from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import Connection, literal, query, quoted
+from tallystick.postgres.connection import USERS_PATH, Connection, literal, query, quoted
 
 logger = logging.getLogger(__name__)
 
 ID, POSITION = "tallystick_id", "tallystick_position"
+NO_TABLE = "pg_catalog.tallystick_none"
+"""In place of the user's table where it is not known: nobody is trusted for being its owner."""
 STAGING_COLUMNS = (
     TableColumn(ID, "bigint", "int8", not_null=True),
     TableColumn(POSITION, "bigint", "int8", not_null=True),
@@ -46,13 +55,42 @@ _COLUMNS = """
     JOIN pg_type d ON d.oid = a.atttypid
     WHERE b.typtype <> 'd' ORDER BY a.attnum
 """
+_FOUND = "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid"
 _TABLE = """
     SELECT c.oid, quote_ident(n.nspname), c.relname, c.relkind, c.relpersistence,
            has_table_privilege(c.oid, 'INSERT') OR has_any_column_privilege(c.oid, 'INSERT'),
            has_table_privilege(c.oid, 'UPDATE') OR has_any_column_privilege(c.oid, 'UPDATE'),
            has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = to_regclass($1)
+    WHERE c.oid = $1
+"""
+
+
+def _trusted(role: str) -> str:
+    """A condition: this role could do harm anyway; `$2` is the user's table, `n` the schema."""
+    return (
+        f"({role} = (SELECT oid FROM pg_roles WHERE rolname = current_user) "
+        f"OR EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($2) AND relowner = {role}) "
+        f"OR pg_has_role({role}, n.nspowner, 'MEMBER'))"  # a superuser is a member of every role
+    )
+
+
+_STRANGERS_TRIGGER = f"""
+    (SELECT min(t.tgname) FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+     WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND NOT {_trusted("f.proowner")})
+"""
+_OURS = f"""
+    SELECT pg_get_userbyid(c.relowner), {_trusted("c.relowner")}, {_STRANGERS_TRIGGER}
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
+"""
+_STAGING = f"""
+    SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE quote_ident(n.nspname) = $1 AND c.relkind = 'r'
+      AND starts_with(c.relname::text, 'tallystick_staged_')
+      AND $3 = quote_ident(n.nspname) || '."' || replace(c.relname::text, '"', '""') || '"'
+      AND {_trusted("c.relowner")} AND {_STRANGERS_TRIGGER} IS NULL
+      AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                  AND a.attname = '{ID}' AND a.atttypid = 'int8'::regtype)
 """
 _UNIQUE = """
     SELECT 1 FROM pg_index i
@@ -109,6 +147,13 @@ class Table:
         return f"{self.schema}.{quoted(name)}"
 
 
+def table_at(schema: str, sql: str) -> Table | None:
+    """Read back what `Table.sql` made, without its columns; None: it is of another form."""
+    name = sql.removeprefix(f'{schema}."').removesuffix('"').replace('""', '"')
+    table = Table(schema, name, ())
+    return table if name and table.sql == sql else None
+
+
 def tokens_of(schema: str) -> str:
     """The table of tokens, as SQL."""
     return f"{schema}.tallystick_committed"
@@ -125,12 +170,14 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
     Raises:
         OptionError: it is not there, or not as it must be; all problems are named.
     """
+    row, reason = None, ""
     try:
-        row = connection.execute(_TABLE, [table]).fetchone()
+        with connection.transaction():
+            connection.execute(USERS_PATH)
+            found = connection.execute(_FOUND, [table]).fetchone()
+        row = connection.execute(_TABLE, found).fetchone()
     except (errors.SyntaxError, errors.InvalidName) as error:
-        row, reason = None, f": {error.diag.message_primary}"
-    else:
-        reason = ""
+        reason = f": {error.diag.message_primary}"
     if row is None:
         raise OptionError(
             f"table={table!r} is not there, or the role may not see its schema{reason}: create it, "
@@ -170,15 +217,57 @@ def _key_problems(
     return []
 
 
-def ensure_tokens(connection: Connection, schema: str) -> None:
+def strangers_hand(connection: Connection, ours: str, target: str) -> str:
+    """Say which role could run its code with our rights through a table of ours; empty: none.
+
+    Args:
+        connection: to the server.
+        ours: a table of ours, as SQL.
+        target: the user's table, as SQL.
+    """
+    row = connection.execute(query(_OURS), [ours, target]).fetchone()
+    if row is None:
+        return ""
+    owner, is_trusted, trigger = row
+    if not is_trusted:
+        return (
+            f"{ours} belongs to role {owner!r}, whose triggers and defaults would run with this "
+            f"role's rights: expected it to belong to this role, to the owner of {target} or of "
+            f"its schema, or to a superuser. Look who made it, and what is in it; then ALTER "
+            f"TABLE {ours} OWNER TO one of them, or DROP it"
+        )
+    if trigger is not None:
+        return (
+            f"{ours} has trigger {trigger!r}, whose function belongs to neither this role nor the "
+            f"owner of {target} or of its schema, and would run with this role's rights: DROP it"
+        )
+    return ""
+
+
+def staging_named(connection: Connection, schema: str, said: str, target: str) -> str | None:
+    """Return the staging table that a row names, as SQL; None: it is none of ours in that schema.
+
+    Args:
+        connection: to the server.
+        schema: of the registry, quoted.
+        said: by the row, as `Table.staging`; compared letter by letter.
+        target: the user's table, as SQL.
+    """
+    row = connection.execute(query(_STAGING), [schema, target, said]).fetchone()
+    return None if row is None else f"{schema}.{quoted(row[0])}"
+
+
+def ensure_tokens(connection: Connection, table: Table) -> None:
     """Create the table of tokens, where it is missing.
 
     Raises:
-        OptionError: the role may not; it says what to run by hand.
+        OptionError: the role may not, and it says what to run by hand; or it is a stranger's.
     """
+    schema = table.schema
     # The collation lets the primary key's index find all names that begin alike.
     _ensure(
         connection,
+        table,
         tokens_of(schema),
         f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
     name text COLLATE "C" PRIMARY KEY,
@@ -193,10 +282,11 @@ def ensure_staging(connection: Connection, table: Table) -> None:
     """Create the tables of staged rows, where they are missing, and bring them up to date.
 
     Raises:
-        OptionError: the role may not; it says what to run by hand.
+        OptionError: the role may not, and it says what to run by hand; or they are a stranger's.
     """
     _ensure(
         connection,
+        table,
         registry_of(table.schema),
         f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
     name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
@@ -213,6 +303,7 @@ def ensure_staging(connection: Connection, table: Table) -> None:
     )
     _ensure(
         connection,
+        table,
         table.staging,
         f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
         f"{loosened};\nALTER TABLE {table.staging} "
@@ -256,9 +347,11 @@ def _differences(connection: Connection, table: Table) -> list[str]:
     return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
 
 
-def _ensure(connection: Connection, table: str, ddl: str, privileges: str) -> None:
+def _ensure(connection: Connection, target: Table, table: str, ddl: str, privileges: str) -> None:
     if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
         _run_ddl(connection, ddl, table)
+    if problem := strangers_hand(connection, table, target.sql):
+        raise OptionError(problem)
     asked = [
         f"has_table_privilege({literal(table)}, {literal(each)})" for each in privileges.split(", ")
     ]

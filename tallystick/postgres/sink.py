@@ -100,7 +100,7 @@ class PostgresSink:
             RetriableError: the server cannot be reached now.
         """
         try:
-            from tallystick.postgres import connection, driver, schema, transactions
+            from tallystick.postgres import connection, driver, outcome, schema, transactions
         except ImportError as error:
             if error.name is None or not error.name.startswith("psycopg"):
                 raise
@@ -112,9 +112,9 @@ class PostgresSink:
             table = session.run(
                 f"checking table {self.table}", lambda each: self._checked(each, facts)
             )
-            server, database = session.run("asking who it is", driver.identity)
+            server, database = session.run("asking who it is", outcome.identity)
             tokens = schema.tokens_of(table.schema)
-            tokens_id = session.run("asking", lambda each: driver.table_id_of(each, tokens))
+            tokens_id = session.run("asking", lambda each: outcome.table_id_of(each, tokens))
         except BaseException:
             session.close()
             raise
@@ -150,7 +150,7 @@ class PostgresSink:
         if problems:
             raise OptionError(f"PostgreSQL: {'; '.join(problems)}")
         if self._exact:
-            schema.ensure_tokens(connection, table.schema)
+            schema.ensure_tokens(connection, table)
             if self.transactions == STAGED:
                 schema.ensure_staging(connection, table)
         return table

@@ -1,6 +1,8 @@
 """SQL that tasks and the driver share."""
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 
 from tallystick.postgres.connection import quoted
 from tallystick.postgres.names import prefix_of
@@ -29,6 +31,12 @@ def insert_token(
             lost,
         ],
     )
+
+
+def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    """A digest of what a row of the registry says, which other roles may have changed."""
+    said = json.dumps([target, staging, list(columns), list(key)])
+    return sha256(said.encode()).hexdigest()[:32]
 
 
 def move(source: str, target: str, columns: Sequence[str], key: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ from tallystick.postgres.schema import (
     Table,
     registry_of,
 )
-from tallystick.postgres.statements import insert_token, move
+from tallystick.postgres.statements import fingerprint, insert_token, move
 from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Details:
         server: the system identifier of the server; empty: it did not say.
         database: its name.
         tokens_id: the server's number of the table of tokens; 0: not known.
+        fingerprint: of what the registry's row says, see `statements.fingerprint`; empty: there is
+            no row, or it is not known what it should say.
     """
 
     mode: str
@@ -65,6 +67,7 @@ class Details:
     server: str
     database: str
     tokens_id: int
+    fingerprint: str = ""
 
     def to_text(self) -> str:
         """As a committable carries it."""
@@ -113,10 +116,10 @@ class _Writing:
         self._over = False
         self.connection = lend(plan.dsn, application_of(name) if name else "")
 
-    def run(self, statement: str, parameters: Sequence[object] = ()) -> None:
-        """Run one statement."""
+    def run(self, statement: str, parameters: Sequence[object] = ()) -> int:
+        """Run one statement; return how many rows it was about."""
         with ours(f"writing into table {self._table.name}", self._secrets):
-            self.connection.execute(query(statement), parameters or None)
+            return self.connection.execute(query(statement), parameters or None).rowcount
 
     def write(self, rows: pa.RecordBatch, extra: Sequence[pa.Array] = ()) -> None:
         """Take rows, with the columns of `STAGING_COLUMNS` behind them if they are staged."""
@@ -223,7 +226,11 @@ class _Prepared:
     def prepare(self) -> Sequence[Committable]:
         writing, name = self._writing, self._name
         writing.flush()
-        writing.run(*insert_token(self._plan.details.schema, self._committable(name)))
+        if writing.run(*insert_token(self._plan.details.schema, self._committable(name))) != 1:
+            raise RetriableError(
+                f"PostgreSQL: somebody else has written a token under the name {name}, which would "
+                f"say what became of it"
+            )
         writing.end(f"PREPARE TRANSACTION {literal(name)}", "PREPARE TRANSACTION")
         return [self._committable(name)]
 
@@ -267,7 +274,9 @@ class _Staged:
             ],
         )
         writing.end("COMMIT", "COMMIT")
-        return [_committable(self._plan, self._place, self._name, writing, self._begun_ms)]
+        seal = fingerprint(table.sql, table.staging, writing.columns, self._plan.key)
+        plan = replace(self._plan, details=replace(self._plan.details, fingerprint=seal))
+        return [_committable(plan, self._place, self._name, writing, self._begun_ms)]
 
     def abort(self) -> None:
         self._writing.drop()

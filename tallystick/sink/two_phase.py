@@ -311,27 +311,57 @@ class Settled(NamedTuple):
     error: Exception | None
 
 
+LAST_TRY_S = 3.0
+"""What a commit is given that has its turn when the time for all of them is over."""
+
+
+def try_ends_at(all_end_at: float, now: float) -> float:
+    """Return when one try must end, so that all share one deadline and each is tried."""
+    return max(all_end_at, now + LAST_TRY_S)
+
+
+Answer = Outcome | Exception
+"""What one commit came to; an exception: its outcome is open."""
+
+
+def _in_order(
+    attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
+) -> Iterable[Answer]:
+    return map(attempt, committables)
+
+
 def commit_all(
     committables: Iterable[Committable],
     commit: Callable[[Committable], Outcome],
     settled: Callable[[Committable], None] = lambda _: None,
+    run: Callable[
+        [Callable[[Committable], Answer], Sequence[Committable]], Iterable[Answer]
+    ] = _in_order,
 ) -> Settled:
-    """Try every one, in order; an error ends none of the others.
+    """Try every one; an error ends none of the others, and the first in order is the one raised.
 
     Args:
         committables: decided ones.
         commit: commits one, or raises.
-        settled: told each whose outcome is known.
+        settled: told each whose outcome is known, in order.
+        run: calls a function, which never raises an `Exception`, with each, and returns what it
+            returned in their order; one after the other unless told.
     """
+    waiting = tuple(committables)
     lost: list[Committable] = []
     first: Exception | None = None
-    for committable in committables:
+
+    def attempt(committable: Committable) -> Answer:
         try:
-            outcome = commit(committable)
+            return commit(committable)
         except Exception as error:
-            first = first or error
+            return error
+
+    for committable, answer in zip(waiting, run(attempt, waiting), strict=True):
+        if isinstance(answer, Exception):
+            first = first or answer
             continue
-        if outcome is Outcome.LOST:
+        if answer is Outcome.LOST:
             lost.append(committable)
         settled(committable)
     return Settled(tuple(lost), first)

@@ -27,7 +27,8 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "spark.stage.maxConsecutiveAttempts": (
         "1",
         "one guard of exactly-once: no second attempt of the writing stage exists; without it a "
-        "second attempt is found and the epoch aborted",
+        "second attempt is found and the epoch aborted, and other sinks are looked through behind "
+        "each epoch for what attempts left there",
     ),
     "spark.driver.extraJavaOptions": (
         "-Xss16m",

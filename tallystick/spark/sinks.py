@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from tallystick.checkpoint import manifest as m
@@ -183,6 +184,17 @@ def is_speculative(spark: SparkSession) -> bool:
     return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
 
 
+def may_leave_strays(conf: SparkConf) -> bool:
+    """Return whether attempts of a task may end without a word to be known by their number.
+
+    Those that lose a speculation; and those of an earlier attempt of their stage, since Spark
+    counts a task's attempts from 0 in each.
+    """
+    if conf.get("spark.speculation", "false").lower() == "true":
+        return True
+    return conf.get("spark.stage.maxConsecutiveAttempts", "4") != "1"
+
+
 class Sinks:
     """All sinks of one run of a pipeline, on the driver.
 
@@ -235,6 +247,8 @@ class Sinks:
                 preflight, self.cluster, self._pipeline, self._spark, interval_ms, shown
             )
             checks.insert(0, decides)
+        else:
+            tell_what_is_missing(self._spark)
         check_all(checks)
         self._are_checked = True
 
@@ -285,12 +299,12 @@ class Sinks:
             Branch(self._owners[uid], sink.plan(), uid in letters)
             for uid, sink in self._open.items()
         ]
-        return FanOut(tuple(branches), encode, checkpoint_id, functions, self._is_speculative)
+        return FanOut(tuple(branches), encode, checkpoint_id, functions, self._may_leave_strays)
 
     @cached_property
-    def _is_speculative(self) -> bool:
+    def _may_leave_strays(self) -> bool:
         """Asked once: Spark copies its whole configuration to answer."""
-        return is_speculative(self._spark)
+        return may_leave_strays(self._spark.sparkContext.getConf())
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
         """How an epoch's last tasks write, or tell what was written."""

@@ -41,7 +41,7 @@ from tallystick.job import Driver, Listener, Target
 from tallystick.participants import OpenSinks
 from tallystick.ports import Participants, Prepared
 from tallystick.sink.transaction import Producer
-from tallystick.sink.transactional_ids import default_prefix, parse, token_group
+from tallystick.sink.transactional_ids import default_prefix, token_group
 from tallystick.sink.two_phase import (
     Committable,
     Lost,
@@ -279,11 +279,8 @@ class PreparedEpoch:
                 f"visible. Start the query again: the epoch is run again, nothing is lost or "
                 f"repeated. If it comes back, give transactions a longer timeout."
             )
-        return Prepared(
-            (),
-            committables=self._committables,
-            has_strays=any(map(_is_retried, self._committables)),
-        )
+        # How tasks may be run again, and beside each other, is known to Spark's driver only.
+        return Prepared((), committables=self._committables, has_strays=True)
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`."""
@@ -335,12 +332,6 @@ class _Noting:
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         self._sinks.check_newest(settled)
-
-
-def _is_retried(committable: Committable) -> bool:
-    """Whether an attempt before it may have left something: its slot is its number."""
-    pooled = parse(committable.name.rsplit(":", 2)[0])
-    return pooled is not None and pooled.slot > 0
 
 
 def stored_lineage(storage: FileStorage) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -95,16 +96,15 @@ def stay_down(kafka: EmbeddedKafka) -> None:
 
 def die_in_the_commit(job: SinkJob, committed: int, patch: pytest.MonkeyPatch) -> None:
     """Run an epoch whose driver dies when it has committed so many of its transactions."""
-    commit, left = KafkaTaskSink.commit, [committed]
+    commit, left = KafkaTaskSink.commit_by, Semaphore(committed)  # they run beside each other
 
-    def die(self: KafkaTaskSink, committable: Committable) -> Outcome:
-        if not left[0]:
+    def die(self: KafkaTaskSink, committable: Committable, until: float) -> Outcome:
+        if not left.acquire(blocking=False):
             raise Death("between two commits")
-        left[0] -= 1
-        return commit(self, committable)
+        return commit(self, committable, until)
 
     with patch.context() as patched:
-        patched.setattr(KafkaTaskSink, "commit", die)
+        patched.setattr(KafkaTaskSink, "commit_by", die)
         with pytest.raises(Death):
             job.run_next()
 

@@ -237,6 +237,32 @@ def test_what_nobody_can_know_stops_the_pipeline(
         assert sink.commit(prepared) is Outcome.LOST
 
 
+def test_a_late_attempt_of_the_same_number_is_told_of_also_behind_the_last_check(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    """Spark counts attempts from 0 in each attempt of a stage, and lets the old ones live on.
+
+    One that begins only now takes the id from the task whose output is about to be committed.
+    """
+    with opened(config, topic, pipeline) as sink:
+        plan = sink.plan()
+        decided = written_by(plan, place_of(pipeline, 0), "decided")
+        beside = written_by(plan, place_of(pipeline, 0, 1), "beside")
+        sink.check_prepared(decided)
+
+        zombie = plan.begin(place_of(pipeline, 0))
+        zombie.write(rows_of("late"))
+
+        with pytest.raises(EpochAbortedError, match="a late attempt of its task took its id"):
+            sink.check_prepared(decided)
+        assert committed(client, sink, decided) is Outcome.LOST
+        assert committed(client, sink, beside) is Outcome.COMMITTED
+        (left,) = sink.lingering(place_of(pipeline).owner)
+        sink.abort(left)
+        zombie.abort()
+    assert read_back(config, topic) == ["beside"]
+
+
 def test_right_before_the_decision_it_is_known_what_is_gone(
     config: KafkaConfig, client: Client, topic: str, pipeline: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ from postgres_writing import COLUMNS, OWNER, WAYS, attempted, opened, place_of, 
 from real_postgres import PostgresServer
 
 from tallystick.errors import RetriableError
-from tallystick.postgres.connection import close_kept
+from tallystick.participants import CommitsBeside
+from tallystick.postgres.connection import close_kept, connect
 from tallystick.sink.two_phase import Committable, Outcome, commit_all, to_abort
 
 Create = Callable[..., str]
@@ -357,3 +359,33 @@ def test_an_empty_batch_is_no_row(postgres: PostgresServer, name: str, way: str)
     assert driver.commit(committable) is Outcome.COMMITTED
     assert numbers(postgres, name) == []
     driver.close()
+
+
+def test_a_commit_that_has_little_time_left_waits_no_longer_for_a_lock(
+    postgres: PostgresServer, table: Create
+) -> None:
+    """Hundreds of tasks' commits share one deadline, whatever the role's lock_timeout is."""
+    name = table("a bigint PRIMARY KEY, b text")
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=10min'", name, transactions="staged")
+    checked: object = driver
+    assert isinstance(checked, CommitsBeside)
+    (committable,) = prepared(driver, rows_of(1))
+
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(f"LOCK TABLE {name}")
+        with pytest.raises(RetriableError, match="55P03"):
+            checked.commit_by(committable, time.monotonic() + 0.2)
+    assert numbers(postgres, name) == []
+    assert checked.commit_by(committable, time.monotonic() + 20) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [1]
+    driver.close()
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_told() -> None:
+    """A socket that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x connect_timeout=300"
+        began = time.monotonic()
+        with pytest.raises(RetriableError, match="timeout"):
+            connect(dsn, patience_s=1)
+    assert time.monotonic() - began < 60

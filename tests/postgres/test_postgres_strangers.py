@@ -1,17 +1,32 @@
 """What others did to the server: their schemas, their rights, columns with rules of their own."""
 
 import logging
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_writing import COLUMNS, OWNER, attempted, begun, opened, prepared, rows_of
+from postgres_writing import (
+    COLUMNS,
+    OWNER,
+    attempted,
+    begun,
+    opened,
+    place_of,
+    prepared,
+    rows_of,
+)
 from real_postgres import PostgresServer
 
 from tallystick.errors import OptionError, RecordError, RetriableError
+from tallystick.postgres import outcome
 from tallystick.postgres.connection import close_kept
+from tallystick.postgres.names import application_of
 from tallystick.sink.two_phase import Outcome
 
 Create = Callable[..., str]
@@ -129,33 +144,49 @@ def test_a_check_that_the_table_lost_is_not_asked_of_staged_rows(
 
 def test_a_session_that_ends_meanwhile_has_ended(postgres: PostgresServer, table: Create) -> None:
     """Of a backend that is gone when it is its turn, the server says false."""
-    name = table(COLUMNS)
-    schema = name.split(".")[0]
-    postgres.query(
-        f"CREATE FUNCTION {schema}.pg_terminate_backend(pid integer, ms bigint) RETURNS boolean "
-        f"AS 'SELECT NOT pg_catalog.pg_terminate_backend(pid, ms)' LANGUAGE sql"
-    )
-    first = f"{postgres.dsn} options='-c search_path={schema},pg_catalog'"
-    driver = opened(first, name)
-    zombie = begun(driver, rows_of(1))
+    driver = opened(postgres.dsn, table(COLUMNS))
+    place = place_of()
+    zombies = [driver.plan().begin(place) for _ in range(2)]  # the server asks one after the other
+    for each in zombies:
+        each.write(rows_of(1))
     (left,) = driver.lingering(OWNER)
+    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+    (first,), (second,) = postgres.query(asked, application_of(left.name))
     driver.close()  # what a kept connection cannot do is tried once more
 
-    driver.abort(left)
+    os.kill(first, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        aborting = thread.submit(driver.abort, left)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'BackendTermination'"
+        until(lambda: postgres.query(waits) == [(1,)])
+        postgres.query("SELECT pg_terminate_backend(%s, 5000)", second)
+        os.kill(first, signal.SIGCONT)
+        aborting.result()
 
-    with pytest.raises(RetriableError):
-        zombie.prepare()
-    zombie.abort()
+    for each in zombies:
+        with pytest.raises(RetriableError):
+            each.prepare()
+        each.abort()
     assert list(driver.lingering(OWNER)) == []
+    driver.close()
 
-    postgres.query(
-        f"CREATE OR REPLACE FUNCTION {schema}.pg_terminate_backend(pid integer, ms bigint) "
-        f"RETURNS boolean AS 'SELECT false' LANGUAGE sql"
-    )
+
+def test_a_session_that_does_not_end_is_not_taken_for_dead(
+    postgres: PostgresServer, table: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "_END_MS", 100)
+    driver = opened(postgres.dsn, table(COLUMNS))
     stubborn = begun(driver, rows_of(1))
     (left,) = driver.lingering(OWNER)
-    with pytest.raises(RetriableError, match="did not end"):
-        driver.abort(left)
+    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+    ((pid,),) = postgres.query(asked, application_of(left.name))
+
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RetriableError, match="did not end"):
+            driver.abort(left)
+    finally:
+        os.kill(pid, signal.SIGCONT)
     stubborn.abort()
     driver.close()
 
@@ -217,6 +248,13 @@ def test_what_others_say_is_staged_is_not_believed(
     driver.abort(made)
     driver.close()
     postgres.query(f"DROP SCHEMA {other} CASCADE")
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
 
 
 def locked(postgres: PostgresServer, name: str) -> psycopg.Connection:

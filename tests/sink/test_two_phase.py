@@ -12,11 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tallystick.errors import BrokerUnavailableError
 from tallystick.sink.two_phase import (
+    LAST_TRY_S,
     Committable,
     Committer,
     Outcome,
     commit_all,
     to_abort,
+    try_ends_at,
 )
 
 
@@ -174,6 +176,37 @@ def test_every_one_is_tried_before_the_first_error_is_told(answers):
     assert [each.name for each in settled.lost] == lost
     known = [name for name, answer in answers.items() if not isinstance(answer, Exception)]
     assert [each.name for each in told] == known, "an error says nothing of the outcome"
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), outcomes, max_size=6), st.data())
+def test_the_first_error_is_the_first_in_order_whatever_runs_first(answers, data):
+    tried = data.draw(st.permutations(range(len(answers))))
+
+    def in_any_order(attempt, waiting):
+        found = {index: attempt(waiting[index]) for index in tried}
+        return [found[index] for index in range(len(waiting))]
+
+    told, others = [], []
+    in_order = commit_all([of(0, name) for name in answers], answering(answers), told.append)
+    settled = commit_all(
+        [of(0, name) for name in answers], answering(answers), others.append, in_any_order
+    )
+
+    assert (settled, others) == (in_order, told)
+
+
+@given(st.integers(1, 400), st.integers(1, 16), st.integers(0, 300))
+def test_commits_that_all_hang_share_one_deadline(count, at_once, patience_s):
+    """Two hundred of them hold an epoch up for minutes, not for hours; and each has its try."""
+    free_at = [0.0] * at_once
+    for _ in range(count):
+        now = min(free_at)
+        until = try_ends_at(patience_s, now)
+        assert until - now >= LAST_TRY_S
+        free_at[free_at.index(now)] = until
+
+    rounds = -(-count // at_once)
+    assert max(free_at) <= max(patience_s, LAST_TRY_S) + (rounds - 1) * LAST_TRY_S
 
 
 def test_a_process_that_is_told_to_end_ends():

@@ -121,8 +121,30 @@ class DyingWritePlan(WritePlan):
         return report
 
 
-def hook(fate: Fate, marker: str | None) -> None:
-    """Make more of it facts, and hand out `DyingWritePlan` if there is a marker."""
+@dataclass(frozen=True)
+class ForgetfulWritePlan(WritePlan):
+    """The first attempt to write loses what the tasks before it sent, and dies of it.
+
+    Spark fetches in vain for the next one, and runs those tasks again: another attempt of their
+    stage, in which it counts their attempts from 0.
+    """
+
+    marker: str = ""
+    local: str = ""
+
+    def write(self, frames: Any, attempt_number: int) -> Report:
+        """Delete Spark's shuffle files, once."""
+        if not Path(self.marker).exists():
+            lost = list(Path(self.local).rglob("shuffle_*"))
+            for each in lost:
+                each.unlink()
+            Path(self.marker).write_text(str(len(lost)))
+            raise RuntimeError("this attempt died when the shuffle files were gone")
+        return WritePlan.write(self, frames, attempt_number)
+
+
+def hook(fate: Fate, marker: str | None, forgetful: dict[str, str] | None = None) -> None:
+    """Make more of it facts, and hand out a write plan of ours if one is asked for."""
 
     def called(self: EpochRunner, rows: Any, batch_id: int) -> None:
         CALL(self, rows, batch_id)
@@ -130,6 +152,8 @@ def hook(fate: Fate, marker: str | None) -> None:
 
     def write_plan(self: SinkCluster, producer: Any) -> WritePlan:
         plan = WRITE_PLAN(self, producer)
+        if forgetful:
+            return ForgetfulWritePlan(**vars(plan), **forgetful)
         if marker is None:
             return plan
         return DyingWritePlan(**vars(plan), marker=marker)
@@ -220,7 +244,7 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
         if name in spec
     }
     fate = Fate(commands, **told)
-    hook(fate, spec.get("writing_dies_once"))
+    hook(fate, spec.get("writing_dies_once"), spec.get("shuffle_is_lost_once"))
     for _ in range(3):
         query = start(spark, spec, fate)
         fate.meet(STARTED)

@@ -89,17 +89,17 @@ class MortalWriter(StreamWriter):
 
     def commit(self, messages: Any, batchId: int) -> None:
         """Commit, and die in the middle of it or behind it."""
-        inner, death = KafkaTaskSink.commit, self._death
+        inner, death = KafkaTaskSink.commit_by, self._death
 
-        def commit_one(sink: KafkaTaskSink, committable: Any) -> Any:
+        def commit_one(sink: KafkaTaskSink, committable: Any, until: float) -> Any:
             death.meet(DUE)
-            return inner(sink, committable)
+            return inner(sink, committable, until)
 
-        KafkaTaskSink.commit = commit_one  # type: ignore[method-assign]
+        KafkaTaskSink.commit_by = commit_one  # type: ignore[method-assign]
         try:
             super().commit(messages, batchId)
         finally:
-            KafkaTaskSink.commit = inner  # type: ignore[method-assign]
+            KafkaTaskSink.commit_by = inner  # type: ignore[method-assign]
         self._death.meet(RETURNED)
 
 

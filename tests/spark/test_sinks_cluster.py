@@ -30,6 +30,24 @@ def postgres() -> Iterator[PostgresServer]:
     server.stop()
 
 
+def test_what_a_retried_stage_left_prepared_does_not_wait_for_a_later_epoch(
+    flow: Flow, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """In a session that lets Spark retry stages: all attempts have the number 0 then."""
+    sunk = Sunk(flow, postgres).kafka().prepared()
+    local, marker = tmp_path / "local", tmp_path / "marker"
+    settings = {"spark.local.dir": str(local), "spark.stage.maxConsecutiveAttempts": "4"}
+    flow.feed(300)
+    with DriverProcess(tmp_path / "driver.log", settings) as driver:
+        lost = {"marker": str(marker), "local": str(local)}
+        spec = sunk.spec(epoch_records=100, shuffle_is_lost_once=lost)
+        driver.run({**spec, "master": "local[1,4]"})
+        assert driver.wait_for_end() is None
+        assert int(marker.read_text()) > 0
+        assert driver.facts.count("ActionFailed") == 0, "the stage was retried, not the epoch"
+        sunk.assert_exact()
+
+
 def test_attempts_beside_each_other_and_executors_that_die_count_once(
     flow: Flow, postgres: PostgresServer, tmp_path: Path
 ) -> None:

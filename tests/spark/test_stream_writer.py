@@ -1,5 +1,6 @@
 """`writeStream.format("tallystick")`: a transaction per task, committed behind one decision."""
 
+import builtins
 import json
 import os
 import time
@@ -10,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
+from tallystick.kafka.client import Client
+from tallystick.kafka.lingering import list_open_ids
 from tests.spark import driver_process, mortal_writer
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow, finish
@@ -172,6 +175,37 @@ def test_an_attempt_that_died_with_a_prepared_transaction_is_not_committed(
     driver.stop()
 
     assert error is None
+    flow.assert_exact()
+
+
+def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epoch(
+    flow: Flow, tmp_path: Path
+) -> None:
+    """The winner, whom the driver hears of, may be the first attempt: its number says nothing."""
+    flow.feed(300)
+    servers, marker = flow.kafka.bootstrap_servers, tmp_path / "marker"
+    topic = flow.topic_out
+
+    def beside_a_loser(batches: Any) -> Any:
+        context = TaskContext.get()
+        is_second = context.getLocalProperty("streaming.sql.batchId") == "1"
+        if is_second and context.partitionId() == 0:
+            query_id = context.getLocalProperty("sql.streaming.queryId")
+            name = f"tallystick-{query_id}/kafka/0/1"
+            loser = Producer({"bootstrap.servers": servers, "transactional.id": name})
+            loser.init_transactions(30)
+            loser.begin_transaction()
+            loser.produce(topic, b"of the loser")
+            assert loser.flush(30) == 0
+            marker.write_text(name)
+            builtins.loser = loser  # type: ignore[attr-defined]  # it lets go of nothing
+        yield from batches
+
+    write(flow, copied(flow).mapInArrow(beside_a_loser, "key binary, value binary"))
+
+    client = Client(flow.sink().config)
+    assert marker.read_text() not in list_open_ids(client)
+    client.close()
     flow.assert_exact()
 
 

@@ -1,0 +1,314 @@
+"""What becomes of one committable: its commit, its abort, and the proof of either.
+
+Each function runs on a connection of the driver's, in autocommit, with its own search_path.
+"""
+
+import logging
+from typing import Any, LiteralString
+
+from psycopg import errors
+
+from tallystick.errors import DataLossError, OptionError, RetriableError
+from tallystick.postgres.connection import (
+    USERS_PATH,
+    Connection,
+    literal,
+    query,
+    transaction,
+)
+from tallystick.postgres.names import application_of, prefix_of, staged_id
+from tallystick.postgres.schema import (
+    ID,
+    NO_TABLE,
+    Table,
+    registry_of,
+    staging_named,
+    table_at,
+    tokens_of,
+)
+from tallystick.postgres.statements import fingerprint, insert_token, move
+from tallystick.postgres.transactions import Details
+from tallystick.sink.two_phase import Committable, Outcome
+
+logger = logging.getLogger(__name__)
+
+_PRUNED = "pruned"
+_END_MS = 10_000
+_SAID_MAX = 200
+_WAIT_LESS = """
+    SELECT set_config('lock_timeout', least($1::bigint, nullif(
+        extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0)::bigint)::text,
+        true)
+"""
+SESSIONS = (
+    "FROM pg_stat_activity WHERE datname = current_database() "
+    "AND starts_with(application_name, $1) "
+    "AND (usename = session_user OR pg_has_role(usesysid, 'USAGE'))"
+)
+"""Those that this role may end: anybody may call a session what he likes."""
+
+
+def commit_prepared(
+    connection: Connection, committable: Committable, details: Details, _: float | None = None
+) -> Outcome:
+    """Commit a prepared transaction, or return what became of it; it waits for no lock."""
+    try:
+        connection.execute(query(f"COMMIT PREPARED {literal(committable.name)}"))
+    except errors.UndefinedObject:
+        # It is nowhere on the server: one of another database, or one that another session is
+        # just committing, would be another error. And a commit shows its rows, the token among
+        # them, before the server forgets the name.
+        return _proved(connection, committable, details)
+    except errors.InsufficientPrivilege:
+        # Once ours is committed, its name is anybody's.
+        if _told_by_token(connection, committable, details) is not Outcome.COMMITTED:
+            raise
+    return Outcome.COMMITTED
+
+
+def abort_prepared(connection: Connection, committable: Committable, _: Details) -> None:
+    """Roll a prepared transaction back, if it is there."""
+    try:
+        connection.execute(query(f"ROLLBACK PREPARED {literal(committable.name)}"))
+    except errors.UndefinedObject:
+        return
+
+
+def commit_staged(
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    patience_s: float | None = None,
+) -> Outcome:
+    """Move staged rows into the user's table, or return what became of them.
+
+    Args:
+        connection: to the server.
+        committable: the rows.
+        details: of the committable.
+        patience_s: how long a lock is waited for, if not as ever.
+    """
+    name = committable.name
+    with transaction(connection):
+        if patience_s is not None:
+            connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
+        # Whoever else commits or aborts it waits here, and then does not find it.
+        row = connection.execute(
+            query(
+                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 "
+                f"RETURNING target, staging, columns, key, record_count"
+            ),
+            [name],
+        ).fetchone()
+        if row is not None:
+            number = staged_id(name)
+            table, columns, key, record_count = _checked(connection, committable, details, row)
+            target, staging = table.sql, table.staging
+            written = connection.execute(*_both(insert_token(details.schema, committable))).rowcount
+            if written != 1:
+                raise DataLossError(
+                    f"PostgreSQL: {name} is staged, and {tokens_of(details.schema)} says that it "
+                    f"was committed or given up: somebody has changed our tables by hand. Compare "
+                    f"the rows in {staging} with {target}, then delete what is not right"
+                )
+            connection.execute(USERS_PATH)
+            connection.execute(query(move(staging, target, columns, key)), [number])
+            moved = connection.execute(
+                query(f"DELETE FROM {staging} WHERE {ID} = $1"), [number]
+            ).rowcount
+            if moved != record_count:
+                raise DataLossError(
+                    f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
+                    f"there: somebody has changed them by hand. Nothing was committed; to go on "
+                    f"without them, delete it from {registry_of(details.schema)}"
+                )
+    return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
+
+
+def _checked(
+    connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
+) -> tuple[Table, list[str], list[str], int]:
+    """What a row of the registry says to commit, as its task has written it.
+
+    Raises:
+        DataLossError: it was changed since.
+        OptionError: no manifest says what it has to say, and it does not make sense by itself.
+    """
+    target, staging, columns, key, record_count = row
+    registry, table = registry_of(details.schema), table_at(details.schema, details.table)
+    seal = fingerprint(target, staging, columns, key)
+    changed = bool(details.fingerprint) and details.fingerprint != seal
+    # What a recovery finds has the count of this very row.
+    if changed or record_count != committable.record_count:
+        raise DataLossError(
+            f"PostgreSQL: row {committable.name!r} of {registry} is not as the task has written it "
+            f"({committable.record_count} rows for {details.table}): it says {record_count} rows "
+            f"from {staging!r} for {target!r}. Somebody has changed it. Nothing was committed, and "
+            f"no other table touched. See who may write into {registry}, and put the row right; to "
+            f"go on without its rows, delete it"
+        )
+    if table is None or (table.sql, table.staging) != (target, staging):
+        raise OptionError(
+            f"PostgreSQL: row {committable.name!r} of {registry} says that rows go from "
+            f"{staging!r} to {target!r}: expected a table of schema {details.schema} and its own "
+            f"staging table. It was not made by this pipeline, or tables were renamed since"
+        )
+    if staging_named(connection, details.schema, staging, target) is None:
+        raise OptionError(
+            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone, or is "
+            f"not a table that this role, or the owner of {target} or of its schema, has made"
+        )
+    return table, columns, key, record_count
+
+
+def abort_staged(connection: Connection, committable: Committable, details: Details) -> None:
+    """Delete staged rows; of a row that somebody else has written, only the row itself."""
+    name, schema = committable.name, details.schema
+    target = NO_TABLE if table_at(schema, details.table) is None else details.table
+    with transaction(connection):
+        row = connection.execute(
+            query(f"DELETE FROM {registry_of(schema)} WHERE name = $1 RETURNING staging"), [name]
+        ).fetchone()
+        said = None if row is None else row[0]
+        staging = None if said is None else staging_named(connection, schema, said, target)
+        if staging is not None:
+            connection.execute(query(f"DELETE FROM {staging} WHERE {ID} = $1"), [staged_id(name)])
+        elif said is not None:
+            logger.warning(
+                "PostgreSQL: row %r of %s says that its rows are in %r, which is no staging table "
+                "of ours in that schema: the row is deleted, and no other table touched. If this "
+                "pipeline did not write it, see who may write into %s",
+                name,
+                registry_of(schema),
+                said[:_SAID_MAX],
+                registry_of(schema),
+            )
+
+
+def abort_open(connection: Connection, committable: Committable, details: Details) -> None:
+    """End the session, then undo what it may have finished before that."""
+    sessions = f"{SESSIONS} AND application_name = $1"
+    application = application_of(committable.name)
+    ended = connection.execute(
+        query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"), [application, _END_MS]
+    ).fetchone()
+    # The server also says "no" of one that had ended by itself when it was its turn.
+    left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
+    if ended == (False,) and left:
+        raise RetriableError(
+            f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
+        )
+    abort_prepared(connection, committable, details)
+    registry = registry_of(details.schema)
+    if connection.execute("SELECT to_regclass($1)", [registry]).fetchone() != (None,):
+        abort_staged(connection, committable, details)
+
+
+def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:
+    """What became of a committable that is not there any more.
+
+    Raises:
+        DataLossError: this server cannot know.
+    """
+    outcome = _told_by_token(connection, committable, details)
+    if outcome is None:
+        table_id = table_id_of(connection, tokens_of(details.schema))
+        _refuse_elsewhere(connection, committable, details, table_id)
+        # Were the transaction under way somewhere after all, this would wait for its end.
+        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
+        outcome = _told_by_token(connection, committable, details)
+        assert outcome is not None, "its token was written"
+    return outcome
+
+
+def _told_by_token(
+    connection: Connection, committable: Committable, details: Details
+) -> Outcome | None:
+    """The outcome that a token shows; None: there is none."""
+    name, tokens = committable.name, tokens_of(details.schema)
+    mark = prefix_of(name) + _PRUNED
+    known = {}
+    if table_id_of(connection, tokens):
+        known = dict(_tokens(connection, tokens, name, mark))
+    if name in known:
+        lost, _ = known[name]
+        return Outcome.LOST if lost else Outcome.COMMITTED
+    is_behind = known.get(mark, (False, 0))[1] > committable.checkpoint_id
+    return Outcome.COMMITTED if is_behind else None
+
+
+def _refuse_elsewhere(
+    connection: Connection, committable: Committable, details: Details, table_id: int
+) -> None:
+    """That there is no token proves nothing where it would not be."""
+    server, database = identity(connection)
+    other_server = details.server and server and details.server != server
+    if other_server or details.database != database:
+        raise DataLossError(
+            f"PostgreSQL: {committable.name} was prepared in database {details.database} of server "
+            f"{details.server or '?'}, and the dsn leads to database {database} of server "
+            f"{server or '?'}, which does not know it: let it lead to the first until it is settled"
+        )
+    if not table_id or (details.tokens_id and details.tokens_id != table_id):
+        raise DataLossError(
+            f"PostgreSQL: {committable.name} is not prepared any more, and the table "
+            f"{tokens_of(details.schema)} was dropped since, which would say whether it was "
+            f"committed: see whether {details.table} has its {committable.record_count} rows"
+        )
+
+
+def _tokens(
+    connection: Connection, tokens: str, name: str, mark: str
+) -> list[tuple[str, tuple[bool, int]]]:
+    found_rows = connection.execute(
+        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN ($1, $2)"),
+        [name, mark],
+    ).fetchall()
+    return [(each, (lost, checkpoint_id)) for each, lost, checkpoint_id in found_rows]
+
+
+def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[object]]:
+    return query(statement[0]), statement[1]
+
+
+def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
+    """Delete the tokens of an owner's commits before a checkpoint, and write down that it was done.
+
+    Args:
+        connection: in autocommit.
+        prefix: of the owner's names.
+        schema: where the tokens are.
+        below: the first checkpoint whose tokens stay.
+    """
+    _, pipeline, sink, lineage, *_ = prefix.split(":")
+    tokens = tokens_of(schema)
+    connection.execute(
+        query(
+            f"WITH gone AS (DELETE FROM {tokens} WHERE name ^@ $1 AND NOT lost "
+            f"AND checkpoint_id < $2 AND name <> $3 RETURNING 1) "
+            f"INSERT INTO {tokens} (name, pipeline, sink, lineage, checkpoint_id, task) "
+            f"SELECT $3, $4, $5, $6, $2, -1 "
+            f"WHERE EXISTS (SELECT FROM gone) ON CONFLICT (name) DO UPDATE "
+            f"SET checkpoint_id = greatest({tokens}.checkpoint_id, EXCLUDED.checkpoint_id)"
+        ),
+        [prefix, below, prefix + _PRUNED, pipeline, sink, lineage],
+    )
+
+
+def table_id_of(connection: Connection, table: str) -> int:
+    """The server's number of a table, which one that is created again does not get; 0: none."""
+    row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def identity(connection: Connection) -> tuple[str, str]:
+    """The server's system identifier, empty if it does not say, and the database's name."""
+    try:
+        row = connection.execute(
+            "SELECT system_identifier::text, current_database() FROM pg_control_system()"
+        ).fetchone()
+    except (errors.InsufficientPrivilege, errors.UndefinedFunction):
+        row = connection.execute("SELECT '', current_database()").fetchone()
+    assert row is not None
+    return row[0], row[1]

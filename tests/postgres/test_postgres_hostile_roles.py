@@ -1,0 +1,362 @@
+"""Two roles that share a schema: what one writes never runs, or blocks, with the other's rights."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from postgres_writing import COLUMNS, OWNER, attempted, begun, opened, prepared, rows_of
+from real_postgres import PostgresServer
+
+from tallystick.errors import DataLossError, OptionError, RetriableError
+from tallystick.postgres.connection import close_kept
+from tallystick.postgres.names import application_prefix, owner_prefix
+from tallystick.sink.two_phase import Outcome
+
+Create = Callable[..., str]
+HIGH, LOW = '"The ""high"" one"', '"o\'Low"'
+INSERT = "INSERT INTO {}.tallystick_staged VALUES (%s, %s, %s, %s, '{{a}}', '{{}}', %s, %s)"
+
+
+class Place(NamedTuple):
+    """Role `high` writes into `table`, and alone has the rights on `payroll`, of two rows."""
+
+    postgres: PostgresServer
+    table: str
+    schema: str
+    payroll: str
+    high: str
+    low: str
+
+    def paid(self) -> int:
+        ((count,),) = self.postgres.query(f"SELECT count(*) FROM {self.payroll}")
+        return int(count)
+
+    def numbers(self) -> list[int]:
+        return [a for (a,) in self.postgres.query(f"SELECT a FROM {self.table} ORDER BY a")]
+
+    def as_low(self, text: str, *parameters: object) -> None:
+        self.postgres.query(text, *parameters, dsn=self.low)
+
+    def let_low_in(self) -> None:
+        """As the product tells a table's owner to."""
+        self.postgres.query(f"GRANT USAGE ON SCHEMA {self.schema} TO {LOW}")
+        for (ours,) in self.postgres.query(
+            "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = %s::regnamespace "
+            "AND relname IN ('tallystick_committed', 'tallystick_staged')",
+            self.schema,
+        ):
+            self.postgres.query(f"GRANT INSERT, SELECT, UPDATE, DELETE ON {ours} TO {LOW}")
+
+
+@pytest.fixture
+def place(postgres: PostgresServer, table: Create) -> Iterator[Place]:
+    """The two roles, by names that have to be quoted."""
+    name = table(COLUMNS)
+    schema = name.split(".")[0]
+    secret = f"{schema}_hr"
+    for text in (
+        f"CREATE ROLE {HIGH} LOGIN",
+        f"CREATE ROLE {LOW} LOGIN",
+        f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {HIGH}",
+        f"GRANT ALL ON {name} TO {HIGH}",
+        f"CREATE SCHEMA {secret} AUTHORIZATION {HIGH}",
+        f"CREATE TABLE {secret}.payroll (a bigint)",
+        f"INSERT INTO {secret}.payroll VALUES (-1), (-2)",
+        f"ALTER TABLE {secret}.payroll OWNER TO {HIGH}",
+    ):
+        postgres.query(text)
+    dsn = {
+        role: psycopg.conninfo.make_conninfo(postgres.dsn, user=role[1:-1].replace('""', '"'))
+        for role in (HIGH, LOW)
+    }
+    yield Place(postgres, name, schema, f"{secret}.payroll", dsn[HIGH], dsn[LOW])
+    close_kept()
+    for (gid,) in postgres.query("SELECT gid FROM pg_prepared_xacts"):
+        postgres.query(f"ROLLBACK PREPARED '{gid}'")
+    postgres.query(f"DROP OWNED BY {HIGH}, {LOW} CASCADE")
+    postgres.query(f"DROP ROLE {HIGH}, {LOW}")
+
+
+def test_rows_of_others_touch_no_table_and_hold_nothing_up(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The row names what recovery deletes from; as text it once was SQL of whoever wrote it."""
+    driver = opened(place.high, place.table, transactions="staged")
+    (decided,) = prepared(driver, rows_of(1, 2))
+    (left,) = prepared(driver, rows_of(3), checkpoint_id=2)
+    place.let_low_in()
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        place.as_low(f"SELECT * FROM {place.payroll}")
+    hostile = [
+        f"{place.payroll} WHERE $1::bigint IS NOT NULL --",
+        place.payroll,
+        f'{place.schema}_hr."payroll"',
+        f'{place.schema}."t"',
+        f'{place.schema}."tallystick_committed"',
+        f'{place.schema}."tallystick_staged"',
+        f'{place.schema}."tallystick_staged_t" --',
+        f"{place.schema}.tallystick_staged_t",
+        '"',
+        "",
+    ]
+    insert, prefix = INSERT.format(place.schema), owner_prefix(OWNER)
+    for number, staging in enumerate(hostile):
+        name, target = f"{prefix}7:{number}:0:ab", place.payroll
+        place.as_low(insert, name, number, target, staging, -1, 2**62)
+    strange = [f"{prefix}x", f"{prefix}1:2:3:a:b", f"{prefix}{'9' * 30}:0:0:a", f"{prefix}1:1:٣:a"]
+    for number, name in enumerate(strange):
+        place.as_low(insert, name, -1 - number, "", "", 0, 0)
+    driver.close()
+
+    later = opened(place.high, place.table, transactions="staged")
+    with caplog.at_level(logging.WARNING):
+        found = [each for each in later.lingering(OWNER) if each.name != decided.name]
+        for each in found:
+            known = place.table.split(".")[1] if each.name == left.name else "(not known)"
+            assert known in later.describe(each)
+        for each in found:
+            later.abort(each)
+    assert later.commit(decided) is Outcome.COMMITTED
+
+    assert len(found) == len(hostile) + 1
+    assert left.name in {each.name for each in found}
+    assert place.paid() == 2
+    assert place.numbers() == [1, 2]
+    for said in (*hostile, *strange):
+        assert repr(said) in caplog.text, said
+    assert list(later.lingering(OWNER)) == []
+    kept = place.postgres.query(f"SELECT name FROM {place.schema}.tallystick_staged")
+    assert {name for (name,) in kept} == set(strange)
+    assert place.postgres.query(f"SELECT * FROM {place.schema}.tallystick_staged_t") == []
+    later.close()
+
+
+def test_a_changed_row_of_a_decided_transaction_is_not_committed(place: Place) -> None:
+    """Nor are rows taken from, or put, where it says; put right, it is committed."""
+    driver = opened(place.high, place.table, transactions="staged")
+    (decided,) = prepared(driver, rows_of(1, 2))
+    place.let_low_in()
+    registry = f"{place.schema}.tallystick_staged"
+    ((staging, columns),) = place.postgres.query(f"SELECT staging, columns FROM {registry}")
+    changes = {
+        "target": (place.payroll, f'{place.schema}."t"'),
+        "staging": (place.payroll, staging),
+        "columns": (["b", "a"], columns),
+        "key": (["a"], []),
+        "record_count": (1, 2),
+        "id": (1, None),
+    }
+    change = f"WITH gone AS (DELETE FROM {registry} RETURNING *) INSERT INTO {registry} SELECT "
+    names = ("name", "id", "target", "staging", "columns", "key", "record_count", "begun_ms")
+    for column, (wrong, right) in changes.items():
+        what = ", ".join("%s" if each == column else each for each in names)
+        with psycopg.connect(place.low, autocommit=True) as low:
+            taken = low.execute(f"DELETE FROM {registry} RETURNING *").fetchone()
+            assert taken is not None
+            put = f"INSERT INTO {registry} VALUES ({', '.join(['%s'] * len(names))})"
+            row = dict(zip(names, taken, strict=True))
+            low.execute(put, list({**row, column: wrong}.values()))
+        if right is None:
+            break  # it is not read at all
+        with pytest.raises(DataLossError, match=r"not as the task has written it.*2 rows"):
+            driver.commit(decided)
+        place.postgres.query(f"UPDATE {registry} SET {column} = %s", right)
+        assert (place.paid(), place.numbers()) == (2, []), (column, change, what)
+
+    assert driver.commit(decided) is Outcome.COMMITTED
+    assert (place.paid(), place.numbers()) == (2, [1, 2])
+    driver.close()
+
+
+@pytest.mark.parametrize("ours", ["tallystick_committed", "tallystick_staged"])
+def test_tables_of_ours_that_a_stranger_made_are_refused(place: Place, ours: str) -> None:
+    """What he hangs on them would run with this role's rights."""
+    opened(place.high, place.table, transactions="staged").close()
+    full = f"{place.schema}.{ours}"
+    grant = f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {LOW}"
+    place.postgres.query(grant)
+    place.postgres.query(f"CREATE TABLE {place.schema}.copied (LIKE {full} INCLUDING ALL)")
+    place.postgres.query(f"DROP TABLE {full}")
+    place.postgres.query(f"ALTER TABLE {place.schema}.copied RENAME TO {ours}")
+    place.postgres.query(f"ALTER TABLE {full} OWNER TO {LOW}")
+    place.as_low(f"GRANT ALL ON {full} TO {HIGH}")
+    place.as_low(
+        f"CREATE FUNCTION {place.schema}.trap() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN DELETE FROM {place.payroll}; RETURN NULL; END$$"
+    )
+    place.as_low(
+        f"CREATE TRIGGER trap BEFORE INSERT OR DELETE ON {full} "
+        f"EXECUTE FUNCTION {place.schema}.trap()"
+    )
+
+    with pytest.raises(OptionError, match=rf"{ours} belongs to role .*o'Low.*OWNER TO"):
+        opened(place.high, place.table, transactions="staged")
+    place.postgres.query(f"ALTER TABLE {full} OWNER TO {HIGH}")
+    with pytest.raises(OptionError, match=rf"{ours} has trigger 'trap'.*DROP"):
+        opened(place.high, place.table, transactions="staged")
+    place.postgres.query(f"DROP TRIGGER trap ON {full}")
+    driver = opened(place.high, place.table, transactions="staged")
+    for each in attempted(driver, rows_of(1)):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert (place.paid(), place.numbers()) == (2, [1])
+    driver.close()
+
+
+def test_a_strangers_registry_is_not_looked_into(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sink that stages nothing does not need it, and recovers all the same."""
+    place.postgres.query(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {LOW}")
+    elsewhere = opened(place.high, place.payroll, transactions="staged")
+    elsewhere.close()
+    secret = place.payroll.split(".")[0]
+    place.postgres.query(f"CREATE TABLE {place.schema}.x (LIKE {secret}.tallystick_staged)")
+    place.postgres.query(f"ALTER TABLE {place.schema}.x OWNER TO {LOW}")
+    place.as_low(f"ALTER TABLE {place.schema}.x RENAME TO tallystick_staged")
+    place.as_low(f"GRANT ALL ON {place.schema}.tallystick_staged TO {HIGH}")
+    name = f"{owner_prefix(OWNER)}7:0:0:ab"
+    place.as_low(INSERT.format(place.schema), name, 1, "", place.payroll, 0, 0)
+
+    driver = opened(place.high, place.table)
+    (left,) = prepared(driver, rows_of(1))
+    with caplog.at_level(logging.WARNING):
+        assert [each.name for each in driver.lingering(OWNER)] == [left.name]
+        driver.lingering(OWNER)
+    (told,) = [each for each in caplog.messages if "belongs to role" in each]
+    assert f"{place.schema}.tallystick_staged" in told
+    driver.close()
+
+
+def test_functions_and_operators_of_others_are_not_called(place: Place) -> None:
+    """Those that fit our arguments better than PostgreSQL's own, in the role's search_path.
+
+    Triggers of the user's table have that path all the same.
+    """
+    schema = place.schema
+    place.postgres.query(f"CREATE TABLE {schema}.trapped (who text)")
+    place.postgres.query(f"CREATE TABLE {schema}.seen (a bigint)")
+    place.postgres.query(f"GRANT INSERT ON {schema}.trapped, {schema}.seen TO PUBLIC")
+    place.postgres.query(f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {LOW}")
+    traps = {
+        "quote_ident(name)": "text AS $$SELECT pg_catalog.quote_ident($1::text)",
+        "pg_advisory_xact_lock(integer)": "void AS $$SELECT pg_catalog.pg_advisory_xact_lock(1)",
+        "times(numeric, integer)": "numeric AS $$SELECT $1 OPERATOR(pg_catalog.*) $2::numeric",
+        "starts_with(name, text)": "boolean AS $$SELECT true",
+    }
+    for signature, body in traps.items():
+        returns, rest = body.split(" AS $$")
+        place.as_low(
+            f"CREATE FUNCTION {schema}.{signature} RETURNS {returns} LANGUAGE sql VOLATILE AS "
+            f"$$INSERT INTO {schema}.trapped VALUES (current_user); {rest}$$"
+        )
+    place.as_low(
+        f"CREATE OPERATOR {schema}.* (FUNCTION = {schema}.times, LEFTARG = numeric, "
+        f"RIGHTARG = integer)"
+    )
+    place.postgres.query(
+        f"CREATE FUNCTION {schema}.see() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN INSERT INTO seen VALUES (NEW.a); RETURN NEW; END$$"
+    )
+    place.postgres.query(
+        f"CREATE TRIGGER see BEFORE INSERT ON {place.table} FOR EACH ROW "
+        f"EXECUTE FUNCTION {schema}.see()"
+    )
+    path = psycopg.conninfo.make_conninfo(place.high, options=f"-c search_path={schema},public")
+
+    for number, way in enumerate(("prepared", "staged"), 1):
+        driver = opened(path, "t", transactions=way)
+        for each in attempted(driver, rows_of(number)):
+            assert driver.commit(each) is Outcome.COMMITTED
+        attempted(driver, rows_of(9))
+        zombie = begun(driver, rows_of(9))
+        left = list(driver.lingering(OWNER))
+        assert len(left) == 2
+        for each in left:
+            driver.abort(each)
+        zombie.abort()
+        driver.close()
+
+    assert place.postgres.query(f"SELECT * FROM {schema}.trapped") == []
+    assert place.numbers() == [1, 2]
+    assert place.postgres.query(f"SELECT a FROM {schema}.seen ORDER BY a") == [(1,), (2,)]
+
+
+def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody may prepare a transaction, and be called, as he likes; and sees how ours are."""
+    place.postgres.query(f"GRANT pg_read_all_stats TO {HIGH}")
+    driver = opened(place.high, place.table)
+    (decided,) = prepared(driver, rows_of(1))
+    (left,) = prepared(driver, rows_of(2), checkpoint_id=2)
+    theirs = [f"{owner_prefix(OWNER)}{rest}" for rest in ("7:0:0:ab", "x", "1:2:3")]
+    with (
+        psycopg.connect(place.low, autocommit=True) as low,
+        psycopg.connect(place.low) as session,
+        psycopg.connect(place.high) as strange,
+    ):
+        for name in theirs:
+            low.execute("BEGIN")
+            low.execute(f"PREPARE TRANSACTION '{name}'")
+        session.execute(f"SET application_name = '{application_prefix(OWNER)}7:0:0:ab'")
+        strange.execute(f"SET application_name = '{application_prefix(OWNER)}x'")
+
+        with caplog.at_level(logging.WARNING):
+            found = list(driver.lingering(OWNER))
+        assert [each.name for each in found] == sorted((decided.name, left.name))
+        for name in theirs:
+            assert f"{name!r} is named as if" in caplog.text
+        assert "'s transactions, and is none" in caplog.text
+        driver.abort(left)
+        assert driver.commit(decided) is Outcome.COMMITTED
+
+        # Its name is free now, and a recovery asks once more.
+        low.execute("BEGIN")
+        low.execute(f"PREPARE TRANSACTION '{decided.name}'")
+        assert driver.commit(decided) is Outcome.COMMITTED
+        low.execute("BEGIN")
+        low.execute(f"PREPARE TRANSACTION '{left.name}'")
+        with pytest.raises(OptionError, match="42501"):
+            driver.commit(left)
+
+        # It takes the name of one that is being written.
+        slow = begun(driver, rows_of(3))
+        asked = "SELECT application_name FROM pg_stat_activity WHERE xact_start IS NOT NULL"
+        shown = [name for (name,) in place.postgres.query(asked)]
+        (own,) = [
+            name.removeprefix(application_prefix(OWNER))
+            for name in shown
+            if name.startswith(f"{application_prefix(OWNER)}1:")
+        ]
+        low.execute("BEGIN")
+        low.execute(f"PREPARE TRANSACTION '{owner_prefix(OWNER)}{own}'")
+        with pytest.raises(RetriableError, match=r"42710.*taken the name"):
+            slow.prepare()
+        slow.abort()
+    assert place.numbers() == [1]
+    driver.close()
+
+
+def test_a_token_of_somebody_else_is_not_taken_for_ours(place: Place) -> None:
+    """It would say later what became of the transaction, and it would be wrong."""
+    driver = opened(place.high, place.table)
+    place.let_low_in()
+    slow = begun(driver, rows_of(1))
+    ((application,),) = place.postgres.query(
+        "SELECT application_name FROM pg_stat_activity "
+        "WHERE starts_with(application_name, %s) AND xact_start IS NOT NULL",
+        application_prefix(OWNER),
+    )
+    name = owner_prefix(OWNER) + application.removeprefix(application_prefix(OWNER))
+    place.as_low(
+        f"INSERT INTO {place.schema}.tallystick_committed VALUES (%s, 'p', 's', 'l', 1, 0, true)",
+        name,
+    )
+
+    with pytest.raises(RetriableError, match="somebody else has written a token"):
+        slow.prepare()
+    slow.abort()
+    assert list(driver.lingering(OWNER)) == []
+    driver.close()
