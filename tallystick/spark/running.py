@@ -4,9 +4,10 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -31,10 +32,11 @@ from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import at_end
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
+from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
-from tallystick.steps import Step, arrange
+from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
@@ -170,12 +172,17 @@ class PipelineRun:
                 keyed=self.keyed,
                 timestamp_ms=batch.timestamp_ms,
             )
-        rows = read_frame(self.spark, unread, stages.frames.ddl)
-        for function in stages.frames.functions:
-            rows = function(rows)
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
-        return engine_of(sinks, rows, after, twice, self.keyed, batch.timestamp_ms)
+        rows = partial(self._rows, unread, stages.frames)
+        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
+
+    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+        """An epoch's rows behind the `transform` steps."""
+        rows = read_frame(self.spark, unread, frames.ddl, shipment)
+        for function in frames.functions:
+            rows = function(rows)
+        return rows
 
 
 def start_query(
