@@ -1,4 +1,4 @@
-"""A campaign: what does an epoch leave for ever, on disk, in memory, in threads and descriptors?
+"""A campaign that tells what an epoch leaves for ever: files, memory, threads and descriptors.
 
     python -m tests.spark.growth [--epochs 1000] [--modes stateless,keyed] [--results growth.jsonl]
 
