@@ -53,7 +53,7 @@ ALLOWED = {
     "local disk": 2 * MIB,
     "local files": 20,
     "checkpoint": MIB,
-    "checkpoint files": 60,  # those of old epochs are removed at every fiftieth
+    "checkpoint files": 120,  # old ones are removed at every fiftieth epoch: a sawtooth
     "state copies": MIB,
     "driver memory": 6 * MIB,
     "driver threads": 4,
