@@ -23,7 +23,7 @@ help:
 	@echo "make test-spark42   some of them on the oldest PySpark that will do, in a venv of its own"
 	@echo "make check   ruff and mypy"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -65,6 +65,7 @@ stress: setup
 	@SINK_BOUNCES=5 $(BIN)/python -m pytest tests/failover/test_bounces.py tests/failover/test_down_too_long.py
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
+	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
 
 bench: setup

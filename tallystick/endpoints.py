@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from tallystick.errors import OptionError
 from tallystick.formats import Avro, Json, Text
@@ -34,8 +35,11 @@ class KafkaSource:
         starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
         starting_time: start at the first record at or after a time, instead of `starting_offsets`.
         ending_offsets: where reading ends for good; None: never.
-        max_offsets_per_trigger: the most that one epoch spans; None: all there is.
-        min_partitions: cut large partitions for so many readers; order per partition is kept.
+        max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: 250,000 for
+            each task that Spark runs at a time.
+        min_partitions: cut large partitions for so many readers. Order per partition is kept, so
+            there is no cut where the readers write by themselves: no keyed step, and any sink but
+            KafkaSink(transactions="epoch").
         value: how values are parsed; None: they stay binary, in column `value`.
         metadata_prefix: put before the names of Kafka's own columns when `value` is parsed.
         headers: whether to read headers, into column `headers`.
@@ -57,7 +61,7 @@ class KafkaSource:
     starting_offsets: Offsets | None = None
     starting_time: Times | None = None
     ending_offsets: Offsets | None = None
-    max_offsets_per_trigger: int | None = None
+    max_offsets_per_trigger: int | Literal["all"] | None = None
     min_partitions: int | None = None
     value: Json | Text | Avro | None = None
     metadata_prefix: str = ""

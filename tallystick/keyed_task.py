@@ -24,6 +24,7 @@ from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.exchange import NO_TOPIC, Attempt, Frame, Heard
 from tallystick.exchanged_rows import conform, from_ipc, to_ipc
 from tallystick.ports import StateStore, Storage
+from tallystick.state.event_times import check_event_times
 from tallystick.state.handles import StateFile, StepState
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
@@ -329,6 +330,7 @@ class ProcessPlan:
         column = self.step.event_time
         if column is None or rows.num_rows == 0:
             return rows
+        check_event_times(rows.column(column), f"step {self.step.uid}: event_time={column!r}")
         times, per_ms = _event_times(rows.column(column))
         latest = pc.max(times).as_py()
         left.event_time_max_ms = None if latest is None else latest // per_ms

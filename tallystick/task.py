@@ -44,7 +44,9 @@ from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | None]
+BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+COMBINED_BYTES_MAX = 1 << 31
+"""A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
 STRICT = LossPolicy()
 
 _clients: dict[tuple[int, KafkaConfig], Client] = {}
@@ -148,27 +150,32 @@ class _LeftOut:
 
 def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Pass a batch through the user's functions; an empty or missing result ends the way."""
+    batches = iter([rows])
     for function in functions:
-        if rows.num_rows == 0:
-            return
-        result = function(rows)
-        if result is None:
-            return
-        rows = _one_batch(function, result)
-    if rows.num_rows:
-        yield rows
+        batches = _passed(function, batches)
+    return (batch for batch in batches if batch.num_rows)
 
 
-def _one_batch(function: BatchFunction, result: object) -> pa.RecordBatch:
+def _passed(function: BatchFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        if rows.num_rows:
+            yield from _batches_of(function, function(rows))
+
+
+def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]:
+    """What a function returned, as few batches as they can be made without a limit of Arrow's."""
+    if result is None:
+        return []
     if isinstance(result, pa.Table):
-        batches = result.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
+        whole = result.combine_chunks() if result.nbytes < COMBINED_BYTES_MAX else result
+        batches: list[pa.RecordBatch] = whole.to_batches()
+        return batches
     if not isinstance(result, pa.RecordBatch):
         raise errors.OptionError(
             f"map_batches: {getattr(function, '__name__', function)!r} returned "
             f"{type(result).__name__}: expected a pyarrow RecordBatch or Table, or None for no rows"
         )
-    return result
+    return [result]
 
 
 Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame

@@ -255,6 +255,27 @@ def test_late_rows_are_dropped_and_told_and_the_watermark_is_that_of_earlier_epo
     assert job.late == ()
 
 
+@pytest.mark.parametrize("unit", ["bigint in ms", "s", "ms", "us"])
+def test_a_time_that_cannot_be_moves_no_watermark(unit):
+    per_second = {"s": 1, "us": 1_000_000}.get(unit, 1000)
+    kind = pa.int64() if unit == "bigint in ms" else pa.timestamp(unit)
+    columns = EVENTS.set(EVENTS.get_field_index("at"), pa.field("at", kind))
+    timed = vectorised(lambda _: Update(), state="", time_mode=EVENT_TIME)
+    job = Job((step(timed, columns=columns, event_time="at"),))
+    far = (1 << 62) // 1_000_000 * per_second
+
+    def at(time):
+        return pa.record_batch([["a"], [1], pa.array([time]).cast(kind)], schema=columns)
+
+    job.run([at(far - per_second)])
+    kept = job.state
+    with pytest.raises(RecordError, match=r"step count: event_time='at': \d+ m?u?s since 1970"):
+        job.run([at(far + per_second)])
+    with pytest.raises(RecordError, match="more than 146,000 years away"):
+        job.run([at(-(1 << 63) + 1)])
+    assert job.state == kept
+
+
 def test_without_event_time_mode_nothing_is_late():
     job = Job((replace(NUMBERING, event_time="at"),))
     job.run([events(("a", 1, 100))])

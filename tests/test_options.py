@@ -7,7 +7,12 @@ import pytest
 from tallystick import option_page
 from tallystick.errors import OptionError
 from tallystick.option_table import OPTIONS
-from tallystick.options import parse_source_options
+from tallystick.options import (
+    OFFSETS_MAX,
+    OFFSETS_PER_TASK_MAX,
+    bounded,
+    parse_source_options,
+)
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime
 from tallystick.source.losses import LENIENT, LossPolicy
 from tallystick.source.subscription import Assignment, TopicList, TopicPattern
@@ -66,7 +71,7 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"startingOffsets": '{"flights": {"0": -3}}'}, "-2 (earliest) or -1 (latest)"),
         ({"startingOffsets": '{"flights": {"x": 3}}'}, "expected"),
         ({"startingOffsets": '{"flights": {"-1": 3}}'}, "numbered from 0"),
-        ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
+        ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1, or 'all'"),
         ({"maxOffsetsPerTrigger": "many"}, "a whole number from 1"),
         ({"includeHeaders": "yes"}, "expected true or false"),
         ({"metadata.columns": "key,ofset"}, "'ofset' is none of key, topic"),
@@ -185,3 +190,11 @@ def test_secrets_are_not_in_the_repr():
 
     assert "hunter2-secret" not in repr(options)
     assert options.client["sasl.jaas.config"] == jaas
+
+
+def test_epochs_are_bounded_unless_all_is_asked_for():
+    assert parse().offset_count_max == OFFSETS_MAX
+    assert parse(maxOffsetsPerTrigger="All").offset_count_max is None
+    for asked, count in ((None, 8 * OFFSETS_PER_TASK_MAX), ("all", None), ("7", 7)):
+        own = {} if asked is None else {"MAXOFFSETSPERTRIGGER": asked}
+        assert parse_source_options(bounded({**GOOD, **own}, 8)).offset_count_max == count

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RecordError
 from tallystick.formats import DEADLETTER, FAILFAST, PERMISSIVE
-from tallystick.source.dead_letters import dead_letters
+from tallystick.source.dead_letters import TIMESTAMP_MS_MAX, dead_letters
 from tallystick.source.parsed import ValueReader
 from tallystick.source.text_reader import TextReader
 from tallystick.topic_partition import TopicPartition
@@ -101,7 +102,8 @@ class Layout:
 
     Args:
         value: what reads the value; None: it stays binary.
-        mode: what to do about a malformed value, one of `formats.MODES`.
+        mode: what to do about a malformed value, or a timestamp too large for its column: one of
+            `formats.MODES`.
         prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
         metadata: which of Kafka's columns there are beside the value.
@@ -151,17 +153,48 @@ class Layout:
             topic_partition: where they come from.
 
         Raises:
-            RecordError: a value is malformed, in mode failfast.
+            RecordError: a value is malformed, or a timestamp too large for its column, in mode
+                failfast.
         """
-        values, offsets = records.column("value"), records.column("offset")
+        beyond = self._beyond(records)
+        if beyond is None:
+            return self._built(records, topic_partition)
+        if self.mode == PERMISSIVE:
+            times = pc.if_else(pa.array(beyond), None, records.column("timestamp"))
+            return self._built(_with_timestamps(records, times), topic_partition)
+        row = int(np.argmax(beyond))
+        if self.mode == FAILFAST:
+            raise RecordError(
+                f"{_place(records, row, topic_partition)}: {_reason(records, row)}. Did the "
+                f"producer give micro- or nanoseconds? Name the columns to read in "
+                f"metadata.columns, without timestamp; or, with a value.format, choose a mode: "
+                f"permissive makes such a timestamp null, dropmalformed leaves the record out and "
+                f"counts it; deadletter, in a Pipeline, writes it to a topic of its own."
+            )
+        built = self._built(records.filter(pa.array(~beyond)), topic_partition)
+        reasons = {row: _reason(records, row) for row in np.flatnonzero(beyond).tolist()}
+        row_of = {offset: row for row, offset in enumerate(records.column("offset").to_pylist())}
+        reasons |= {row_of[offset]: reason for offset, reason in built.reasons.items()}
+        return self._beside(built.rows, records, dict(sorted(reasons.items())), topic_partition)
+
+    def _beyond(self, records: pa.RecordBatch) -> NDArray[np.bool_] | None:
+        """Which records have a timestamp that the column cannot hold; None: all fit."""
+        if "timestamp" not in self.metadata or not records.num_rows:
+            return None
+        times = records.column("timestamp").to_numpy()
+        if times.min() >= -TIMESTAMP_MS_MAX and times.max() <= TIMESTAMP_MS_MAX:
+            return None
+        beyond: NDArray[np.bool_] = (times < -TIMESTAMP_MS_MAX) | (times > TIMESTAMP_MS_MAX)
+        return beyond
+
+    def _built(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> Built:
+        """Rows of records whose timestamps are null or fit."""
+        values = records.column("value")
         if self.value is None:
             return Built(_batch(self._kafka(records, topic_partition, values), self.schema))
 
         def where(row: int) -> str:
-            return (
-                f"topic {topic_partition.topic}, partition {topic_partition.partition}, offset "
-                + str(offsets[row])
-            )
+            return _place(records, row, topic_partition)
 
         parsed = self.value.parse(values, self.mode, where)
         kept = records if parsed.rows is None else records.take(pa.array(parsed.rows))
@@ -174,11 +207,21 @@ class Layout:
         rows = _batch(columns, self.schema)
         if not parsed.reasons:
             return Built(rows)
+        return self._beside(rows, records, parsed.reasons, topic_partition)
+
+    def _beside(
+        self,
+        rows: pa.RecordBatch,
+        records: pa.RecordBatch,
+        reasons: Mapping[int, str],
+        topic_partition: TopicPartition,
+    ) -> Built:
+        """Rows, and what was wrong with the records in these places."""
         letters = None
         if self.mode == DEADLETTER:
-            letters = dead_letters(records, parsed.reasons, topic_partition)
-        reasons = {offsets[row].as_py(): reason for row, reason in parsed.reasons.items()}
-        return Built(rows, reasons, letters)
+            letters = dead_letters(records, reasons, topic_partition)
+        offsets = records.column("offset")
+        return Built(rows, {offsets[row].as_py(): why for row, why in reasons.items()}, letters)
 
     def _kafka(
         self, records: pa.RecordBatch, topic_partition: TopicPartition, values: pa.Array | None
@@ -205,10 +248,27 @@ def _kafka_column(name: str, records: pa.RecordBatch, topic_partition: TopicPart
         case "partition":
             return pa.array(np.full(records.num_rows, topic_partition.partition, np.int32))
         case "timestamp":
-            micros = records.column("timestamp").to_numpy() * 1000
-            return pa.array(micros, pa.int64()).cast(TIMESTAMP_TYPE)
+            return pc.multiply(records.column("timestamp"), 1000).cast(TIMESTAMP_TYPE)
         case _:
             return records.column(name)
+
+
+def _place(records: pa.RecordBatch, row: int, topic_partition: TopicPartition) -> str:
+    return (
+        f"topic {topic_partition.topic}, partition {topic_partition.partition}, offset "
+        f"{records.column('offset')[row]}"
+    )
+
+
+def _reason(records: pa.RecordBatch, row: int) -> str:
+    found = records.column("timestamp")[row]
+    return f"its timestamp, {found} ms since 1970, is beyond a timestamp in microseconds"
+
+
+def _with_timestamps(records: pa.RecordBatch, times: pa.Array) -> pa.RecordBatch:
+    at = records.schema.get_field_index("timestamp")
+    columns = [times if i == at else column for i, column in enumerate(records.columns)]
+    return pa.RecordBatch.from_arrays(columns, records.schema.names)
 
 
 def _corrupt(values: pa.Array, reasons: Mapping[int, str]) -> pa.Array:

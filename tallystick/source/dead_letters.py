@@ -1,7 +1,8 @@
 """Malformed records on their way to a topic of their own: as they were, and why they are there.
 
-Key, value, headers and timestamp stay what they were. Behind the headers of the record come ours,
-all of them text; a record that was a dead letter before has them twice, and the last are the new.
+Key, value, headers and timestamp stay what they were; but a timestamp that is none in ms, which
+brokers refuse, becomes the time of writing. Behind the headers of the record come ours, all of them
+text; a record that was a dead letter before has them twice, and the last are the new.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ OWN_HEADERS = (ERROR_HEADER, TOPIC_HEADER, PARTITION_HEADER, OFFSET_HEADER)
 
 REASON_LENGTH_MAX = 500
 """A parser's message may quote the value; the dead letter must not become much larger than it."""
+TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
+"""In microseconds it is just not too large for 64 bits."""
 _HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
@@ -52,12 +55,14 @@ def dead_letters(
         ],
         fields=list(_HEADER_TYPE),
     )
+    times = bad.column("timestamp")
+    fits = np.abs(times.to_numpy()) <= TIMESTAMP_MS_MAX
     return pa.RecordBatch.from_pydict(
         {
             "key": bad.column("key"),
             "value": bad.column("value"),
             "headers": _appended(bad.column("headers"), own),
-            "timestamp": bad.column("timestamp"),
+            "timestamp": pc.if_else(pa.array(fits), times, None),
         }
     )
 

@@ -72,8 +72,8 @@ def plan_splits(start: SourceOffsets, stop: SourceOffsets) -> tuple[SplitRange, 
 def cut_splits(splits: tuple[SplitRange, ...], split_count_min: int | None) -> list[SplitRange]:
     """Cut the larger ranges until there are about `split_count_min`, in proportion to their size.
 
-    For Spark's `minPartitions`: only where the order within a partition does not matter, since the
-    pieces of one partition are read at the same time.
+    For Spark's `minPartitions`: only where the order within a partition does not matter or is made
+    again, since the pieces of one partition are read at the same time.
     """
     total = sum(split.offset_count for split in splits)
     if split_count_min is None or len(splits) >= split_count_min or total == 0:

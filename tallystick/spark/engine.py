@@ -40,6 +40,7 @@ from tallystick.source.assigner import share_out, share_pieces
 from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.failures import meaning_of, run_until_alive
+from tallystick.spark.shipment import Parcel, Shipment
 from tallystick.state.handles import StepState
 from tallystick.task import EncodePlan, Outlet, ReadPlan, Report, WritePlan, send
 
@@ -99,42 +100,46 @@ class SplitsEngine:
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
-        return _collect(lambda: self._reports(epoch, write), epoch, self._run_nothing)
+        with Shipment(self.spark.sparkContext) as shipment:
+            return _collect(lambda: self._reports(epoch, write, shipment), epoch, self._run_nothing)
 
     def _run_nothing(self) -> None:
         """One idle task for each core, in the workers that those of an epoch run in."""
         count = self.spark.sparkContext.defaultParallelism
         self.spark.sparkContext.parallelize(range(count), count).foreachPartition(_idle)
 
-    def _reports(self, epoch: KeyedEpoch, write: WritePlan | CollectPlan) -> list[Report]:
-        shares, read, first = self.unread.shares, self.unread.plan, epoch.first
-        context, task_count = self.spark.sparkContext, len(shares)
+    def _reports(
+        self, epoch: KeyedEpoch, write: WritePlan | CollectPlan, shipment: Shipment
+    ) -> list[Report]:
+        context, task_count = self.spark.sparkContext, len(self.unread.shares)
+        reading, writing = shipment.pack((self.unread, epoch.first)), shipment.pack(write)
 
-        def read_share(index: int, unread: Iterable[int]) -> Iterator[tuple[Any, Any]]:
-            deque(unread, maxlen=0)  # Spark does not reuse a worker that left input unread
-            rows = read.read_both(shares[index])
+        def read_share(index: int, indices: Iterable[int]) -> Iterator[tuple[Any, Any]]:
+            deque(indices, maxlen=0)  # Spark does not reuse a worker that left input unread
+            unread, first = reading.plan
+            rows = unread.plan.read_both(unread.shares[index])
             for frame in send(first, rows, source=index, attempt_number=_attempt_number()):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
-            yield write.write(_frames(pairs), _attempt_number())
+            yield writing.plan.write(_frames(pairs), _attempt_number())
 
         frames = context.parallelize(range(task_count), task_count).mapPartitionsWithIndex(
             read_share
         )
         for plan in epoch.plans:
             routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
-            frames = routed.mapPartitionsWithIndex(_process_pairs(plan))
+            frames = routed.mapPartitionsWithIndex(_process_pairs(shipment.pack(plan)))
         if epoch.writer_count:
             frames = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
         return frames.mapPartitions(write_frames).collect()
 
 
 def _process_pairs(
-    plan: ProcessPlan,
+    parcel: Parcel[ProcessPlan],
 ) -> Callable[[int, Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]:
     def process(index: int, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        for frame in plan.run(_frames(pairs), index, _attempt_number()):
+        for frame in parcel.plan.run(_frames(pairs), index, _attempt_number()):
             yield frame[:3], frame[3:]
 
     return process
@@ -149,10 +154,13 @@ class DataFrameEngine:
     """Runs an epoch from any DataFrame: a micro-batch of the user's, or a transformed one.
 
     Args:
+        spark: runs it.
+        rows: makes the DataFrame, once per attempt of the epoch.
         dead_letters: where malformed records are to be found, by a second reading; None: nowhere.
     """
 
-    rows: DataFrame
+    spark: SparkSession
+    rows: Callable[[Shipment], DataFrame]
     last: MakeLast
     write: MakeWritePlan
     dead_letters: Unread | None = None
@@ -166,55 +174,56 @@ class DataFrameEngine:
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
-        return _collect(
-            lambda: write_rows(self.rows, epoch, write, self.dead_letters),
-            epoch,
-            self._run_nothing,
-        )
+        with Shipment(self.spark.sparkContext) as shipment:
+            rows = self.rows(shipment)
+            return _collect(
+                lambda: self._reports(rows, epoch, write, shipment), epoch, self._run_nothing
+            )
 
     def _run_nothing(self) -> None:
         """As `SplitsEngine`: Spark has workers of another pool for DataFrames."""
-        spark = self.rows.sparkSession
-        count = spark.sparkContext.defaultParallelism
-        spark.range(0, count, 1, count).mapInArrow(_idle_rows, "id bigint").collect()
+        count = self.spark.sparkContext.defaultParallelism
+        self.spark.range(0, count, 1, count).mapInArrow(_idle_rows, "id bigint").collect()
 
+    def _reports(
+        self,
+        rows: DataFrame,
+        epoch: KeyedEpoch,
+        write: WritePlan | CollectPlan,
+        shipment: Shipment,
+    ) -> list[Report]:
+        """One Spark job: encode where the rows are, route the frames, write them."""
+        first, writing = shipment.pack(epoch.first), shipment.pack(write)
 
-def write_rows(
-    rows: DataFrame,
-    epoch: KeyedEpoch,
-    write: WritePlan | CollectPlan,
-    dead_letters: Unread | None = None,
-) -> list[Report]:
-    """One Spark job: encode where the rows are, route the frames, write them."""
-    first = epoch.first
+        def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            number = _attempt_number()
+            for frame in send(first.plan, batches, source=_task_index(), attempt_number=number):
+                yield _frame_row(frame)
 
-    def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        number = _attempt_number()
-        for frame in send(first, batches, source=_task_index(), attempt_number=number):
-            yield _frame_row(frame)
+        def write_frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            report = writing.plan.write(_frames_of(batches), _attempt_number())
+            yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
-    def write_frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        report = write.write(_frames_of(batches), _attempt_number())
-        yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
-
-    frames = rows.mapInArrow(send_rows, FRAME_DDL)
-    if dead_letters is not None:
-        frames = frames.union(_dead_letter_frames(rows.sparkSession, dead_letters, first))
-    if epoch.plans:
-        frames = frames.union(_opening_frames(rows.sparkSession, first))
-    for plan in epoch.plans:
-        frames = _routed(frames, plan.base.parallelism).mapInArrow(_process_rows(plan), FRAME_DDL)
-    if epoch.writer_count:
-        frames = _routed(frames, epoch.writer_count)
-    reports = frames.mapInArrow(write_frames, REPORT_DDL).collect()
-    return [Report.from_json(row["report"]) for row in reports]
+        frames = rows.mapInArrow(send_rows, FRAME_DDL)
+        if self.dead_letters is not None:
+            unread = shipment.pack(self.dead_letters)
+            frames = frames.union(_dead_letter_frames(self.spark, unread, first))
+        if epoch.plans:
+            frames = frames.union(_opening_frames(self.spark, first))
+        for plan in epoch.plans:
+            process = _process_rows(shipment.pack(plan))
+            frames = _routed(frames, plan.base.parallelism).mapInArrow(process, FRAME_DDL)
+        if epoch.writer_count:
+            frames = _routed(frames, epoch.writer_count)
+        reports = frames.mapInArrow(write_frames, REPORT_DDL).collect()
+        return [Report.from_json(row["report"]) for row in reports]
 
 
 def _process_rows(
-    plan: ProcessPlan,
+    parcel: Parcel[ProcessPlan],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def process(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in plan.run(_frames_of(batches), _task_index(), _attempt_number()):
+        for frame in parcel.plan.run(_frames_of(batches), _task_index(), _attempt_number()):
             yield _frame_row(frame)
 
     return process
@@ -229,16 +238,18 @@ def _frames_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Frame]:
     return (Frame(**row) for batch in batches for row in batch.to_pylist())
 
 
-def read_frame(spark: SparkSession, unread: Unread, ddl: str) -> DataFrame:
+def read_frame(spark: SparkSession, unread: Unread, ddl: str, shipment: Shipment) -> DataFrame:
     """The well-formed records of the splits as a DataFrame, read by our own readers."""
+    reading = shipment.pack(unread)
 
     def read_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        unread = reading.plan
         yield from unread.plan.read(_chosen(unread.shares, indices))
 
     return _one_row_per_reader(spark, unread).mapInArrow(read_share, ddl)
 
 
-def _opening_frames(spark: SparkSession, first: Outlet) -> DataFrame:
+def _opening_frames(spark: SparkSession, first: Parcel[Outlet]) -> DataFrame:
     """Frames that say nothing, from a source of their own.
 
     Spark plans no task at all behind a DataFrame that it knows to be empty; a keyed step has timers
@@ -247,21 +258,24 @@ def _opening_frames(spark: SparkSession, first: Outlet) -> DataFrame:
 
     def send_nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         deque(batches, maxlen=0)
-        for frame in send(first, (), source=NO_ROWS):
+        for frame in send(first.plan, (), source=NO_ROWS):
             yield _frame_row(frame)
 
     return spark.range(0, 1, 1, 1).mapInArrow(send_nothing, FRAME_DDL)
 
 
-def _dead_letter_frames(spark: SparkSession, unread: Unread, first: Outlet) -> DataFrame:
+def _dead_letter_frames(
+    spark: SparkSession, reading: Parcel[Unread], first: Parcel[Outlet]
+) -> DataFrame:
     def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        unread = reading.plan
         letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
         # A source of its own: Spark may run both sides of the union as one task.
         source, number = -1 - _task_index(), _attempt_number()
-        for frame in send(first, letters, source=source, attempt_number=number):
+        for frame in send(first.plan, letters, source=source, attempt_number=number):
             yield _frame_row(frame)
 
-    return _one_row_per_reader(spark, unread).mapInArrow(encode_share, FRAME_DDL)
+    return _one_row_per_reader(spark, reading.plan).mapInArrow(encode_share, FRAME_DDL)
 
 
 def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.checkpoint.verdict import Identity
 from tallystick.errors import OptionError
@@ -18,6 +18,7 @@ from tallystick.spark.query import (
     active_runs,
     session_of,
 )
+from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT
 from tallystick.storage import FileStorage
@@ -54,7 +55,7 @@ def foreach_batch_runner(
                 raise
 
         def make_engine(batch: Batch) -> DataFrameEngine:
-            return engine_of(opened[0], batch.rows)
+            return engine_of(opened[0], batch.rows.sparkSession, lambda _: batch.rows)
 
         return EpochRunner(name, make_driver, make_engine, accepted, close)
 
@@ -69,7 +70,8 @@ def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:
 
 def engine_of(
     sinks: Sinks,
-    rows: DataFrame,
+    spark: SparkSession,
+    rows: Callable[[Shipment], DataFrame],
     functions: tuple[BatchFunction, ...] = (),
     dead_letters: Unread | None = None,
     keyed: KeyedSteps = NO_STEPS,
@@ -77,6 +79,7 @@ def engine_of(
 ) -> DataFrameEngine:
     """Runs an epoch from the rows of a DataFrame, and the malformed records that it leaves out."""
     return DataFrameEngine(
+        spark,
         rows,
         lambda checkpoint_id: sinks.last(functions, checkpoint_id),
         sinks.write_plan,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -21,7 +21,13 @@ from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.keyed_epoch import KeyedSteps
 from tallystick.local_state import LocalState
-from tallystick.options import TICK_COUNT, TICK_INTERVAL, SourceOptions, parse_source_options
+from tallystick.options import (
+    TICK_COUNT,
+    TICK_INTERVAL,
+    SourceOptions,
+    bounded,
+    parse_source_options,
+)
 from tallystick.ports import Engine
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
@@ -35,10 +41,11 @@ from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import at_end
 from tallystick.spark.query import Batch, EpochRunner, QueryRun
+from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
-from tallystick.steps import Step, arrange
+from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
@@ -70,7 +77,6 @@ class PipelineRun:
         layout = layout_of(options, _parse(spark, columns), dead_letters=True)
         self._subscription = options.subscription
         self._group = options.shown_group
-        self._split_count_min = options.split_count_min
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
@@ -84,7 +90,9 @@ class PipelineRun:
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
         )
-        self.source_options = {**source_options, **_ticks(self.keyed)}
+        self._split_count_min = self._pieces(options.split_count_min)
+        bounded_options = bounded(source_options, spark.sparkContext.defaultParallelism)
+        self.source_options = {**bounded_options, **_ticks(self.keyed)}
         if frames is not None and options.avro and options.value_mode == DEADLETTER:
             raise OptionError(
                 "mode='deadletter' with Avro values and a transform step: the dead letters of such "
@@ -97,6 +105,25 @@ class PipelineRun:
                 "dead letters of a pipeline with process or transform steps travel with the "
                 "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
             )
+
+    def _pieces(self, split_count_min: int | None) -> int | None:
+        """How many pieces partitions may be cut into, as far as their order allows it.
+
+        Tasks that write to sinks of their own do so side by side. An exchange before them puts the
+        pieces in order again: that of a keyed step does, that of the epoch's own transaction is
+        not for other sinks.
+        """
+        if split_count_min is None or self.keyed.steps or not self._written.others:
+            return split_count_min
+        logger.warning(
+            "pipeline %r: min_partitions=%d has no effect: the tasks that read also write to %s, "
+            "and pieces of a partition that are written at the same time would not be in order. "
+            "Use KafkaSink(transactions='epoch') alone, or more partitions in the topic",
+            self.name,
+            split_count_min,
+            ", ".join(uid for uid, _ in self._written.others),
+        )
+        return None
 
     def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
         """Find what cannot work before anything starts.
@@ -187,12 +214,17 @@ class PipelineRun:
                 keyed=self.keyed,
                 timestamp_ms=batch.timestamp_ms,
             )
-        rows = read_frame(self.spark, unread, stages.frames.ddl)
-        for function in stages.frames.functions:
-            rows = function(rows)
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
-        return engine_of(sinks, rows, after, twice, self.keyed, batch.timestamp_ms)
+        rows = partial(self._rows, unread, stages.frames)
+        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
+
+    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+        """An epoch's rows behind the `transform` steps."""
+        rows = read_frame(self.spark, unread, frames.ddl, shipment)
+        for function in frames.functions:
+            rows = function(rows)
+        return rows
 
 
 def start_query(
@@ -200,6 +232,7 @@ def start_query(
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     storage = FileStorage(checkpoint)
+    trigger = _in_epochs(trigger)
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
     run.keyed.check(() if newest is None else newest.state)
@@ -221,6 +254,17 @@ def start_query(
         raise
     at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
     return query
+
+
+def _in_epochs(trigger: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The trigger, with one that reads all there is in as many epochs as the bound makes of it.
+
+    Under `once` Spark asks for everything in a single micro-batch, whatever the bound says.
+    """
+    if trigger is None or not trigger.get("once"):
+        return trigger
+    logger.info("trigger once=True: run as availableNow=True, which reads the same in epochs")
+    return {"availableNow": True}
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:

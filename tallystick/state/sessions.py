@@ -5,6 +5,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.state import fold_kernels
+from tallystick.state.event_times import check_event_times
 from tallystick.state.keyed_batch import Int64Array, KeyedBatch, Update, order_by_key
 from tallystick.state.per_key_lists import explode, lists_of
 from tallystick.state.processing import EVENT_TIME
@@ -87,15 +88,17 @@ def _times_of(batch: KeyedBatch, name: str) -> Int64Array:
             f"sessions: {column.null_count} rows have no {name!r}: give them one, or filter them "
             f"out before."
         )
-    if pa.types.is_timestamp(column.type):
-        micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
-        times: Int64Array = micros.to_numpy()
-        return times
-    if not pa.types.is_signed_integer(column.type):
+    is_timestamp = pa.types.is_timestamp(column.type)
+    if not (is_timestamp or pa.types.is_signed_integer(column.type)):
         raise OptionError(
             f"sessions: column {name!r} is {column.type}, expected timestamps or milliseconds as "
             f"bigint"
         )
+    check_event_times(column, f"sessions: column {name!r}")
+    if is_timestamp:
+        micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+        times: Int64Array = micros.to_numpy()
+        return times
     millis: Int64Array = column.cast(pa.int64()).to_numpy()
     return millis * _MICROS
 

@@ -150,3 +150,55 @@ def test_columns_of_kafka_that_nobody_asked_for_are_not_there():
 
     assert few.schema.names == ["n", "key", "offset"]
     assert none.to_pydict() == {"value": [b'{"n":1}']}
+
+
+NANOS = 1_700_000_000_000_000_000
+LARGEST = (2**63 - 1) // 1000
+
+
+def at_times(*times: int) -> pa.RecordBatch:
+    """Records 0, 1, 2, …; the last one is malformed too."""
+    values = [b'{"n":%d}' % n for n in range(len(times) - 1)]
+    records = decoded([(b"k", value, None) for value in [*values, b"poison"]])
+    place = records.schema.get_field_index("timestamp")
+    columns = [pa.array(times) if i == place else c for i, c in enumerate(records.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=records.schema)
+
+
+def test_timestamps_up_to_the_last_that_fits_are_themselves():
+    rows = build(at_times(LARGEST, -LARGEST, -1, 0), None, "failfast").rows
+
+    found = rows.column("timestamp").cast(pa.int64()).to_pylist()
+    assert found == [LARGEST * 1000, -LARGEST * 1000, -1000, 0]
+
+
+@pytest.mark.parametrize("wrong", [NANOS, LARGEST + 1, -LARGEST - 1])
+def test_a_timestamp_that_does_not_fit_is_malformed_and_never_another_one(wrong):
+    records = at_times(1, wrong, 3, 4)
+    for value in (None, NUMBERS):
+        with pytest.raises(
+            RecordError, match=f"partition 3, offset 102: its timestamp, {wrong} ms"
+        ):
+            build(records, value, "failfast")
+
+    kept = build(records, NUMBERS, "permissive")
+    assert kept.rows.column("timestamp").cast(pa.int64()).to_pylist() == [1000, None, 3000, 4000]
+    assert kept.rows.column("n").to_pylist() == [0, 1, 2, None]
+
+    dropped = build(records, NUMBERS, "dropmalformed")
+    assert dropped.rows.column("n").to_pylist() == [0, 2]
+    assert list(dropped.reasons) == [102, 106]
+
+    left = build(records, NUMBERS, "deadletter")
+    assert left.rows.equals(dropped.rows)
+    assert left.dead_letters.column("value").to_pylist() == [b'{"n":1}', b"poison"]
+    # Brokers take no such timestamp, so the reason has it; null is the time of writing.
+    assert left.dead_letters.column("timestamp").to_pylist() == [None, 4]
+    told = left.dead_letters.column("headers")[0].as_py()[0]
+    assert str(wrong) in told["value"].decode()
+
+
+def test_a_timestamp_that_nobody_reads_is_no_error():
+    rows = build(at_times(NANOS, 2), None, "failfast", metadata=("offset",)).rows
+
+    assert rows.column("offset").to_pylist() == [100, 102]

@@ -108,7 +108,7 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
-    monkeypatch.setattr(epochs, "engine_of", lambda sinks, _: sinks)
+    monkeypatch.setattr(epochs, "engine_of", lambda sinks, *_: sinks)
     monkeypatch.setattr(epochs, "_at_end", lambda _, run, do: found.ends.update({run: do}))
     committed.clear()
     yield found

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import tallystick as ts
-from tests.spark.flow import Facts, Flow
+from tallystick import options
+from tests.spark.flow import Facts, Flow, finish
 from tests.spark.topics import (
     WAIT_S,
     by_key,
@@ -78,6 +79,23 @@ def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_go
     last = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
     assert shown == last
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+
+
+def test_a_backlog_becomes_several_epochs_also_where_spark_is_asked_for_one(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "OFFSETS_PER_TASK_MAX", 25)  # the session runs two at a time
+    flow.feed(200)
+    facts = Facts()
+    run = flow.pipeline()
+    finish(
+        lambda: run.start(
+            flow.spark, checkpoint=str(flow.checkpoint), trigger={"once": True}, listener=facts
+        )
+    )
+
+    flow.assert_exact()
+    assert facts.names.count("EpochRan") >= 4
 
 
 def test_dataframe_code_may_stand_between_functions(flow: Flow) -> None:

@@ -1,13 +1,19 @@
 """Several sinks of one pipeline, with Kafka's transaction in charge and without."""
 
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark import TaskContext
 
 import tallystick as ts
 from tests.spark.flow import Flow, pass_on
+from tests.spark.topics import assert_exact
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -52,3 +58,52 @@ def test_a_mode_may_change_with_every_start(flow: Flow, tmp_path: Path) -> None:
             pipeline(flow, flow.sink(transactions=transactions, transactional_id_prefix=prefix))
         )
         flow.assert_exact()
+
+
+def slow_at_first(folder: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """A function that is slow with the front of a partition, and notes which readers there are."""
+    folder.mkdir()
+
+    def looked_at(rows: pa.RecordBatch) -> pa.RecordBatch:
+        (folder / f"reader {TaskContext.get().partitionId()}").touch()
+        if rows["offset"][0].as_py() == 0:
+            time.sleep(3)  # pieces that are read beside this one are written before it
+        return rows.select(["key", "value"])
+
+    return looked_at
+
+
+def test_pieces_of_a_partition_stay_in_order_whoever_writes_them(
+    flow: Flow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow.partitions = 1
+    flow.topic_in = flow.kafka.create_topic(f"{flow.name}-one", 1)
+    flow.feed(2000)
+    by_task = {
+        "task": flow.sink(transactions="task"),
+        "at_least_once": flow.sink(topic=f"{flow.name}-b", guarantee="at_least_once"),
+        "none": flow.sink(topic=f"{flow.name}-c", guarantee="none"),
+    }
+    for sink in by_task.values():
+        if sink.topic != flow.topic_out:
+            flow.kafka.create_topic(sink.topic, 3)
+    both = "key binary, value binary"
+    source = ts.Pipeline(flow.name).read(flow.source(min_partitions=2))
+
+    with caplog.at_level(logging.WARNING, "tallystick"):
+        read = source.map_batches(slow_at_first(tmp_path / "task"), schema=both)
+        flow.run(read.write(*by_task.values()))
+    for sink in by_task.values():
+        assert_exact(flow.confluent, sink.topic, flow.input)
+    assert "min_partitions=2 has no effect" in caplog.text
+    assert len(list((tmp_path / "task").iterdir())) == 1
+
+    for way in ("epoch", "transform"):
+        topic = flow.kafka.create_topic(f"{flow.name}-{way}", 3)
+        sink = flow.sink(topic=topic, transactions="epoch" if way == "epoch" else "task")
+        rows = source.map_batches(slow_at_first(tmp_path / way), schema=both)
+        rows = rows if way == "epoch" else rows.transform(lambda each: each)
+        flow.run(rows.write(sink), checkpoint=tmp_path / f"checkpoint-{way}")
+        assert_exact(flow.confluent, topic, flow.input)
+    assert len(list((tmp_path / "epoch").iterdir())) == 2
+    assert len(list((tmp_path / "transform").iterdir())) == 1

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options import TICK_COUNT, TICK_INTERVAL, parse_source_options
+from tallystick.options import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
 from tallystick.source.columns import Layout
 from tallystick.source.offsets import SourceOffsets, from_json, next_tick
 from tallystick.source.planner import plan_splits
@@ -96,6 +97,16 @@ def test_the_offsets_of_another_cluster_are_refused(
 
     with pytest.raises(DataLossError, match=r"belong to cluster elsewhere.*correct bootstrap"):
         here.next(replace(start, cluster_id="elsewhere"), None)
+
+
+def test_spark_hears_of_a_bound_unless_the_query_wants_all() -> None:
+    given = {"kafka.bootstrap.servers": "nowhere:9092", "subscribe": "t"}
+    limits = [
+        StreamReader(parse_source_options({**given, **own}), Layout()).getDefaultReadLimit()
+        for own in ({}, {"maxOffsetsPerTrigger": "all"}, {"maxOffsetsPerTrigger": "3"})
+    ]
+
+    assert limits == [ReadMaxRows(OFFSETS_MAX), ReadAllAvailable(), ReadMaxRows(3)]
 
 
 def test_a_replayed_epoch_is_not_read_from_another_cluster(

@@ -343,6 +343,9 @@ def test_sessions_take_timestamps_and_refuse_rows_without() -> None:
 
     assert found["count"] == 2
     assert found["end"] == moment(1001) + dt.timedelta(microseconds=400)
+    for nanos in (1_700_000_000_000_000_000, -(1 << 63)):
+        with pytest.raises(RecordError, match=f"sessions: column 'x': {nanos} ms since 1970"):
+            OneTask(sessions(1, "x"), KEY).epoch(rows_of([("a", nanos, "")]))
     with pytest.raises(RecordError, match="sessions: 1 rows have no 'x'"):
         OneTask(sessions(1, "x"), KEY).epoch(rows_of([("a", None, "")]))
     with pytest.raises(OptionError, match="column 'name' is string, expected timestamps"):
