@@ -48,6 +48,11 @@ class DriverProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return int(self._process.pid)
+
     def run(self, spec: dict[str, Any]) -> None:
         """Start a pipeline; returns at once."""
         self.facts.clear()

@@ -1,5 +1,6 @@
 """Spark's worker daemon is killed and the executor lives on: epochs run again, in new workers."""
 
+import contextlib
 import os
 import signal
 import time
@@ -10,8 +11,12 @@ import pyarrow as pa
 import pytest
 
 from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.coordinator import ATTEMPTS_MAX
+from tallystick.spark.failures import run_until_alive
 from tallystick.spark.sinks import SinkCluster
 from tallystick.task import Report, WritePlan
+from tallystick.testing import EmbeddedKafka
+from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
@@ -19,6 +24,16 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 EPOCH_RECORDS = 60
 KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
 """When a daemon dies: at the record of that number, when a task has written, before an epoch."""
+DAEMON = ["pyspark.daemon", "pyspark.worker"]
+"""The end of its command, and of that of the workers that it forks."""
+REAPED = """Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
+java.io.IOException: Stream closed
+\tat java.base/java.io.DataOutputStream.flush(DataOutputStream.java:128)
+\tat org.apache.spark.api.python.PythonWorkerFactory.$anonfun$stopWorker$2\
+(PythonWorkerFactory.scala:527)
+\tat org.apache.spark.api.python.PythonWorkerFactory.create(PythonWorkerFactory.scala:174)"""
+ZOMBIE = "Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
+org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider …"
 IDLE_AT = 4
 """The epoch before which a daemon dies, while no worker has anything to do."""
 
@@ -132,6 +147,76 @@ def test_epochs_go_on_in_workers_of_another_daemon(
         assert not [pid for pid in of_it if _lives(pid)]
     assert len(aborted) >= len(dead), aborted
     assert all("Python worker" in each for each in aborted), aborted
+
+
+def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
+    kafka: EmbeddedKafka, drivers: Drivers, tmp_path: Path
+) -> None:
+    """Spark gives each of them a task before it sees that it is dead; this epoch has one task."""
+    flow, all_there = Flow(kafka, None, tmp_path, partitions=6), tmp_path / "all"
+    flow.feed(120, keys=60)
+    spec = flow.spec(master="local[6]", map_waits_for=str(all_there))
+    driver = drivers.take()
+    driver.run(spec)
+    deadline = time.monotonic() + 120
+    while len(workers := _workers_of(driver.pid)) <= ATTEMPTS_MAX + 1:
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.1)
+    all_there.touch()
+    assert driver.wait_for_end() is None
+
+    flow.feed(10, partition=0)
+    daemons = set(workers.values())
+    for daemon in daemons:
+        os.kill(daemon, signal.SIGKILL)
+    driver.run(spec)
+    assert driver.wait_for_end() is None
+
+    assert driver.facts.count("ActionFailed") == 1
+    assert not daemons & set(_workers_of(driver.pid).values())
+    flow.assert_exact()
+    drivers.give_back(driver)
+
+
+@pytest.mark.parametrize("dead", [0, 1, 20])
+def test_jobs_run_until_the_pool_has_no_dead_worker(dead: int) -> None:
+    """As Spark says it where the dead are reaped, and where they stay as zombies."""
+    ran = []
+
+    def run_nothing() -> None:
+        ran.append(1)
+        if len(ran) <= dead:
+            raise RuntimeError(REAPED if len(ran) % 2 else ZOMBIE)
+
+    run_until_alive(run_nothing)
+
+    assert len(ran) == dead + 1
+
+
+def test_only_workers_that_died_are_waited_out() -> None:
+    ran = []
+
+    def run_nothing() -> None:
+        ran.append(1)
+        raise RuntimeError("Job 3 cancelled as part of cancellation of all jobs")
+
+    run_until_alive(run_nothing)
+
+    assert len(ran) == 1
+
+
+def _workers_of(driver: int) -> dict[int, int]:
+    """The workers of tasks in a local driver, and the daemon of each."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            if (path / "cmdline").read_text().split("\0")[-3:-1] == DAEMON:
+                parents[int(path.name)] = int(fields[1])
+            elif int(fields[1]) == driver:
+                parents[int(path.name)] = driver  # the JVM
+    daemons = {pid for pid, parent in parents.items() if parents.get(parent) == driver}
+    return {pid: parent for pid, parent in parents.items() if parent in daemons}
 
 
 def _lives(pid: int) -> bool:
