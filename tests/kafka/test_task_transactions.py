@@ -257,8 +257,6 @@ def test_a_late_attempt_of_the_same_number_is_told_of_also_behind_the_last_check
             sink.check_prepared(decided)
         assert committed(client, sink, decided) is Outcome.LOST
         assert committed(client, sink, beside) is Outcome.COMMITTED
-        (left,) = sink.lingering(place_of(pipeline).owner)
-        sink.abort(left)
         zombie.abort()
     assert read_back(config, topic) == ["beside"]
 

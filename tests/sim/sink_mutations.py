@@ -201,7 +201,7 @@ def _(original: Any) -> Any:
 
 @mutation("the first error ends the others", participants, "commit_all", Fault.SINK_AWAY)
 def _(_: Any) -> Any:
-    def commit_all(committables: Any, commit: Any, settled: Any) -> Settled:
+    def commit_all(committables: Any, commit: Any, settled: Any, _: Any) -> Settled:
         lost = []
         for committable in committables:
             try:
