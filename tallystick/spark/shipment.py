@@ -12,8 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from pyspark import SparkContext
-from pyspark.core.broadcast import Broadcast
+from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
 logger = logging.getLogger(__name__)

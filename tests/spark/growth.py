@@ -65,6 +65,11 @@ ALLOWED = {
     "worker processes": 2,
 }
 """How far apart two levels may be where nothing leaks; threads and connections come and go."""
+POOLS = ("block-manager-", "shuffle-exchang", "ResultQueryStag", "QueryStageCreat")
+"""What the system calls threads of Spark's that a job makes and a minute without work ends.
+
+How many there are says how many epochs the last minute had, so they are not counted.
+"""
 
 Sample = dict[str, int]
 
@@ -209,7 +214,7 @@ def measure(place: Place) -> Sample:
         "driver threads": entries(os.getpid(), "task"),
         "driver descriptors": entries(os.getpid(), "fd"),
         "JVM heap": min(heaps),
-        "JVM threads": entries(process, "task"),
+        "JVM threads": lasting_threads(process),
         "JVM descriptors": entries(process, "fd"),
         "worker memory": sum(map(own_memory, workers)),
         "worker processes": len(workers),
@@ -231,6 +236,17 @@ def files_of(folder: Path) -> list[int]:
 def entries(process: int, kind: str) -> int:
     """How many threads or descriptors a process has."""
     return len(list(Path(f"/proc/{process}/{kind}").iterdir()))
+
+
+def lasting_threads(process: int) -> int:
+    """How many threads a JVM has, but for those of `POOLS`."""
+    names = []
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        try:
+            names.append((thread / "comm").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+    return sum(not name.startswith(POOLS) for name in names)
 
 
 def own_memory(process: int) -> int:
