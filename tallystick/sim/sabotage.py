@@ -91,12 +91,14 @@ def _replace_offsets(world: World) -> type[Exception] | None:
     newest = world.checker.committed_epoch
     if newest < 0:
         return None
-    commits = world.checkpoint.commits
+    was_done = newest in world.checkpoint.commits
+    is_longer = world.dice.random() < 0.5
+    ends = dict(world.available if is_longer else world.checkpoint.start_of(newest))
     world.checkpoint.forget_from(newest)
-    world.checkpoint.log_offsets(newest, dict(world.available), world.sources)
-    if newest in commits:
+    world.checkpoint.log_offsets(newest, ends, world.sources)
+    if was_done:
         world.checkpoint.log_commit(newest)
-        world.release_input()  # else there is nothing to plan
+    world.release_input()  # else there may be nothing to plan
     world.plan.struck[Fault.OFFSET_LOG_REPLACED] += 1
     return None
 
