@@ -45,6 +45,7 @@ from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
+from tallystick.spark_log import SparkLog
 from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage
 
@@ -212,12 +213,14 @@ class PipelineRun:
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,
                 keyed=self.keyed,
-                timestamp_ms=batch.timestamp_ms,
+                timestamp_ms=batch.logged.timestamp_ms,
             )
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
-        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
+        return engine_of(
+            sinks, self.spark, rows, after, twice, self.keyed, batch.logged.timestamp_ms
+        )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """An epoch's rows behind the `transform` steps."""
@@ -233,6 +236,7 @@ def start_query(
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     storage = FileStorage(checkpoint)
     trigger = _in_epochs(trigger)
+    SparkLog(storage).mend()
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
     run.keyed.check(() if newest is None else newest.state)
