@@ -150,7 +150,8 @@ class PipelineRun:
         try:
             self._source_cluster = source.cluster_id()
             named = self._subscription.named
-            refuse((), rights.missing(source.client, reading(named or ())), user)
+            self._topics = named or ()
+            refuse((), rights.missing(source.client, reading(self._topics)), user)
             topics = find_topics(source, self._subscription)
             if named is None:
                 refuse((), rights.missing(source.client, reading(topics)), user)

@@ -92,6 +92,7 @@ def test_a_query_goes_on_whatever_a_power_cut_takes_of_sparks_log(
         " metadata offsets/1 offsets/2",
     ], "before the decision; the first run opens its lineage with a decision of its own"
 
+    monkeypatch.undo()
     for number, (before, last) in enumerate(product(("kept", "gone", "empty"), repeat=2)):
         after_the_cut = tmp_path / f"cut {number}"
         shutil.copytree(flow.checkpoint, after_the_cut)
