@@ -16,7 +16,7 @@ Invariants:
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psycopg
 
@@ -39,7 +39,13 @@ from tallystick.postgres.outcome import (
     commit_staged,
     prune,
 )
-from tallystick.postgres.schema import NO_TABLE, registry_of, strangers_hand, table_at
+from tallystick.postgres.schema import (
+    NO_TABLE,
+    registry_of,
+    staging_named,
+    strangers_hand,
+    table_at,
+)
 from tallystick.postgres.transactions import Details, PostgresPlan
 from tallystick.sink.two_phase import Committable, Outcome, Owner, Timeout, TransactionPlan
 
@@ -128,11 +134,12 @@ class PostgresCommitter:
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
         details = Details.from_text(committable.details)
+        ways: dict[str, Callable[[Connection, Committable, Details, str], None]]
         ways = {"prepared": abort_prepared, "staged": abort_staged, "open": abort_open}
-        way = ways[details.mode]
+        way, target = ways[details.mode], self._target(details.schema)
         with self._lock:
             self._session.run(
-                f"aborting {committable.name}", lambda each: way(each, committable, details)
+                f"aborting {committable.name}", lambda each: way(each, committable, details, target)
             )
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
@@ -222,15 +229,23 @@ class PostgresCommitter:
                 continue
             now_ms = time.time_ns() // 1_000_000
             for name, count, begun_ms, target, staging in rows:
-                table = table_at(schema, target)
-                is_ours = table is not None and table.staging == staging
-                text = _details(self._plan.details, "staged", schema, target if is_ours else "")
+                known = self._known(connection, schema, target, staging)
+                text = _details(self._plan.details, "staged", schema, known)
                 begun_ms = begun_ms if 0 <= begun_ms <= now_ms else 0
                 made += self._readable([(name, owner.sink, text, count, begun_ms)])
         return made
 
+    def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
+        """The user's table that a row names, as SQL; empty: it may be a trap."""
+        table, own = table_at(schema, target), self._target(schema)
+        if table is None or table.staging != staging:
+            return ""
+        if staging_named(connection, schema, staging, own) is None:
+            return ""
+        return "" if strangers_hand(connection, table.sql, own) else table.sql
+
     def _target(self, schema: str) -> str:
-        """The user's table in a schema, as far as this run knows it."""
+        """The user's table in a schema, as this run knows it, not as a row says."""
         target = self._plan.details.table
         return NO_TABLE if table_at(schema, target) is None else target
 

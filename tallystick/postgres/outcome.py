@@ -19,7 +19,6 @@ from tallystick.postgres.connection import (
 from tallystick.postgres.names import application_of, prefix_of, staged_id
 from tallystick.postgres.schema import (
     ID,
-    NO_TABLE,
     Table,
     registry_of,
     staging_named,
@@ -66,7 +65,7 @@ def commit_prepared(
     return Outcome.COMMITTED
 
 
-def abort_prepared(connection: Connection, committable: Committable, _: Details) -> None:
+def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
     """Roll a prepared transaction back, if it is there."""
     try:
         connection.execute(query(f"ROLLBACK PREPARED {literal(committable.name)}"))
@@ -161,10 +160,18 @@ def _checked(
     return table, columns, key, record_count
 
 
-def abort_staged(connection: Connection, committable: Committable, details: Details) -> None:
-    """Delete staged rows; of a row that somebody else has written, only the row itself."""
+def abort_staged(
+    connection: Connection, committable: Committable, details: Details, target: str
+) -> None:
+    """Delete staged rows; of a row that somebody else has written, only the row itself.
+
+    Args:
+        connection: to the server.
+        committable: the rows.
+        details: of the committable.
+        target: the user's table, whose owner is trusted.
+    """
     name, schema = committable.name, details.schema
-    target = NO_TABLE if table_at(schema, details.table) is None else details.table
     with transaction(connection):
         row = connection.execute(
             query(f"DELETE FROM {registry_of(schema)} WHERE name = $1 RETURNING staging"), [name]
@@ -185,7 +192,9 @@ def abort_staged(connection: Connection, committable: Committable, details: Deta
             )
 
 
-def abort_open(connection: Connection, committable: Committable, details: Details) -> None:
+def abort_open(
+    connection: Connection, committable: Committable, details: Details, target: str
+) -> None:
     """End the session, then undo what it may have finished before that."""
     sessions = f"{SESSIONS} AND application_name = $1"
     application = application_of(committable.name)
@@ -198,10 +207,10 @@ def abort_open(connection: Connection, committable: Committable, details: Detail
         raise RetriableError(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
         )
-    abort_prepared(connection, committable, details)
+    abort_prepared(connection, committable)
     registry = registry_of(details.schema)
     if connection.execute("SELECT to_regclass($1)", [registry]).fetchone() != (None,):
-        abort_staged(connection, committable, details)
+        abort_staged(connection, committable, details, target)
 
 
 def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.checkpoint.micro_batches import failed_path, partial_path, second_call
 from tallystick.checkpoint.verdict import Identity, Request
-from tallystick.errors import DataLossError, OptionError, TallystickError
+from tallystick.errors import DataLossError, OptionError, SparkLogError, TallystickError
 from tallystick.job import Driver
 from tallystick.ports import Engine, Prepared
 from tallystick.sink.transaction import Producer
@@ -291,7 +291,8 @@ class EpochRunner:
             note = partial_path(batch_id)
             FileStorage(run.checkpoint).put(note, b"another sink was called\n")
         name = self._name or run.query_name or run.query_id
-        raise second_call(name, batch_id, "another KafkaSink")
+        self._failed = second_call(name, batch_id, "another KafkaSink")
+        raise self._failed
 
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
         if self._failed is not None:
@@ -306,7 +307,8 @@ class EpochRunner:
             self._done = batch_id
         except Exception as error:
             self._failed = error
-            self._note_failure(rows, batch_id)
+            if not isinstance(error, SparkLogError):  # its micro-batch is planned again
+                self._note_failure(rows, batch_id)
             raise
 
     def _note_failure(self, rows: DataFrame, batch_id: int) -> None:

@@ -1,18 +1,11 @@
 """A broker dies or hangs while an epoch stands at any step of the protocol."""
 
-import time
-
 import pytest
 
-from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka.client import Attempts, Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.participants import OpenSinks
-from tallystick.sink.two_phase import Owner
 from tallystick.testing import EmbeddedKafka
 from tests.failover.outage import CASES, Case, Fault, Outcome, run_outage
-from tests.failover.wire import coordinator_of
-from tests.kafka.task_sinks import LINEAGE, opened, place_of, written_by
 
 pytestmark = pytest.mark.broker
 
@@ -62,39 +55,3 @@ def test_every_epoch_is_visible_once_and_whole(outcomes: Outcomes, case: Case) -
 def test_impatient_pipelines_have_really_failed(outcomes: Outcomes) -> None:
     """Else nothing was tested with them."""
     assert any(outcome.restarts for case, outcome in outcomes.items() if not case.patient)
-
-
-def test_a_coordinator_that_hangs_holds_up_neither_the_others_nor_the_epoch_for_long(
-    cluster: EmbeddedKafka,
-) -> None:
-    """All commits of an epoch share one delivery.timeout; what others coordinate is visible."""
-    wait_until_all_lead(cluster, topic := cluster.create_topic("many-commits", 3))
-    options = {"delivery.timeout.ms": "6000", "request.timeout.ms": "3000"}
-    config = KafkaConfig.from_options({"bootstrap.servers": cluster.bootstrap_servers, **options})
-    name, victim, tasks = "many-commits", 2, 30
-    client = Client(config)
-    with opened(config, topic, name) as sink:
-        sinks = OpenSinks({"out": sink}, {"out": Owner(name, "out", LINEAGE)})
-        plan = sink.plan()
-        all_of_them = tuple(
-            written_by(plan, place_of(name, 0, task), f"row {task}") for task in range(tasks)
-        )
-        ids = {each.name.rsplit(":", 2)[0] for each in all_of_them}
-        hanging = [each for each in ids if coordinator_of(client, "transaction", each) == victim]
-        one_by_one_s = len(hanging) * config.delivery_timeout_ms / 1000
-        assert one_by_one_s >= 24, "enough of them hang"
-        cluster.pause(victim)
-        try:
-            began = time.monotonic()
-            with pytest.raises(BrokerUnavailableError, match=r"EndTxn|FindCoordinator"):
-                sinks.commit(all_of_them)
-            took_s = time.monotonic() - began
-        finally:
-            cluster.resume(victim)
-        cluster.wait_until_in_sync()
-        assert took_s < one_by_one_s - 6, (took_s, one_by_one_s)
-        assert {each.name.rsplit(":", 2)[0] for each in sinks.lingering()} <= set(hanging)
-
-        assert sinks.commit(all_of_them) == ()
-        assert sinks.lingering() == ()
-    client.close()

@@ -1,6 +1,7 @@
 """One transaction per task on a real Kafka, transaction.version 0 to 2; read by librdkafka."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,13 @@ from task_sinks import (
     written_in_another_process,
 )
 
-from tallystick.errors import DataLossError, EpochAbortedError, FencedError, OptionError
+from tallystick.errors import (
+    BrokerUnavailableError,
+    DataLossError,
+    EpochAbortedError,
+    FencedError,
+    OptionError,
+)
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.participants import OpenSinks
@@ -259,6 +266,37 @@ def test_a_late_attempt_of_the_same_number_is_told_of_also_behind_the_last_check
         assert committed(client, sink, beside) is Outcome.COMMITTED
         zombie.abort()
     assert read_back(config, topic) == ["beside"]
+
+
+def test_commits_that_nobody_answers_share_one_deadline(
+    kafka: EmbeddedKafka, config: KafkaConfig, topic: str, pipeline: str
+) -> None:
+    """Each with its own would be a minute here, and hours for a few hundred tasks."""
+    tasks, timeout_s = 16, 4
+    impatient = replace(config, delivery_timeout_ms=timeout_s * 1000, request_timeout_ms=2_000)
+    threads = threading.active_count()
+    with opened(impatient, topic, pipeline) as sink:
+        sinks = OpenSinks({"out": sink}, {"out": place_of(pipeline).owner})
+        plan = replace(sink.plan(), config=config)
+        prepared = tuple(
+            written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
+        )
+        kafka.pause(1)
+        try:
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailableError):
+                sinks.commit(prepared)
+            took_s = time.monotonic() - began
+        finally:
+            kafka.resume(1)
+        assert timeout_s <= took_s < tasks * timeout_s / 2
+
+        assert sinks.commit(prepared) == ()
+        for each in prepared:
+            settled(sink._client, each)
+        assert sinks.lingering() == ()
+    assert threading.active_count() == threads
+    assert read_back(config, topic) == [f"{task:02}" for task in range(tasks)]
 
 
 def test_right_before_the_decision_it_is_known_what_is_gone(

@@ -133,6 +133,40 @@ def test_rows_of_others_touch_no_table_and_hold_nothing_up(
     later.close()
 
 
+def test_a_row_that_leads_to_tables_of_a_stranger_is_not_followed(place: Place) -> None:
+    """In the right schema, by the right names: but their triggers are his."""
+    opened(place.high, place.table, transactions="staged").close()
+    place.let_low_in()
+    place.postgres.query(f"GRANT CREATE ON SCHEMA {place.schema} TO {LOW}")
+    place.as_low(
+        f"CREATE FUNCTION {place.schema}.trap() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN DELETE FROM {place.payroll}; RETURN NULL; END$$"
+    )
+    for own in ("evil", "tallystick_staged_evil"):
+        full = f"{place.schema}.{own}"
+        place.as_low(f"CREATE TABLE {full} (a bigint, tallystick_id bigint)")
+        place.as_low(
+            f"CREATE TRIGGER trap BEFORE INSERT OR DELETE ON {full} "
+            f"EXECUTE FUNCTION {place.schema}.trap()"
+        )
+        place.as_low(f"GRANT ALL ON {full} TO {HIGH}")
+    names = (f"{owner_prefix(OWNER)}7:{number}:0:ab" for number in range(2))
+    target, staging = (f'{place.schema}."{each}"' for each in ("evil", "tallystick_staged_evil"))
+    for number, name in enumerate(names):
+        insert = INSERT.format(place.schema)
+        place.as_low(insert, name, number, target, staging, 0, 0)
+
+    driver = opened(place.high, place.table, transactions="staged")
+    first, second = driver.lingering(OWNER)
+    with pytest.raises(OptionError, match="not made by this pipeline"):
+        driver.commit(first)  # as a person might force it
+    for each in (first, second):
+        driver.abort(each)
+    assert list(driver.lingering(OWNER)) == []
+    assert place.paid() == 2
+    driver.close()
+
+
 def test_a_changed_row_of_a_decided_transaction_is_not_committed(place: Place) -> None:
     """Nor are rows taken from, or put, where it says; put right, it is committed."""
     driver = opened(place.high, place.table, transactions="staged")

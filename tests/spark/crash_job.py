@@ -196,6 +196,7 @@ def step(spec: dict[str, Any]) -> Any:
 def kill(dies: str) -> None:
     """Let this worker die, or the daemon that forked it, or the executor above both."""
     daemon = os.getppid()
+    assert daemon == os.getpgrp(), "this worker is an orphan, or Spark runs without a daemon"
     os.kill({"worker": os.getpid, "daemon": os.getppid, "executor": executor}[dies](), 9)
     while dies == "daemon" and os.getppid() == daemon:
         time.sleep(0.01)  # until this worker knows what it is

@@ -54,6 +54,7 @@ class Daemons:
 
         def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
             daemon = os.getppid()
+            assert daemon == os.getpgrp(), "an orphan was given a task"
             with open(f"{folder}/workers", "a") as file:
                 file.write(f"{os.getpid()} {daemon}\n")
             met = {value.decode() for value in rows["value"].to_pylist()}
@@ -76,6 +77,7 @@ class Daemons:
                 report = WritePlan.write(self, frames, attempt_number)
                 if report.produced and not os.path.exists(marker):
                     daemon = os.getppid()
+                    assert daemon == os.getpgrp(), "an orphan was given a task"
                     Path(marker).write_text(str(daemon))
                     os.kill(daemon, signal.SIGKILL)
                     while os.getppid() == daemon:
@@ -88,7 +90,6 @@ class Daemons:
         """A listener that kills the newest daemon before an epoch."""
         if isinstance(event, c.EpochRequested) and event.request.checkpoint_id == IDLE_AT:
             _, newest = self.workers()[-1]
-            assert newest > 1, "the newest worker is an orphan"
             (self.folder / "dead-idle").write_text(str(newest))
             os.kill(newest, signal.SIGKILL)
 
