@@ -9,10 +9,11 @@ import os
 import random
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
@@ -73,13 +74,24 @@ class Topics:
         wanted = NewPartitions(name, self.partitions[name])
         self.admin.create_partitions([wanted])[name].result(WAIT_S)
 
+    def _is_taken(self, name: str, value: str) -> bool:
+        """Hand a record over; the client may believe for a moment that a new topic is still gone."""
+        try:
+            self.producer.produce(name, value=value, on_delivery=self._acknowledged)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_TOPIC:
+                raise
+            self.producer.poll(0.1)
+            return False
+        return True
+
     def fill(self, name: str) -> None:
         """Some records; those that were acknowledged while the topic lives have to be read."""
         values = [f"{name} {self.count + i}" for i in range(self.chance.randint(1, 200))]
         self.count += len(values)
         self.written |= set(values)
         for value in values:
-            self.producer.produce(name, value=value, on_delivery=self._acknowledged)
+            wait_until(partial(self._is_taken, name, value))
         self.producer.flush(WAIT_S)
 
     def _acknowledged(self, error: object, message: object) -> None:
