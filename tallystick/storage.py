@@ -42,7 +42,8 @@ DELETES_AT_A_TIME = 16
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """As pyarrow calls what Hadoop calls otherwise."""
 
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
+_DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
+"""None but ours has such a name: the folder may be one in which somebody has other files."""
 
 
 class FileStorage:
@@ -382,7 +383,7 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
     """A file beside another, with its content to be; what goes wrong leaves none."""
     make_folder(path.parent)
     _remove_old_drafts(path.parent)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    draft = path.with_name(f".{path.name}.tallystick-{uuid.uuid4().hex[:8]}")
     try:
         with open(draft, "xb") as file:
             file.write(data)
@@ -416,12 +417,15 @@ _looked_through: set[Path] = set()
 
 
 def _remove_old_drafts(folder: Path) -> None:
-    """What killed processes left; each process looks once, before it first writes there."""
+    """What killed processes left; each process looks once, before it first writes there.
+
+    One that cannot be removed, another user's perhaps, stays: writing does not depend on it.
+    """
     if folder in _looked_through:
         return
     _looked_through.add(folder)
     oldest_s = time.time() - DRAFT_UNUSED_S
     for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if _DRAFT.fullmatch(entry.name) and entry.stat().st_mtime < oldest_s:
                 os.unlink(entry)

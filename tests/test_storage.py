@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from pyarrow import fs
@@ -215,13 +216,35 @@ def test_drafts_of_killed_writers_are_removed_a_day_later(tmp_path):
     """Nothing else would: they are under no name that anybody knows."""
     folder = tmp_path / "keyed-state"
     folder.mkdir()
-    old, young, other = (folder / name for name in (".a.0123abcd", ".b.0123abcd", ".hidden"))
-    for path in (old, young, other):
+    marks = (".a.tallystick-0123abcd", ".b.tallystick-0123abcd", ".hidden", ".vimrc.0123abcd")
+    old, young, *others = (folder / name for name in marks)
+    for path in (old, young, *others):
         path.write_bytes(b"")
-    for path in (old, other):
+    no_file = folder / ".c.tallystick-0123abcd"
+    no_file.mkdir()
+    for path in (old, *others, no_file):
         os.utime(path, (0, 0))
     FileStorage(str(tmp_path)).put("keyed-state/c", b"")
 
     assert not old.exists()
     assert young.exists()
-    assert other.exists()
+    assert all(path.exists() for path in others), "files of somebody else"
+    assert no_file.exists()
+    assert (folder / "c").exists(), "what cannot be removed keeps nobody from writing"
+
+
+def test_a_draft_has_the_name_by_which_it_is_found(tmp_path, monkeypatch):
+    """Else none would ever be removed."""
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        FileStorage(str(tmp_path)).put("a", b"")
+    (draft,) = tmp_path.iterdir()
+    os.utime(draft, (0, 0))
+    monkeypatch.undo()
+    storage_module._looked_through.discard(tmp_path)
+    FileStorage(str(tmp_path)).put("b", b"")
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
