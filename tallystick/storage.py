@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pyarrow import fs
 
@@ -50,7 +50,8 @@ class FileStorage:
     """Files below one folder.
 
     Args:
-        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …).
+        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …). As for
+            Spark, what looks like an escape (`%20`) is none, but behind `file://`.
 
     Raises:
         OptionError: the URI is of a file system that pyarrow does not know.
@@ -301,11 +302,27 @@ def user_part(uri: str) -> str:
 
 
 def local_path(uri: str) -> Path | None:
-    """Where it is on a local disk, from the root on; None: it is elsewhere."""
-    if "://" not in uri and not uri.startswith("file:"):
-        return Path(uri).absolute()
+    """Where it is on a local disk, from the root on; None: it is elsewhere.
+
+    `file:/a` is Hadoop's form, in which Spark names a checkpoint, and every character of it is
+    itself; `file:///a` is a URI, which has escapes.
+    """
+    is_hadoops = uri.startswith("file:") and not uri.startswith("file://")
+    if is_hadoops or "://" not in uri:
+        return Path(uri.removeprefix("file:")).absolute()
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def as_spark_takes_it(uri: str) -> str:
+    """Return a location without escapes, which Spark would take for characters of a name."""
+    local = local_path(uri) if uri.startswith("file:") else None
+    return uri if local is None else f"file:{local}"
+
+
+def as_spark_took_it(uri: str) -> str:
+    """Return where Spark puts a checkpoint of which it was given this location."""
+    return re.sub("^file:/+", "file:/", uri)
 
 
 def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
@@ -332,6 +349,9 @@ def _root(uri: str, what: str = "checkpoint location") -> _Place:
             f"the host. Write it as %2F; or give it by environment variables."
         )
     scheme = _SCHEMES.get(scheme, scheme)
+    base, mark, options = rest.partition("?")
+    host, slash, path = base.partition("/")
+    rest = f"{host}{slash}{quote(path)}{mark}{options}"  # to Hadoop each character is itself
     if scheme == "s3" and "allow_delayed_open" not in rest:
         rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"  # one request, not three
     try:

@@ -9,7 +9,15 @@ from pyarrow import fs
 
 from tallystick import storage as storage_module
 from tallystick.errors import ManifestError, OptionError, StorageError
-from tallystick.storage import FileStorage, shown
+from tallystick.savepoint_files import whole_uri
+from tallystick.storage import (
+    FileStorage,
+    as_spark_takes_it,
+    as_spark_took_it,
+    local_path,
+    reach,
+    shown,
+)
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
@@ -19,6 +27,35 @@ def test_a_location_is_a_path_or_one_of_sparks_forms_of_it(tmp_path, form):
 
     assert (tmp_path / "tallystick/a.json").read_bytes() == b"x"
     assert storage.get("tallystick/a.json") == b"x"
+
+
+ODD = ("a b", "a%20b", "a#1", "a#2", "a?b", "100%", "ä", "a%2Fb")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
+    """Spark names a checkpoint `file:` and the path, without escapes; we name it by a URI."""
+    forms = (f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", (tmp_path / name).as_uri())
+    for number, form in enumerate(forms):
+        FileStorage(form).put(f"tallystick/{number}", b"x")
+        assert whole_uri(form) == (tmp_path / name).as_uri()
+        assert local_path(as_spark_takes_it(form)) == tmp_path / name
+        assert as_spark_takes_it(form).removeprefix("file:") == f"{tmp_path}/{name}"
+    assert as_spark_took_it(f"file://{tmp_path}/{name}") == f"file:{tmp_path}/{name}"
+
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert len(list((tmp_path / name / "tallystick").iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if "?" not in name])
+@pytest.mark.parametrize("scheme", ["s3a", "gs", "abfss"])
+def test_an_object_stores_folder_has_the_name_that_hadoop_gives_it(scheme, name):
+    """A cut or unescaped one could be that of another checkpoint."""
+    host = "c@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
+    uri = f"{scheme}://{host}/{name}/x" + ("?region=eu-central-1" if scheme == "s3a" else "")
+    _, path = reach(uri, "checkpoint location")
+    assert path.partition("/")[2] == f"{name}/x"
+    assert shown(uri) == f"{scheme}://{host}/{name}/x"
 
 
 def test_what_is_not_there_is_none_and_an_empty_list(tmp_path):

@@ -259,7 +259,9 @@ def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
             ahead = part
         elif isinstance(part, str):
             if ahead < (1 if trail else 0):
-                raise ValueError(f"trail: version {part!r}: expected epochs from 0, each behind the one before")
+                raise ValueError(
+                    f"trail: version {part!r}: expected epochs from 0, each behind the one before"
+                )
             epoch, ahead = epoch + ahead, 1
             trail.append(Version(epoch, part))
         else:
