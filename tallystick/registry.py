@@ -36,6 +36,8 @@ RETRIED_STATUSES = (429, 500, 502, 503, 504)
 NOT_FOUND_CODES = (40401, 40402, 40403)
 """No such subject, version, schema; a plain 404 is about the path."""
 REFERENCES_MAX = 1000
+DEPTH_MAX = 100
+"""So deep may one schema refer to another."""
 SHOWN_CHARACTERS_MAX = 200
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -105,17 +107,30 @@ class SchemaRegistry:
                 f"AVRO: the topic holds values of another format"
             )
         texts: dict[str, str] = {}
-        self._add_references(answer, texts)
+        self._add_references(answer, texts, ())
         known[schema_id] = (*texts.values(), self._text(answer, schema_id))
         return known[schema_id]
 
-    def _add_references(self, answer: dict[str, Any], texts: dict[str, str]) -> None:
-        """Add the schemas that one refers to, each after those that it refers to itself."""
-        for reference in answer.get("references") or ():
-            subject, version = str(reference["subject"]), reference["version"]
+    def _add_references(
+        self, answer: dict[str, Any], texts: dict[str, str], way: tuple[str, ...]
+    ) -> None:
+        """Add the schemas that one refers to, each after those that it refers to itself.
+
+        Args:
+            answer: what the registry says of the one.
+            texts: those that were found, by path.
+            way: of those that lead to it.
+        """
+        for subject, version in self._references(answer):
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
             if path in texts:
                 continue
+            if path in way or len(way) == DEPTH_MAX:
+                raise RecordError(
+                    f"a schema of the registry {self.shown_url} refers to version {version} of "
+                    f"subject {subject!r}, which refers back to it, or more than {DEPTH_MAX} deep: "
+                    f"correct the references in the registry"
+                )
             if len(texts) == REFERENCES_MAX:
                 raise RecordError(f"a schema refers to more than {REFERENCES_MAX} others")
             found = self._get(path)
@@ -124,8 +139,18 @@ class SchemaRegistry:
                     f"a schema of the registry {self.shown_url} refers to version {version} of "
                     f"subject {subject!r}, which is not there: restore it in the registry"
                 )
-            self._add_references(found, texts)
+            self._add_references(found, texts, (*way, path))
             texts[path] = self._text(found, path)
+
+    def _references(self, answer: dict[str, Any]) -> list[tuple[str, object]]:
+        try:
+            found = answer.get("references") or ()
+            return [(str(each["subject"]), each["version"]) for each in found]
+        except (KeyError, TypeError):
+            raise RegistryUnavailableError(
+                f"the answer of {self.shown_url} has references {answer['references']!r:.200}, and "
+                f"not each has a subject and a version: is it a schema registry?"
+            ) from None
 
     def _text(self, answer: dict[str, Any], what: object) -> str:
         text = answer.get("schema")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
@@ -11,8 +10,9 @@ from tallystick.ports import Storage
 from tallystick.state.changelog import DamagedError, parse_index
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import FOLDER as STATE_FOLDER
-from tallystick.state.handles import StateFile, StepState
+from tallystick.state.handles import StateFile, StepState, is_whole_uri
 from tallystick.state_files import at_home
+from tallystick.storage import local_path
 from tallystick.wholeness import named
 
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
@@ -158,10 +158,25 @@ def uri_in(home: str, file: StateFile) -> str:
 
 def whole_uri(location: str) -> str:
     """A location that means the same wherever it is read: a URI, without a slash at its end."""
-    if "://" in location:
+    path = local_path(location)
+    if path is None or location.startswith("file://"):
         return location.rstrip("/")
-    path = Path(location.removeprefix("file:")).absolute()
     return (path.resolve() if ".." in path.parts else path).as_uri()
+
+
+def referable(folder: Storage) -> str:
+    """Return the whole URI of a folder that claims or savepoints are to name.
+
+    Raises:
+        OptionError: they cannot.
+    """
+    uri = whole_uri(folder.location)
+    if not is_whole_uri(uri):
+        raise OptionError(
+            f"{folder.location}: a savepoint cannot be in, or refer to, a folder with '..', a "
+            f"backslash or a control character in its name. Nothing was changed. Name another one."
+        )
+    return uri
 
 
 def total_size(state: Iterable[StepState]) -> int:

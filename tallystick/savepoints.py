@@ -28,6 +28,7 @@ from tallystick.savepoint_files import (
     files_of,
     is_own,
     place,
+    referable,
     refuse_used,
     uri_in,
     whole_uri,
@@ -66,7 +67,7 @@ def create(
     """
     refuse_used(target)
     _refuse_sparks_state(checkpoint)
-    _release(checkpoint, whole_uri(target.location))  # of an earlier try that was killed
+    _release(checkpoint, referable(target), only_tries=True)  # that were killed
     for attempt in range(TRIES_MAX):
         newest = newest_committed(checkpoint, ask_kafka, epoch)
         try:
@@ -89,17 +90,23 @@ def _refuse_sparks_state(checkpoint: Storage) -> None:
 
 
 def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: bool) -> Savepoint:
-    """A claim keeps the collector off the files meanwhile; a reference keeps the claim."""
-    holder = whole_uri(target.location)
+    """A claim keeps the collector off the files meanwhile; a reference has one that stays.
+
+    The one ends with the next try in the same place, if this one is killed. The other does not: the
+    savepoint may have been moved since, and its files are needed.
+    """
+    holder = referable(target)
     claim = (
         _claim(checkpoint, newest, holder)
         if reference
         else _try_to_claim(checkpoint, newest, holder)
     )
     saved: tuple[StepState, ...] = ()
+    kept = ""
     try:
         spark = _sparks_logs(checkpoint, newest.epoch)  # first: no claim keeps Spark from purging
         saved = _save_files(checkpoint, target, newest.manifest.state, reference)
+        kept = _put_claim(checkpoint, newest, holder) if reference else ""
         savepoint = Savepoint(
             name=name_of(target),
             created=_now(),
@@ -107,16 +114,16 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
             manifest_path=newest.manifest_path,
             manifest=replace(newest.manifest, state=saved),
             spark=spark,
-            claim=claim if reference else "",
+            claim=kept,
         )
         put_description(target, savepoint)
     except BaseException:
         for path in (s.FILE, *(file.path for file in files_of(saved, is_own))):
             target.delete(path)
-        if claim:
-            checkpoint.delete(claim)
+        for path in filter(None, (claim, kept)):
+            checkpoint.delete(path)
         raise
-    if claim and not reference:
+    if claim:
         checkpoint.delete(claim)
     return savepoint
 
@@ -134,7 +141,7 @@ def put_description(target: Storage, savepoint: Savepoint) -> None:
 
 def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     """Keep the collector off the epoch's files; made before any epoch could let go of them."""
-    path = _put_claim(checkpoint, newest, holder)
+    path = _put_claim(checkpoint, newest, holder, s.TRY)
     reached = max(map(m.epoch_of, m.manifests(checkpoint.names(m.FOLDER))))
     if reached >= newest.epoch + EPOCHS_RETAINED:
         checkpoint.delete(path)
@@ -149,13 +156,13 @@ def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
 def _try_to_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     """A copy proves each file whole, so it needs no claim: but without, it may never end."""
     try:
-        return _put_claim(checkpoint, newest, holder)
+        return _put_claim(checkpoint, newest, holder, s.TRY)
     except StorageError:  # no right to write there
         return ""
 
 
-def _put_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
-    path = s.claim_path(uuid.uuid4().hex)
+def _put_claim(checkpoint: Storage, newest: Newest, holder: str, begin: str = "") -> str:
+    path = s.claim_path(begin + uuid.uuid4().hex)
     _write_claim(checkpoint, path, Claim(holder, _now(), newest.manifest.state))
     return path
 
@@ -167,9 +174,12 @@ def _write_claim(folder: Storage, path: str, claim: Claim) -> None:
     folder.put(path, data)
 
 
-def _release(checkpoint: Storage, holder: str, *, only_look: bool = False) -> bool:
+def _release(
+    checkpoint: Storage, holder: str, *, only_look: bool = False, only_tries: bool = False
+) -> bool:
     found = False
-    for path in checkpoint.names(s.CLAIMS):
+    paths = checkpoint.names(s.CLAIMS)
+    for path in filter(s.is_try, paths) if only_tries else paths:
         with contextlib.suppress(ManifestError):
             if s.decode_claim(checkpoint.get(path) or b"", path).holder == holder:
                 found = True
@@ -186,9 +196,9 @@ def _save_files(
     Files that the checkpoint itself only refers to are another's, which knows of no claim of ours.
     """
     if reference:
-        own = files_of(state, is_own)
+        own, home = files_of(state, is_own), referable(checkpoint)
         check_files(checkpoint, own)
-        named = {file.path: uri_in(whole_uri(checkpoint.location), file) for file in own}
+        named = {file.path: uri_in(home, file) for file in own}
     else:
         named = {}
     copied = s.with_files(state, lambda step, file: named.get(file.path, place(step, file)))
@@ -284,7 +294,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     lineage = str(uuid.uuid4())
     before = savepoint.manifest.state
     if claim:
-        home = whole_uri(savepoint_at.location)
+        home, holder = referable(savepoint_at), referable(checkpoint)
         state = s.with_files(before, lambda _, file: uri_in(home, file))
     else:
         state = s.with_files(before, place)
@@ -294,7 +304,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     claimed = s.claim_path(lineage)
     try:
         if claim:
-            held = Claim(whole_uri(checkpoint.location), _now(), state)
+            held = Claim(holder, _now(), state)
             _write_claim(savepoint_at, claimed, held)
             check_files(savepoint_at, files_of(before))
         copy_files(savepoint_at, checkpoint, before, state)

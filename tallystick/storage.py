@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pyarrow import fs
 
@@ -42,14 +42,16 @@ DELETES_AT_A_TIME = 16
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """As pyarrow calls what Hadoop calls otherwise."""
 
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
+_DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
+"""None but ours has such a name: the folder may be one in which somebody has other files."""
 
 
 class FileStorage:
     """Files below one folder.
 
     Args:
-        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …).
+        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …). As for
+            Spark, what looks like an escape (`%20`) is none, but behind `file://`.
 
     Raises:
         OptionError: the URI is of a file system that pyarrow does not know.
@@ -319,11 +321,27 @@ def user_part(uri: str) -> str:
 
 
 def local_path(uri: str) -> Path | None:
-    """Where it is on a local disk, from the root on; None: it is elsewhere."""
-    if "://" not in uri and not uri.startswith("file:"):
-        return Path(uri).absolute()
+    """Where it is on a local disk, from the root on; None: it is elsewhere.
+
+    `file:/a` is Hadoop's form, in which Spark names a checkpoint, and every character of it is
+    itself; `file:///a` is a URI, which has escapes.
+    """
+    is_hadoops = uri.startswith("file:") and not uri.startswith("file://")
+    if is_hadoops or "://" not in uri:
+        return Path(uri.removeprefix("file:")).absolute()
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def as_spark_takes_it(uri: str) -> str:
+    """Return a location without escapes, which Spark would take for characters of a name."""
+    local = local_path(uri) if uri.startswith("file:") else None
+    return uri if local is None else f"file:{local}"
+
+
+def as_spark_took_it(uri: str) -> str:
+    """Return where Spark puts a checkpoint of which it was given this location."""
+    return re.sub("^file:/+", "file:/", uri)
 
 
 def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
@@ -350,6 +368,9 @@ def _root(uri: str, what: str = "checkpoint location") -> _Place:
             f"the host. Write it as %2F; or give it by environment variables."
         )
     scheme = _SCHEMES.get(scheme, scheme)
+    base, mark, options = rest.partition("?")
+    host, slash, path = base.partition("/")
+    rest = f"{host}{slash}{quote(path)}{mark}{options}"  # to Hadoop each character is itself
     if scheme == "s3" and "allow_delayed_open" not in rest:
         rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"  # one request, not three
     try:
@@ -401,7 +422,7 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
     """A file beside another, with its content to be; what goes wrong leaves none."""
     make_folder(path.parent)
     _remove_old_drafts(path.parent)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    draft = path.with_name(f".{path.name}.tallystick-{uuid.uuid4().hex[:8]}")
     try:
         with open(draft, "xb") as file:
             file.write(data)
@@ -435,12 +456,15 @@ _looked_through: set[Path] = set()
 
 
 def _remove_old_drafts(folder: Path) -> None:
-    """What killed processes left; each process looks once, before it first writes there."""
+    """What killed processes left; each process looks once, before it first writes there.
+
+    One that cannot be removed, another user's perhaps, stays: writing does not depend on it.
+    """
     if folder in _looked_through:
         return
     _looked_through.add(folder)
     oldest_s = time.time() - DRAFT_UNUSED_S
     for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if _DRAFT.fullmatch(entry.name) and entry.stat().st_mtime < oldest_s:
                 os.unlink(entry)

@@ -13,6 +13,7 @@ two attempts of a task apart, they share producer id and epoch):
       lost its daemon raises: Spark must not take it back, and that attempt is refused.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -167,7 +168,10 @@ def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]
     if result is None:
         return []
     if isinstance(result, pa.Table):
-        whole = result.combine_chunks() if result.nbytes < COMBINED_BYTES_MAX else result
+        whole = result
+        if result.nbytes < COMBINED_BYTES_MAX:
+            with contextlib.suppress(pa.ArrowInvalid):  # dictionaries that are too large together
+                whole = result.combine_chunks()
         batches: list[pa.RecordBatch] = whole.to_batches()
         return batches
     if not isinstance(result, pa.RecordBatch):

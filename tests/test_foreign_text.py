@@ -335,6 +335,7 @@ def test_a_savepoint_without_sparks_log_is_none(world):
         {"producer": {"transactional_id": "t", "producer_id": 1, "producer_epoch": "../../x"}},
         {"checkpoint_id": 2.0},
         {"checkpoint_id": -2},
+        {"producer": {"transactional_id": "t", "producer_id": 1, "producer_epoch": -7}},
         {"sources": [{}]},
         {"state": 7},
         {"strange": 7},
@@ -357,6 +358,38 @@ def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
         errors = run_all(world, name)
         told = str(world.edited_file("checkpoint").name if name == "checkpoint" else s.FILE)
         assert any(told in str(each) and "no release writes" in str(each) for each in errors)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"files": [{"last": 200}]},
+        {"trail": [["x"]]},
+        {"trail": [-5, "x"]},
+        {"trail": [5, "x", 0, "y"]},
+        {"watermark_ms": "late"},
+        {"key_schema": 5},
+        {"next_id": 1.0},
+        {"fields": [{"name": "a", "state_id": "b", "kind": "value",
+                     "key_schema": "", "value_schema": ""}]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["copy", "checkpoint", "claimed"])
+def test_state_that_no_task_could_use_is_refused_by_the_name_of_its_file(world, name, edit):
+    """Later it would be an error of Python's in the middle of a start."""
+
+    def edited(held):
+        step = held.get("manifest", held)["state"][0]
+        for key, value in edit.items():
+            if key == "files":
+                step[key][0].update(value[0])
+            else:
+                step[key] = value
+        return held
+
+    world.write(name, edited)
+    errors = run_all(world, name)
+    assert any("no release writes what it says" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("edit", [{"trail": []}, {"files": "twice"}, {"state": "twice"}])

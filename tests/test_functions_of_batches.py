@@ -64,3 +64,16 @@ def test_a_table_of_small_chunks_goes_on_as_one_batch_and_one_without_rows_not_a
     (found,) = apply([in_chunks], GO)
     assert found["n"].to_pylist() == list(range(9))
     assert list(apply([lambda rows: in_chunks(rows).slice(9)], GO)) == []
+
+
+def test_chunks_whose_dictionaries_are_too_large_together_go_on_one_by_one() -> None:
+    def of_codes(_: pa.RecordBatch) -> pa.Table:
+        indices = pa.array(range(100), pa.int8())
+        chunks = [
+            pa.DictionaryArray.from_arrays(indices, pa.array([f"{k}-{i}" for i in range(100)]))
+            for k in range(3)
+        ]
+        return pa.table({"code": pa.chunked_array(chunks)})
+
+    found = [batch["code"].to_pylist() for batch in apply([of_codes], GO)]
+    assert found == [[f"{k}-{i}" for i in range(100)] for k in range(3)]

@@ -146,6 +146,36 @@ def test_a_reference_to_nothing_is_named(registry):
         SchemaRegistry(registry.url).schema(4)
 
 
+def referring(subject: str) -> dict[str, Any]:
+    return {"schema": PERSON, "references": [{"name": "a", "subject": subject, "version": 1}]}
+
+
+def test_references_in_a_circle_are_refused_when_they_close(registry):
+    registry.answers |= {
+        "/schemas/ids/7": referring("a"),
+        "/subjects/a/versions/1": referring("b"),
+        "/subjects/b/versions/1": referring("a"),
+    }
+    with pytest.raises(RecordError, match="version 1 of subject 'a', which refers back to it"):
+        SchemaRegistry(registry.url).schema(7)
+    assert len(registry.asked) == 3
+
+
+def test_references_too_deep_to_follow_are_refused(registry):
+    registry.answers["/schemas/ids/7"] = referring("0")
+    for number in range(1000):
+        registry.answers[f"/subjects/{number}/versions/1"] = referring(str(number + 1))
+    with pytest.raises(RecordError, match="more than 100 deep"):
+        SchemaRegistry(registry.url).schema(7)
+
+
+@pytest.mark.parametrize("references", [["a"], [{"name": "a"}], 7])
+def test_references_of_another_form_are_an_error_that_names_the_registry(registry, references):
+    registry.answers["/schemas/ids/7"] = {"schema": PERSON, "references": references}
+    with pytest.raises(RegistryUnavailableError, match="is it a schema registry"):
+        SchemaRegistry(registry.url).schema(7)
+
+
 def test_schemas_of_other_formats_are_refused(registry):
     with pytest.raises(RecordError, match=r"schema 3 .*PROTOBUF"):
         SchemaRegistry(registry.url).schema(3)

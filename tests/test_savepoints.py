@@ -381,12 +381,40 @@ def test_what_ends_a_command_leaves_no_claim_and_no_files(job, tmp_path, referen
 
 def test_a_claim_that_a_killed_command_left_ends_with_the_next_try(job, tmp_path):
     left = s.Claim((tmp_path / "saved").as_uri(), "2026", (job.state,))
-    job.storage.put(s.claim_path("left"), left.encode())
-    job.storage.put(s.claim_path("other"), replace(left, holder="file:///other").encode())
+    others = s.claim_path("other"), s.claim_path(f"{s.TRY}other")
+    job.storage.put(s.claim_path(f"{s.TRY}left"), left.encode())
+    for path in others:
+        job.storage.put(path, replace(left, holder="file:///other").encode())
 
     saved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
 
-    assert set(job.storage.names(s.CLAIMS)) == {saved.claim, s.claim_path("other")}
+    assert set(job.storage.names(s.CLAIMS)) == {saved.claim, *others}
+
+
+def test_a_savepoint_that_was_moved_keeps_its_claim_when_another_takes_its_place(job, tmp_path):
+    """Else its files would be collected, and nobody would hear of it before they are needed."""
+    moved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
+    (tmp_path / "saved").rename(tmp_path / "moved")
+
+    saved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
+
+    assert {*job.storage.names(s.CLAIMS)} == {moved.claim, saved.claim}
+
+
+@pytest.mark.parametrize("name", ["C:\\saved", "a\nb"])
+def test_a_folder_that_nothing_could_refer_to_is_refused_for_what_it_is(job, tmp_path, name):
+    strange = folder(tmp_path / name)
+    savepoints.create(job.storage, folder(tmp_path / "saved"))
+
+    for command in (
+        lambda: savepoints.create(job.storage, strange),
+        lambda: savepoints.create(job.storage, strange, reference=True),
+        lambda: savepoints.restore(folder(tmp_path / "saved"), strange, claim=True),
+    ):
+        with pytest.raises(OptionError, match="a backslash or a control character"):
+            command()
+    assert job.storage.names(s.CLAIMS) == []
+    assert content(tmp_path / name) == {}
 
 
 def test_a_query_with_state_of_sparks_own_is_not_saved(job, tmp_path):

@@ -2,13 +2,22 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from pyarrow import fs
 
 from tallystick import storage as storage_module
 from tallystick.errors import ManifestError, OptionError, StorageError
-from tallystick.storage import FileStorage, shown
+from tallystick.savepoint_files import whole_uri
+from tallystick.storage import (
+    FileStorage,
+    as_spark_takes_it,
+    as_spark_took_it,
+    local_path,
+    reach,
+    shown,
+)
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
@@ -18,6 +27,35 @@ def test_a_location_is_a_path_or_one_of_sparks_forms_of_it(tmp_path, form):
 
     assert (tmp_path / "tallystick/a.json").read_bytes() == b"x"
     assert storage.get("tallystick/a.json") == b"x"
+
+
+ODD = ("a b", "a%20b", "a#1", "a#2", "a?b", "100%", "ä", "a%2Fb")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
+    """Spark names a checkpoint `file:` and the path, without escapes; we name it by a URI."""
+    forms = (f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", (tmp_path / name).as_uri())
+    for number, form in enumerate(forms):
+        FileStorage(form).put(f"tallystick/{number}", b"x")
+        assert whole_uri(form) == (tmp_path / name).as_uri()
+        assert local_path(as_spark_takes_it(form)) == tmp_path / name
+        assert as_spark_takes_it(form).removeprefix("file:") == f"{tmp_path}/{name}"
+    assert as_spark_took_it(f"file://{tmp_path}/{name}") == f"file:{tmp_path}/{name}"
+
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert len(list((tmp_path / name / "tallystick").iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if "?" not in name])
+@pytest.mark.parametrize("scheme", ["s3a", "gs", "abfss"])
+def test_an_object_stores_folder_has_the_name_that_hadoop_gives_it(scheme, name):
+    """A cut or unescaped one could be that of another checkpoint."""
+    host = "c@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
+    uri = f"{scheme}://{host}/{name}/x" + ("?region=eu-central-1" if scheme == "s3a" else "")
+    _, path = reach(uri, "checkpoint location")
+    assert path.partition("/")[2] == f"{name}/x"
+    assert shown(uri) == f"{scheme}://{host}/{name}/x"
 
 
 def test_what_is_not_there_is_none_and_an_empty_list(tmp_path):
@@ -215,13 +253,35 @@ def test_drafts_of_killed_writers_are_removed_a_day_later(tmp_path):
     """Nothing else would: they are under no name that anybody knows."""
     folder = tmp_path / "keyed-state"
     folder.mkdir()
-    old, young, other = (folder / name for name in (".a.0123abcd", ".b.0123abcd", ".hidden"))
-    for path in (old, young, other):
+    marks = (".a.tallystick-0123abcd", ".b.tallystick-0123abcd", ".hidden", ".vimrc.0123abcd")
+    old, young, *others = (folder / name for name in marks)
+    for path in (old, young, *others):
         path.write_bytes(b"")
-    for path in (old, other):
+    no_file = folder / ".c.tallystick-0123abcd"
+    no_file.mkdir()
+    for path in (old, *others, no_file):
         os.utime(path, (0, 0))
     FileStorage(str(tmp_path)).put("keyed-state/c", b"")
 
     assert not old.exists()
     assert young.exists()
-    assert other.exists()
+    assert all(path.exists() for path in others), "files of somebody else"
+    assert no_file.exists()
+    assert (folder / "c").exists(), "what cannot be removed keeps nobody from writing"
+
+
+def test_a_draft_has_the_name_by_which_it_is_found(tmp_path, monkeypatch):
+    """Else none would ever be removed."""
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        FileStorage(str(tmp_path)).put("a", b"")
+    (draft,) = tmp_path.iterdir()
+    os.utime(draft, (0, 0))
+    monkeypatch.undo()
+    storage_module._looked_through.discard(tmp_path)
+    FileStorage(str(tmp_path)).put("b", b"")
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]

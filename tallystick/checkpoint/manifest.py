@@ -137,6 +137,8 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
     for number in (manifest.checkpoint_id, producer.producer_id, producer.producer_epoch):
         if type(number) is not int:
             raise TypeError(f"{number!r}: expected a whole number")
+        if number < 0:  # a name with it is no manifest's
+            raise ValueError(f"{number}: expected a whole number from 0")
     uids = [step.uid for step in manifest.state]
     if len(uids) != len(set(uids)):
         raise ValueError(f"steps {', '.join(uids)}: expected each once")

@@ -27,6 +27,8 @@ VERSION = 1
 FILE = "savepoint.json"
 CLAIMS = "keyed-state-claims"
 """The folder of the claims: not inside of that of the state, where each name is a step's."""
+TRY = "try-"
+"""How the name of a claim begins that a command has while it copies, or looks at, files."""
 _CLAIM = re.compile(rf"{CLAIMS}/[A-Za-z0-9-]+\.json")
 _SOURCES_PATH = re.compile(r"sources/[0-9]+/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -135,6 +137,11 @@ def _claim(held: dict[str, Any]) -> Claim:
 def claim_path(name: str) -> str:
     """Where a claim goes; the name is unique."""
     return f"{CLAIMS}/{name}.json"
+
+
+def is_try(path: str) -> bool:
+    """Return whether a claim is that of a command, and ends with it."""
+    return path.startswith(f"{CLAIMS}/{TRY}")
 
 
 def log_paths(epoch: int) -> tuple[str, ...]:

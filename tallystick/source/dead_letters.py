@@ -56,7 +56,8 @@ def dead_letters(
         fields=list(_HEADER_TYPE),
     )
     times = bad.column("timestamp")
-    fits = np.abs(times.to_numpy()) <= TIMESTAMP_MS_MAX
+    numbers = times.to_numpy()
+    fits = (numbers >= -TIMESTAMP_MS_MAX) & (numbers <= TIMESTAMP_MS_MAX)
     return pa.RecordBatch.from_pydict(
         {
             "key": bad.column("key"),

@@ -47,7 +47,7 @@ from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
 from tallystick.spark_log import SparkLog
 from tallystick.steps import FrameStage, Step, arrange
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, as_spark_takes_it
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ def start_query(
             .options(**_without_dead_letters(run.source_options))
             .load()
             .writeStream.queryName(run.name)
-            .option("checkpointLocation", checkpoint)
+            .option("checkpointLocation", as_spark_takes_it(checkpoint))
             .foreachBatch(runner)
         )
         query = (writer.trigger(**trigger) if trigger else writer).start()

@@ -215,6 +215,8 @@ class StepState:
                 "trail": _trail_of(value["trail"]),
             }
         )
+        for part in (step, *step.fields):
+            _check_types(part)
         if not PLAIN_NAME.fullmatch(step.uid):
             raise ValueError(f"uid {step.uid!r}: expected one plain name, as of a folder")
         is_whole = type(step.parallelism) is type(step.max_parallelism) is int
@@ -222,6 +224,12 @@ class StepState:
             raise ValueError(
                 f"step {step.uid}: parallelism {step.parallelism} of {step.max_parallelism} key "
                 f"groups: expected 1 to {MAX_PARALLELISM_MAX}"
+            )
+        beyond = [each.path for each in step.files if each.last >= step.max_parallelism]
+        if beyond:
+            raise ValueError(
+                f"step {step.uid}: {beyond[0]} has key groups beyond the {step.max_parallelism} "
+                f"that there are"
             )
         if step.files and not step.trail:
             raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
@@ -247,12 +255,28 @@ def _trail_json(trail: Sequence[Version]) -> list[int | str]:
 def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
     trail, epoch, ahead = [], 0, 1
     for part in parts:
-        if isinstance(part, int):
+        if type(part) is int:
             ahead = part
-        else:
+        elif isinstance(part, str):
+            if ahead < (1 if trail else 0):
+                raise ValueError(
+                    f"trail: version {part!r}: expected epochs from 0, each behind the one before"
+                )
             epoch, ahead = epoch + ahead, 1
             trail.append(Version(epoch, part))
+        else:
+            raise TypeError(f"trail: {part!r}: expected texts and whole numbers")
     return tuple(trail)
+
+
+def _check_types(value: StateField | StepState) -> None:
+    """Raise TypeError where a number or a text is not what the class says."""
+    for each in fields(value):
+        found = getattr(value, each.name)
+        if each.type in (int, str) and type(found) is not each.type:
+            raise TypeError(f"{each.name} {found!r}: expected {each.type}")
+        if each.type == int | None and not (found is None or type(found) is int):
+            raise TypeError(f"{each.name} {found!r}: expected a whole number, or none")
 
 
 def _shallow(value: StateFile | StateField | StepState) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def test_timestamps_up_to_the_last_that_fits_are_themselves():
     assert found == [LARGEST * 1000, -LARGEST * 1000, -1000, 0]
 
 
-@pytest.mark.parametrize("wrong", [NANOS, LARGEST + 1, -LARGEST - 1])
+@pytest.mark.parametrize("wrong", [NANOS, LARGEST + 1, -LARGEST - 1, -(2**63)])
 def test_a_timestamp_that_does_not_fit_is_malformed_and_never_another_one(wrong):
     records = at_times(1, wrong, 3, 4)
     for value in (None, NUMBERS):

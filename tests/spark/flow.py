@@ -47,8 +47,8 @@ class Flow:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint folder."""
-        return self.folder / "checkpoint"
+        """The checkpoint folder, with a name of which a URI would have other characters."""
+        return self.folder / "checkpoint #1 at 100%25"
 
     def feed(self, record_count: int, *, keys: int = 7, partition: int = -1) -> None:
         """Append numbered records to the input; a partition that grew keeps to its own keys."""

@@ -91,7 +91,7 @@ def test_a_warning_is_given_once_though_sinks_are_opened_twice(
 
 
 def test_a_folder_that_nobody_may_write_is_refused_before_the_start(
-    flow: Flow, server: Server, tmp_path: Path
+    flow: Flow, server: Server
 ) -> None:
     missing = ts.FileSink(f"s3a://key:hunter2@nobodys/out?{server.query}")
     flow.feed(1)
@@ -99,4 +99,4 @@ def test_a_folder_that_nobody_may_write_is_refused_before_the_start(
     with pytest.raises(ts.OptionError, match="must be writable") as refused:
         flow.run(pipeline)
     assert "hunter2" not in str(refused.value)
-    assert not (tmp_path / "checkpoint" / "offsets").exists()
+    assert not (flow.checkpoint / "offsets").exists()
