@@ -75,7 +75,7 @@ class Topics:
         self.admin.create_partitions([wanted])[name].result(WAIT_S)
 
     def _is_taken(self, name: str, value: str) -> bool:
-        """Hand a record over; the client may believe for a moment that a new topic is still gone."""
+        """Hand a record over; the client may not know a new topic for a moment."""
         try:
             self.producer.produce(name, value=value, on_delivery=self._acknowledged)
         except KafkaException as error:
