@@ -47,6 +47,22 @@ class FencedError(TallystickError):
     """Another run has taken over the pipeline's transactional id."""
 
 
+class SparkLogError(RetriableError):
+    """Spark's log has other offsets than the manifest of a committed epoch.
+
+    The driver puts the log right, as the manifest has it, before it raises this: start again.
+    """
+
+    def __init__(self, message: str, checkpoint_id: int, sources: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.checkpoint_id = checkpoint_id
+        self.sources = sources
+
+
+class SecondCallError(OptionError):
+    """The function of `foreachBatch` called a sink twice in one micro-batch."""
+
+
 class AuthorizationError(OptionError):
     """Kafka refused the credentials, or they lack an ACL."""
 

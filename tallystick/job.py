@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from tallystick.checkpoint import lost_output, retention, savepoint
+from tallystick.checkpoint import lost_output, micro_batches, retention, savepoint
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import Coordinator
@@ -18,6 +18,8 @@ from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
     AuthorizationError,
     RetriableError,
+    SecondCallError,
+    SparkLogError,
     StateFileError,
     StorageError,
 )
@@ -27,6 +29,7 @@ from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Committable, to_abort
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
+from tallystick.spark_log import SparkLog
 from tallystick.state_files import COLLECTED_MAX, collect, delete_all
 from tallystick.topic_partition import TopicPartition
 from tallystick.wholeness import Wholeness
@@ -99,6 +102,7 @@ class Driver:
         self._target = target
         self._broker = broker
         self._storage = storage
+        self._log = SparkLog(storage)
         self._clock = clock
         self._listener = listener
         self._asked_for = 0
@@ -117,6 +121,8 @@ class Driver:
         Raises:
             FencedError: another run owns the pipeline.
             DataLossError: going on needs a person's decision.
+            SparkLogError: Spark's log was not that of the committed epochs, and is put right.
+            SecondCallError: the epoch was asked for in this run already.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
         self._drive(request, engine)
@@ -135,7 +141,9 @@ class Driver:
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
         self._asked_for = request.checkpoint_id
-        event: c.Event = c.EpochRequested(request)
+        known = self.coordinator.committed_manifest
+        logged = None if known is None else self._log.sources(known.checkpoint_id)
+        event: c.Event = c.EpochRequested(request, logged)
         while True:
             self._listener(event)
             action = self.coordinator.step(event)
@@ -151,6 +159,7 @@ class Driver:
                     self._clear_up(request.checkpoint_id)
                     return None
                 case c.Stop(error):
+                    self._before_stop(error)
                     raise error
                 case c.RunEpoch(_, producer, _) if engine is None:
                     return producer
@@ -158,6 +167,16 @@ class Driver:
             if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
                 self._collect_at = request.checkpoint_id  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
+
+    def _before_stop(self, error: Exception) -> None:
+        """Do what the next run needs, which cannot see what this one has seen."""
+        match error:
+            case SparkLogError():
+                self._log.put_right(error.checkpoint_id, error.sources)
+            case SecondCallError():
+                path = micro_batches.partial_path(self._asked_for)
+                if self._storage.get(path) is None:
+                    self._storage.put(path, str(error).encode())
 
     def _attempt(self, action: c.Action, engine: Engine | None) -> c.Event:
         try:
@@ -250,12 +269,14 @@ class Driver:
             return
         self._collect_at = epoch + self._collect_every
         try:
-            paths = m.manifests(self._storage.names(m.FOLDER))
-            delete_all(self._storage, retention.expired(paths, epoch), self._deletes_at_a_time)
+            listed = self._storage.names(m.FOLDER)
+            paths, notes = m.manifests(listed), micro_batches.settled_notes(listed, epoch)
+            gone = [*retention.expired(paths, epoch), *notes]
+            delete_all(self._storage, gone, self._deletes_at_a_time)
             kept = self._manifests(retention.retained(paths, epoch))
             kept += self._claimed(committed)
-            gone = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
-            if len(gone) == COLLECTED_MAX:
+            files = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
+            if len(files) == COLLECTED_MAX:
                 self._collect_at = epoch + 1  # the rest
         except Exception as error:
             logger.warning(
@@ -302,7 +323,20 @@ class Driver:
             return self._read_bases(token)
         manifest = self._manifest_at(token.manifest_path)
         before = None if manifest is None else self._manifest_at(manifest.base_path)
-        return Committed(token, manifest, manifest_exists=manifest is not None, before=before)
+        committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
+        return replace(
+            committed,
+            logged=None if manifest is None else self._log.sources(token.checkpoint_id),
+            begun=self._begun_since(token),
+            is_partial=self._storage.get(micro_batches.partial_path(token.checkpoint_id))
+            is not None,
+        )
+
+    def _begun_since(self, token: Token) -> tuple[int, ...]:
+        if token.checkpoint_id >= self._asked_for - 1:
+            return ()
+        paths = self._storage.names(m.FOLDER)
+        return micro_batches.traces_between(paths, token.checkpoint_id + 1, self._asked_for)
 
     def _manifest_at(self, path: str) -> Manifest | None:
         data = self._storage.get(path) if path else None

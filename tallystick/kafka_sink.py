@@ -134,7 +134,16 @@ class KafkaSink:
         _ = self.config
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch in one transaction; for `foreachBatch`."""
+        """Write one micro-batch in one transaction; for `foreachBatch`.
+
+        A function of your own around it calls one sink once per micro-batch, or not at all, and
+        does not catch what it raises.
+
+        Raises:
+            SecondCallError: a sink was called in this micro-batch already.
+            DataLossError: going on needs a person's decision.
+            TallystickError: the epoch was aborted.
+        """
         self._runner(rows, batch_id)
 
     @cached_property

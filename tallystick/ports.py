@@ -175,6 +175,10 @@ class Storage(Protocol):
         """Remove a file; nothing happens if there is none."""
         ...
 
+    def sync(self, path: str) -> None:
+        """Make a file durable that another process wrote without waiting for the disk."""
+        ...
+
 
 class StateStore(Protocol):
     """A copy of the state of one key-group range, on the worker's host: committed epochs only.

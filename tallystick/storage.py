@@ -58,6 +58,7 @@ class FileStorage:
         self._query = uri.partition("?")[2] if local_path(uri) is None else ""
         self._roots = {self._location: _root(uri)}
         self._exclusive: dict[str, ExclusiveStore] = {}
+        self._synced: set[Path] = set()  # folders whose names do not change any more
 
     def __repr__(self) -> str:
         return f"FileStorage({self._location!r})"
@@ -168,6 +169,24 @@ class FileStorage:
             else:
                 files, whole = place
                 files.delete_file(whole)
+
+    def sync(self, path: str) -> None:
+        """Make a file on a local disk durable, with its name and the folders that lead to it.
+
+        Elsewhere it is so since it was written. Nothing happens if there is none.
+        """
+        with self._reading(path, "syncing") as place:
+            if not isinstance(place, Path):
+                return
+            with open(place, "rb") as file:
+                os.fsync(file.fileno())
+            fsync_folder(place.parent)
+            for folder in place.parent.parents:
+                if folder in self._synced:
+                    break
+                self._synced.add(folder)
+                with contextlib.suppress(PermissionError):  # not ours, so nor is its name new
+                    fsync_folder(folder)
 
     def _place(self, path: str) -> "_Place":
         if not _is_whole(path):

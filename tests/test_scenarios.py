@@ -124,8 +124,10 @@ class Story(World):
         name, epoch = f"restored-{self.restored}", self.saved.manifest.checkpoint_id
         self.checkpoint = Checkpoint(name, f"sim:/{name}", self.saved_from.base)
         logged = self.saved_from.offsets
-        self.checkpoint.offsets = {n: logged[n] for n in (epoch - 1, epoch) if n in logged}
-        self.checkpoint.commits = {epoch}
+        for number in (epoch - 1, epoch):
+            if number in logged:
+                self.checkpoint.log_offsets(number, logged[number], self.sources)
+        self.checkpoint.log_commit(epoch)
         seed = seed_of(self.saved, "sim:/savepoint", name, ())
         self.checkpoint.files[m.manifest_path(seed, f"{m.SEED}1")] = seed.encode()
 
@@ -134,10 +136,11 @@ class Story(World):
         process, driver = self._driver(name)
         if epoch not in self.checkpoint.offsets:
             ends = self.plan_positions(self.checkpoint.start_of(epoch))
-            self.checkpoint.log_offsets(epoch, ends)
+            self.checkpoint.log_offsets(epoch, ends, self.sources)
         try:
             self.offer(process, driver, epoch)
-            self.checkpoint.commits.add(epoch)
+            if epoch not in self.checkpoint.commits:
+                self.checkpoint.log_commit(epoch)
             self.lines.append(f"  {name} is done with epoch {epoch}")
         except Crash:
             self.lines.append(f"  {name} dies")

@@ -42,13 +42,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sink": WORDS | COLUMNS,
     "checkpoint": VALUES,
     "ports": VALUES,
-    "job": CORE | {"state_files", "wholeness"},
+    "spark_log": CORE,
+    "job": CORE | {"spark_log", "state_files", "wholeness"},
     "decision_log": CORE,
     "handover": CORE | {"decision_log"},
     "participants": VALUES,
     "sim": CORE
     | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"}
-    | {"decision_log", "participants"},
+    | {"decision_log", "participants", "spark_log"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "kernel_cache": {"cache"},
@@ -91,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": CORE
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
-    | {"decision_log", "fan_out", "handover", "participants", "write_options"},
+    | {"decision_log", "fan_out", "handover", "participants", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": WORDS | {"formats", "kafka", "option_table", "options", "source"},

@@ -31,6 +31,10 @@ Invariants:
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
       not if a person stated to go on without it.
     * Before a person is asked to decide, this run proves again that it is not just replaced.
+    * No epoch follows one whose end in Spark's log is not that of its manifest: the log can be
+      replaced or lost, the manifest of a committed epoch cannot.
+    * An epoch is asked for once in a run. A second request is not a replay but a second call, with
+      other rows; it is refused, and noted for the next run.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
       always "Kafka forgot", never "first run", once any epoch has left a manifest.
@@ -47,6 +51,7 @@ from typing import assert_never
 
 from tallystick.checkpoint import lost_output, strays, verdict
 from tallystick.checkpoint.manifest import KAFKA, Manifest
+from tallystick.checkpoint.micro_batches import second_call
 from tallystick.checkpoint.protocol import (
     ABORTABLE,
     FINAL,
@@ -120,8 +125,8 @@ class Coordinator:
     def step(self, event: Event) -> Action:
         """Take one fact and return what must be done about it."""
         match event:
-            case EpochRequested(request):
-                return self._start(request)
+            case EpochRequested(request, logged):
+                return self._start(request, logged)
             case ProducerFenced(producer):
                 self._owner = producer
                 self._become(Phase.RESTORING)
@@ -149,10 +154,17 @@ class Coordinator:
             case _:
                 assert_never(event)
 
-    def _start(self, request: Request) -> Action:
+    def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
-        self._request, self._attempt, self._refused_before = request, 1, False
+        before, self._request = self._request, request
+        self._attempt, self._refused_before = 1, False
         if self.phase is Phase.READY:
+            assert before is not None, "a run is ready after its first epoch"
+            if before.checkpoint_id == request.checkpoint_id:
+                return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
+            # Spark asks for all epochs in order, and this run heard of all that its query ran.
+            known = self._known
+            self._committed = replace(known, logged=logged, begun=(), is_partial=False)
             return self._decide()
         self._become(Phase.FENCING)
         return FenceProducer(current=None)
@@ -240,7 +252,7 @@ class Coordinator:
         A successor that took over between the fence and the question leaves a token or a manifest
         that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
         """
-        looked = self.phase in (Phase.RESTORING, Phase.RECOVERING)
+        looked = self.phase in (Phase.RESTORING, Phase.RECOVERING, Phase.READY)
         if looked and not self._refused_before:
             self._refused_before = True
             self._become(Phase.FENCING)

@@ -54,7 +54,7 @@ NEXT_PHASES = {
     Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
     Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
     Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.RECOVERING, Phase.RUNNING, Phase.CONFIRMING, Phase.STOPPED},
+    Phase.READY: {Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),
 }
@@ -68,9 +68,13 @@ FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
 # Events: facts, in the past tense.
 @dataclass(frozen=True, slots=True)
 class EpochRequested:
-    """Spark wants this epoch run, and will ask again until it has been told that it is done."""
+    """Spark wants this epoch run, and will ask again until it has been told that it is done.
+
+    `logged`: what Spark's log has now of the epoch that this run committed last, if it did.
+    """
 
     request: Request
+    logged: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,24 @@ EXPIRED_MAX = 500
 
 
 def retained(paths: Iterable[str], committed_epoch: int) -> list[str]:
-    """The manifests that are kept: those of the newest epochs, and of later ones under way.
+    """Return the manifests to keep: those of the newest epochs, and of later ones under way.
 
-    That of the committed epoch is always among them.
+    That of the committed epoch is always among them. Epochs are counted by their manifests: the
+    function of a user's own query may leave out any number of epochs.
     """
-    return [path for path in paths if epoch_of(path) > committed_epoch - EPOCHS_RETAINED]
+    listed = list(paths)
+    oldest = _oldest_retained(listed, committed_epoch)
+    return [path for path in listed if epoch_of(path) >= oldest]
 
 
 def expired(paths: Iterable[str], committed_epoch: int) -> list[str]:
-    """The manifests to remove now, oldest first; those of failed attempts too."""
-    old = [path for path in paths if epoch_of(path) <= committed_epoch - EPOCHS_RETAINED]
+    """Return the manifests to remove now, oldest first; those of failed attempts too."""
+    listed = list(paths)
+    oldest = _oldest_retained(listed, committed_epoch)
+    old = [path for path in listed if epoch_of(path) < oldest]
     return sorted(old, key=epoch_of)[:EXPIRED_MAX]
+
+
+def _oldest_retained(paths: list[str], committed_epoch: int) -> int:
+    epochs = sorted({epoch for epoch in map(epoch_of, paths) if epoch <= committed_epoch})
+    return min(epochs[-EPOCHS_RETAINED:], default=0)

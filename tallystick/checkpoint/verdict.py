@@ -11,20 +11,26 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
                                                      decision was stated
     a token of ours, N-1    its manifest             Run N
     a token of ours, N      its manifest             Done: only Spark's own log lacks it
+    a token of ours, before no trace of those        Run N: the user's function left them out
+                              in between
     a token of ours, other  -                        OffBeat: one of the two was set back
+    a token of ours         another end of it in     OtherOffsets: the log is put right, as the
+                              Spark's log              manifest has it; start again
+    a token of ours         a note: called twice     Partial: the second call's rows are missing
     the token of the seed's only that seed           Open at the seed: the name goes on exactly
       own manifest                                     where the savepoint was taken
     another lineage's       only a seed              Beyond: the output between would be repeated
     another lineage's       -                        OtherLineage: another checkpoint owns the name
 
-The last two are opened if a person states the decision. What a lineage is opened at, its base, is
-the manifest of epoch N-1; a checkpoint that has manifests and not exactly that one is refused.
+The last two are opened, and a partial epoch is followed, if a person states the decision. What a
+lineage is opened at, its base, is the manifest of epoch N-1; a checkpoint that has manifests and
+not exactly that one is refused.
 """
 
 from dataclasses import dataclass
 
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, is_seed
-from tallystick.errors import DataLossError, ManifestError, TallystickError
+from tallystick.errors import DataLossError, ManifestError, SparkLogError, TallystickError
 from tallystick.sink.transaction import Token
 from tallystick.source.offsets import parse_source
 
@@ -44,10 +50,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The epoch that Spark asks for, with the end offsets that it logged for it."""
+    """The epoch that Spark asks for, with the end offsets that it logged for it.
+
+    Args:
+        checkpoint_id: the epoch.
+        sources: its end offsets, a JSON text per source.
+        may_skip: a user's own function stands between Spark and the driver, and may have left out
+            epochs before this one.
+    """
 
     checkpoint_id: int
     sources: tuple[str, ...]
+    may_skip: bool = True
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= 0, self
@@ -78,6 +92,10 @@ class Committed:
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
             again: if others than Kafka hold its output.
         decided_by: whose answer this is: Kafka's, or the log of decisions'; for messages.
+        logged: the end offsets that Spark's log has of the token's epoch; None: it has none, Spark
+            removes those of a hundred micro-batches ago.
+        begun: epochs between the token's and the requested one of which there is a trace.
+        is_partial: the token's epoch lacks the rows of a second call.
     """
 
     token: Token | None
@@ -88,6 +106,9 @@ class Committed:
     has_state: bool = False
     before: Manifest | None = None
     decided_by: str = KAFKA
+    logged: tuple[str, ...] | None = None
+    begun: tuple[int, ...] = ()
+    is_partial: bool = False
 
     @property
     def is_by_log(self) -> bool:
@@ -137,18 +158,36 @@ def judge(request: Request, committed: Committed, identity: Identity) -> Verdict
     token = committed.token
     if token is None or token.lineage != identity.lineage:
         return _begin(request, committed, identity)
-    if token.checkpoint_id not in (request.checkpoint_id - 1, request.checkpoint_id):
+    is_done = token.checkpoint_id == request.checkpoint_id
+    if not is_done and not _follows(request, token, committed, identity):
         return Refused(_off_beat(request, token, identity, committed))
-    if token.checkpoint_id == request.checkpoint_id and not token.manifest_path:
+    if is_done and not token.manifest_path:
         return Refused(_off_beat(request, token, identity, committed))  # before the lineage began
-    if token.manifest_path and committed.manifest is None:
+    manifest = committed.manifest
+    if token.manifest_path and manifest is None:
         return Refused(_manifest_gone(token, identity, committed))
-    if token.checkpoint_id == request.checkpoint_id - 1:
+    logged = request.sources if is_done else committed.logged
+    if manifest is not None and logged not in (None, manifest.sources):
+        return Refused(_other_offsets(identity, token, manifest, logged))
+    if committed.is_partial and _partial_word(token) not in identity.accepted:
+        return Refused(_partial(token, identity))
+    if not is_done:
         return Run()
-    assert committed.manifest is not None, "a token without a manifest is refused above"
-    if committed.manifest.sources != request.sources:
-        return Refused(_other_offsets(request, token, committed.manifest))
-    return Done(committed.manifest)
+    assert manifest is not None, "a token without a manifest is refused above"
+    return Done(manifest)
+
+
+def _follows(request: Request, token: Token, committed: Committed, identity: Identity) -> bool:
+    """Whether nothing is missing between the token's epoch and the requested one."""
+    if token.checkpoint_id >= request.checkpoint_id - 1:
+        return token.checkpoint_id == request.checkpoint_id - 1
+    is_proven = not committed.begun
+    return request.may_skip and (is_proven or _skip_word(request, token) in identity.accepted)
+
+
+def _skip_word(request: Request, token: Token) -> str:
+    """What a person states to go on without the epochs in between."""
+    return f"without-epochs-{token.checkpoint_id + 1}-to-{request.checkpoint_id - 1}"
 
 
 def _begin(request: Request, committed: Committed, identity: Identity) -> Verdict:
@@ -353,6 +392,20 @@ def _off_beat(
         f"(expected {request.checkpoint_id - 1}). If another run of this checkpoint was active "
         f"until now, start again: that is all. If not, {what}. Put the newest copy of the "
         f"checkpoint back; or start from a new checkpoint, stating where to read from."
+        f"{'' if behind else _on_skipping(request, token, committed)}"
+    )
+
+
+def _on_skipping(request: Request, token: Token, committed: Committed) -> str:
+    """For a function that may leave micro-batches out: these were begun."""
+    if not request.may_skip:
+        return ""
+    begun = ", ".join(map(str, committed.begun[:POSITIONS_SHOWN_MAX]))
+    return (
+        f" Or the function of foreachBatch went on after the sink had failed (begun, and not "
+        f"committed: {begun}): what the sink raises must not be caught, for Spark takes a "
+        f"micro-batch whose function returns for done. To go on without their rows, start once "
+        f"with accept={_skip_word(request, token)!r}."
     )
 
 
@@ -366,10 +419,32 @@ def _manifest_gone(token: Token, identity: Identity, committed: Committed) -> Ma
     )
 
 
-def _other_offsets(request: Request, token: Token, manifest: Manifest) -> ManifestError:
-    return ManifestError(
-        f"epoch {request.checkpoint_id} is committed with the source offsets {manifest.sources} "
-        f"(manifest {token.manifest_path}), but Spark's log has {request.sources} for it: the "
-        f"folders offsets/ and tallystick/ of the checkpoint are not of the same time. Nothing was "
-        f"changed. Put a consistent copy of the checkpoint back."
+def _other_offsets(
+    identity: Identity, token: Token, manifest: Manifest, logged: tuple[str, ...] | None
+) -> SparkLogError:
+    return SparkLogError(
+        f"pipeline {identity.pipeline!r}: epoch {token.checkpoint_id} is committed with the source "
+        f"offsets {manifest.sources} (manifest {token.manifest_path}), but offsets/"
+        f"{token.checkpoint_id} in checkpoint {identity.checkpoint} has {logged}: it was lost and "
+        f"planned again, or replaced. It was put right, as the manifest has it. Nothing is lost or "
+        f"repeated: start the query again.",
+        token.checkpoint_id,
+        manifest.sources,
+    )
+
+
+def _partial_word(token: Token) -> str:
+    return f"partial-epoch-{token.checkpoint_id}"
+
+
+def _partial(token: Token, identity: Identity) -> DataLossError:
+    epoch = token.checkpoint_id
+    return DataLossError(
+        f"pipeline {identity.pipeline!r}: the function of foreachBatch called a sink twice in "
+        f"micro-batch {epoch}. The rows of the first call are committed, those of the second call "
+        f"are not in the output, and no start writes them: the epoch is committed. Write all rows "
+        f"of a micro-batch with one call of one sink (union the DataFrames); write the missing "
+        f"ones of micro-batch {epoch} by other means (its offsets are in offsets/{epoch} of "
+        f"checkpoint {identity.checkpoint}); then start once with accept={_partial_word(token)!r}. "
+        f"Or start from a new checkpoint, with an empty output."
     )

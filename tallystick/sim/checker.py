@@ -21,12 +21,13 @@ from tallystick.errors import (
     FencedError,
     ForeignRowsError,
     RetriableError,
+    SecondCallError,
     StorageError,
 )
 from tallystick.sim.kafka_cluster import Committed
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Crash
-from tallystick.sim.spark import Checkpoint, ConcurrentRunError
+from tallystick.sim.spark import Checkpoint, ConcurrentRunError, UnreadableLogError
 from tallystick.sim.state_oracle import StateOracle
 from tallystick.sink.transaction import Token
 from tallystick.topic_partition import TopicPartition
@@ -55,6 +56,7 @@ class Checker:
         self.committed_epoch = -1
         self.foreign_epochs: set[int] = set()
         self.reported_epochs: set[int] = set()
+        self.told_partial: set[int] = set()  # of whose second call a refusal told
         self.owner = ""  # the process that took over last
         self.committer = ""  # the process whose commit is being processed
         self.takeover_count = 0
@@ -99,8 +101,11 @@ class Checker:
         self.on_decision(epoch, token.manifest_path, by)
 
     def _check_epoch(self, epoch: int, done: Committed, manifest_path: str) -> None:
-        if epoch != self.committed_epoch + 1:
+        between = set(range(self.committed_epoch + 1, epoch))
+        if epoch <= self.committed_epoch or between - self.checkpoint.left_out.keys():
             self.note(f"epoch {epoch} committed after epoch {self.committed_epoch}")
+        if silent := {n for n in self.checkpoint.called_twice if n < epoch} - self.told_partial:
+            self.note(f"epoch {epoch} committed, and no run has told of second calls for {silent}")
         self.committed_epoch = max(epoch, self.committed_epoch)
         if epoch not in self.checkpoint.offsets:
             self.note(f"epoch {epoch} committed, of which Spark has no offsets")
@@ -139,6 +144,11 @@ class Checker:
     # Ends of drivers
     def check_positions(self, shown: Mapping[TopicPartition, int]) -> None:
         """No driver runs: the group of the source on the same cluster shows what is committed."""
+        if self.committed_epoch >= 0 and self.committed_epoch not in self.checkpoint.offsets:
+            self.note(
+                f"epoch {self.committed_epoch} is committed, its entry in Spark's log is gone"
+            )
+            return
         ends = self.checkpoint.start_of(self.committed_epoch + 1)
         wrong = {p: offset for p, offset in shown.items() if offset != ends[p]}
         if wrong or (not shown and self.committed_epoch >= 0):
@@ -163,15 +173,21 @@ class Checker:
                 if self.takeover_count < 2:
                     self.note(f"{name}: {error}, but nobody has taken over")
                 return "fenced"
+            case SecondCallError() if offered in self.checkpoint.called_twice:
+                return "called twice"
             case RetriableError():
                 return "no disk" if isinstance(error, StorageError) else "gave up"
-            case ConcurrentRunError():
-                return "second query on the checkpoint"
+            case ConcurrentRunError() | UnreadableLogError():
+                return "Spark's log stands in the way"
             case _:
                 self.note(f"{name}: {type(error).__name__}: {error}")
                 return "broken"
 
     def _refusal(self, name: str, offered: int, error: DataLossError) -> str:
+        if found := re.search(r"partial-epoch-(\d+)", str(error)):
+            self.told_partial.add(int(found[1]))
+            if int(found[1]) in self.checkpoint.called_twice:
+                return "told of a second call"
         if self.expected_error is not None and isinstance(error, self.expected_error):
             self.expected_seen = True
             return "refused"

@@ -35,6 +35,10 @@ class Fault(Enum):
     RACING_ATTEMPT = "a second attempt of a task writes too"
     STRAY_ELSEWHERE = "an attempt writes where the others have no rows"
     EMPTY_EPOCH = "an epoch has no rows"
+    # The user's own function around a sink, and the disk that Spark's log is on.
+    LEFT_OUT = "the user's function does not call the sink for an epoch"
+    CALLED_TWICE = "the user's function calls the sink twice for an epoch"
+    POWER_CUT = "what was not synced is gone or torn when the driver dies"
     # Tasks with keyed state, and the hosts that keep copies of it.
     RESCALED = "a run has another parallelism than the one before"
     TASK_MOVED = "a task runs on another host, which has an old copy of its state or none"
@@ -56,6 +60,8 @@ class Fault(Enum):
     TOKEN_OVERWRITTEN = "a tool committed offsets in the token group"
     CHECKPOINT_SET_BACK = "an old copy of the checkpoint was put back"
     OFFSET_LOG_LOST = "the newest entries of Spark's logs are lost"
+    OFFSET_LOG_REPLACED = "the newest entry of Spark's log is replaced by another"
+    TOKEN_SET_BACK = "Kafka has an older token than the newest that it committed"
     MANIFEST_DELETED = "the manifest that Kafka names is deleted"
     MANIFEST_CORRUPTED = "the manifest that Kafka names is damaged"
     OTHER_CHECKPOINT = "the pipeline is started on another checkpoint"
@@ -95,6 +101,9 @@ RATIOS = {
     Fault.RACING_ATTEMPT: 0.1,
     Fault.STRAY_ELSEWHERE: 0.1,
     Fault.EMPTY_EPOCH: 0.05,
+    Fault.LEFT_OUT: 0.1,
+    Fault.CALLED_TWICE: 0.1,
+    Fault.POWER_CUT: 0.3,
     Fault.RESCALED: 0.3,
     Fault.TASK_MOVED: 0.15,
     Fault.COPY_LOST: 0.01,

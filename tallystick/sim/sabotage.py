@@ -13,6 +13,8 @@ from tallystick.sim.hosts import Host
 from tallystick.sim.rows import rows_between
 from tallystick.sim.spark import Checkpoint
 from tallystick.sim.world import OUTPUT, TOKEN_GROUP, World
+from tallystick.sink.tokens import encode_token
+from tallystick.sink.transaction import Token
 from tallystick.state.changelog import parse_index
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.restore import Load, needed
@@ -21,6 +23,7 @@ TOKEN = (TOKEN_GROUP, OUTPUT[0])
 KAFKAS = {
     Fault.TOKEN_EXPIRED,
     Fault.TOKEN_OVERWRITTEN,
+    Fault.TOKEN_SET_BACK,
     Fault.OTHER_CHECKPOINT,
     Fault.SITE_SET_BACK,
 }
@@ -53,9 +56,9 @@ def _overwrite_token(world: World) -> type[Exception]:
 
 def _set_back_checkpoint(world: World) -> type[Exception] | None:
     newest = world.checker.committed_epoch
-    if newest < 1:
+    if newest < 2:
         return None
-    kept = world.dice.randrange(newest)
+    kept = world.dice.randrange(newest - 1)  # two entries are written again from the manifests
     world.checkpoint.forget_from(kept)
     left = {
         path: data
@@ -76,8 +79,42 @@ def _lose_offset_log(world: World) -> type[Exception] | None:
     if newest < 0:
         return None
     world.checkpoint.forget_from(newest)
-    world.checkpoint.log_offsets(newest, dict(world.available))  # planned anew, with more input
-    return ManifestError
+    if world.dice.random() < 0.5:
+        # A start that did not look at the manifest has planned it again, with more input.
+        world.checkpoint.log_offsets(newest, dict(world.available), world.sources)
+    world.plan.struck[Fault.OFFSET_LOG_LOST] += 1
+    return None
+
+
+def _replace_offsets(world: World) -> type[Exception] | None:
+    """Another driver's entry takes the place of the one that the newest epoch ran with."""
+    newest = world.checker.committed_epoch
+    if newest < 0:
+        return None
+    was_done = newest in world.checkpoint.commits
+    is_longer = world.dice.random() < 0.5
+    ends = dict(world.available if is_longer else world.checkpoint.start_of(newest))
+    world.checkpoint.forget_from(newest)
+    world.checkpoint.log_offsets(newest, ends, world.sources)
+    if was_done:
+        world.checkpoint.log_commit(newest)
+    world.release_input()  # else there may be nothing to plan
+    world.plan.struck[Fault.OFFSET_LOG_REPLACED] += 1
+    return None
+
+
+def _set_back_token(world: World) -> type[Exception] | None:
+    """Kafka has an older token, as after an unclean election; the rows in between are there."""
+    named = manifest.manifests(world.checkpoint.files)
+    newest = world.checker.committed_epoch
+    old = [path for path in named if manifest.epoch_of(path) < newest - 1]
+    if not old:
+        return None
+    path = world.dice.choice(old)
+    where = world.checkpoint
+    token = Token(manifest.epoch_of(path), where.lineage, where.location, path)
+    world.sink.offsets[TOKEN] = encode_token(token)
+    return DataLossError
 
 
 def _delete_manifest(world: World) -> type[Exception] | None:
@@ -164,10 +201,14 @@ def _restore_savepoint(world: World) -> type[Exception] | None:
         "lineage-2",
         "sim:/checkpoint-2",
         old.base,
-        offsets={number: ends for number, ends in old.offsets.items() if number <= epoch},
-        commits={number for number in old.commits if number <= epoch},
-        files={manifest.manifest_path(seed, f"{manifest.SEED}1"): seed.encode(), **copies},
+        {manifest.manifest_path(seed, f"{manifest.SEED}1"): seed.encode(), **copies},
     )
+    for number, ends in old.offsets.items():
+        if number <= epoch:
+            new.log_offsets(number, ends, world.sources)
+    for number in old.commits:
+        if number <= epoch:
+            new.log_commit(number)
     world.checkpoint = new
     world.checker.begin(new, epoch)
     is_asked = newest > epoch or world.decided_by == CHECKPOINT  # the new log knows nothing
@@ -212,6 +253,8 @@ ACTS: dict[Fault, Callable[[World], type[Exception] | None]] = {
     Fault.TOKEN_OVERWRITTEN: _overwrite_token,
     Fault.CHECKPOINT_SET_BACK: _set_back_checkpoint,
     Fault.OFFSET_LOG_LOST: _lose_offset_log,
+    Fault.OFFSET_LOG_REPLACED: _replace_offsets,
+    Fault.TOKEN_SET_BACK: _set_back_token,
     Fault.MANIFEST_DELETED: _delete_manifest,
     Fault.MANIFEST_CORRUPTED: _corrupt_manifest,
     Fault.OTHER_CHECKPOINT: _start_elsewhere,

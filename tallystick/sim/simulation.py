@@ -117,14 +117,16 @@ def _is_made_good(world: World, act: Fault | None) -> bool:
 
 
 def _read(world: World) -> list[Row]:
-    """All input that was read so far, as the rows that it must have become (of no epoch)."""
-    return rows_between(dict.fromkeys(world.consumed, 0), world.consumed)
+    """All input that was written so far, as the rows that it must have become (of no epoch)."""
+    left_out = {(row.source, row.offset) for row in world.query.left_out_rows()}
+    rows = rows_between(dict.fromkeys(world.consumed, 0), world.consumed)
+    return [row for row in rows if (row.source, row.offset) not in left_out]
 
 
 @contextmanager
 def _silent_driver() -> Iterator[None]:
     """The driver warns of every failure; here failing is the point."""
-    names = ("job", "decision_log", "participants")
+    names = ("job", "decision_log", "participants", "spark_log")
     loggers = [logging.getLogger(f"tallystick.{name}") for name in names]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

@@ -1,9 +1,10 @@
 """The checkpoint location of the simulated world: whole files, and writes that go wrong."""
 
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from tallystick.errors import BrokenInvariantError, StorageError
 from tallystick.sim.scheduler import Process
+from tallystick.sim.spark import Checkpoint
 from tallystick.sim.wire import Call
 
 Result = TypeVar("Result")
@@ -27,6 +28,14 @@ class SimulatedStorage:
         self._process = process
         self._location = location
         self._files = files
+        self._unsynced: set[str] = set()
+
+    @classmethod
+    def of(cls, wire: Sender, process: Process, checkpoint: Checkpoint) -> Self:
+        """Return the storage of a checkpoint, in which Spark's own files may be not durable."""
+        made = cls(wire, process, checkpoint.location, checkpoint.files)
+        made._unsynced = checkpoint.unsynced
+        return made
 
     @property
     def location(self) -> str:
@@ -84,3 +93,9 @@ class SimulatedStorage:
             return sorted(path for path in self._files if path.startswith(f"{folder}/"))
 
         return self._wire.send(self._process, Call("names", effect, StorageError))
+
+    def sync(self, path: str) -> None:
+        """See `ports.Storage.sync`."""
+        self._wire.send(
+            self._process, Call("sync", lambda: self._unsynced.discard(path), StorageError)
+        )

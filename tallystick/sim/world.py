@@ -14,7 +14,12 @@ from typing import Any, TypeVar
 
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
 from tallystick.checkpoint.verdict import Identity, Request
-from tallystick.errors import ForeignRowsError, RetriableError, StorageError, TallystickError
+from tallystick.errors import (
+    ForeignRowsError,
+    RetriableError,
+    StorageError,
+    TallystickError,
+)
 from tallystick.job import Driver, Target
 from tallystick.ports import Broker, Engine
 from tallystick.sim.broker import SimulatedBroker
@@ -22,6 +27,7 @@ from tallystick.sim.checker import Checker
 from tallystick.sim.engine import Attempt, SimulatedEngine
 from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
+from tallystick.sim.query import Query
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
 from tallystick.sim.sinks import Sinks, deciders
@@ -31,6 +37,7 @@ from tallystick.sim.wire import Call
 from tallystick.sim.workers import Workers
 from tallystick.sink.tokens import decode_token
 from tallystick.sink.transaction import Token
+from tallystick.spark_log import SparkLog
 from tallystick.topic_partition import TopicPartition
 
 Result = TypeVar("Result")
@@ -97,7 +104,7 @@ class World:
             self.plan.struck[Fault.COUNT_HIDDEN] += 1
         version = self.dice.choice((2, 2, 1))
         self.sink = self._cluster("sink", version)
-        self.sources = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
+        self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
         partitions = [partition for source in self.sources for partition in source.partitions]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
@@ -117,6 +124,7 @@ class World:
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
+        self.query = Query(self, is_users=not self.is_keyed and self.sinks is None)
 
     def _cluster(self, name: str, version: int) -> KafkaCluster:
         return KafkaCluster(
@@ -154,7 +162,7 @@ class World:
     def start_driver(self) -> Process:
         """Start the query in a new process."""
         name = f"driver {next(self._names)}"
-        process = Process(name, self._run_query)
+        process = Process(name, self.query.run)
         self._scheduler.add(process)
         self.tell(f"{name} starts on {self.checkpoint.location}")
         return process
@@ -165,7 +173,7 @@ class World:
         identity = Identity(
             PIPELINE, checkpoint.lineage, checkpoint.location, frozenset(self.accepted)
         )
-        storage = SimulatedStorage(self, process, checkpoint.location, checkpoint.files)
+        storage = SimulatedStorage.of(self, process, checkpoint)
         broker: Broker = SimulatedBroker(self, process, self.sink)
         if self.sinks is not None:
             if self.decided_by == CHECKPOINT:
@@ -182,26 +190,10 @@ class World:
             **options,
         )
 
-    def _run_query(self, process: Process) -> None:
-        """Spark's loop over micro-batches."""
-        checkpoint = self.checkpoint
-        driver = self.make_driver(process)
-        epoch = checkpoint.first_epoch()
-        while True:
-            if epoch not in checkpoint.offsets:
-                ends = self.plan_positions(checkpoint.start_of(epoch))
-                if ends is None:
-                    return
-                self.pass_by(process)
-                checkpoint.log_offsets(epoch, ends)
-            self.offer(process, driver, epoch)
-            self.pass_by(process)
-            checkpoint.log_commit(epoch)
-            epoch += 1
-
     def offer(self, process: Process, driver: Driver, epoch: int) -> None:
         """Ask a driver for one epoch that is in Spark's offset log."""
         process.offered = epoch
+        SparkLog(SimulatedStorage.of(self, process, self.checkpoint)).sync(epoch)
         ends = self.checkpoint.offsets[epoch]
         request = Request(epoch, tuple(source.text(ends) for source in self.sources))
         driver.run_epoch(request, self._engine(process, epoch))
@@ -385,12 +377,15 @@ class World:
         """The group on the sink's cluster shows how far its source was read; no other is there."""
         if self.decided_by != KAFKA:
             return
+        ends = self.checkpoint.start_of(self.checker.committed_epoch + 1)
+        is_all = not any(each > self.checker.committed_epoch for each in self.checkpoint.left_out)
+        ends = self.available if is_all else ends
         for partition in OWN.partitions:
             shown = self.sink.offsets.get((OWN.group, partition), (None, ""))[0]
-            if shown != self.available[partition]:
+            if shown != ends[partition]:
                 self.checker.note(
                     f"{OWN.group} shows {shown} for {partition}, "
-                    f"which was read up to {self.available[partition]}"
+                    f"which was read up to {ends[partition]}"
                 )
         if any(group == OTHER.group for group, _ in self.sink.offsets):
             self.checker.note(f"{OTHER.group} is of another cluster, and is shown on the sink's")
@@ -430,7 +425,11 @@ class World:
             shown = self.sink.offsets.items()
             own = {partition: at for (group, partition), (at, _) in shown if group == OWN.group}
             self.checker.check_positions(own)
-        if isinstance(error, ForeignRowsError) or end == "lost output":
+        is_dead = isinstance(error, Crash) and not self._scheduler.living
+        if is_dead and self.plan.strikes(Fault.POWER_CUT):
+            self.checkpoint.lose_power(self.dice)
+            self.tell(Fault.POWER_CUT.value)
+        if isinstance(error, ForeignRowsError) or end in ("lost output", "told of a second call"):
             self.accepted.add(accept_word(error))
         return end
 

@@ -56,9 +56,9 @@ def foreach_batch_runner(
         def make_engine(batch: Batch) -> DataFrameEngine:
             return engine_of(opened[0], batch.rows)
 
-        return EpochRunner(name, make_driver, make_engine, accepted, close)
+        return EpochRunner(name, make_driver, make_engine, accepted, close, is_users=True)
 
-    return RunnerPerRun(make, _at_end)
+    return RunnerPerRun((written, name, accepted), make, _at_end)
 
 
 def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from tallystick.checkpoint.manifest import FOLDER, manifests
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options import parse_source_options
 from tallystick.source.offsets import SourceOffsets
@@ -42,6 +43,8 @@ from tallystick.spark.query import (
     execution_of,
     source_options,
 )
+from tallystick.spark_log import SparkLog
+from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
 
@@ -250,8 +253,9 @@ class Listener(StreamingQueryListener):
         """Called while the query starts, and before its first epoch."""
         run_id, query = str(event.runId), event.name or str(event.id)
         self._names[run_id] = query
+        query_id = str(event.id)
+        _mend(self._session, query_id, query)
         try:
-            query_id = str(event.id)
             execution = execution_of(self._session, query_id)
             clients = _clients(source_options(execution, self._source_name))
             if any(client.group for client in clients):
@@ -290,6 +294,21 @@ class Listener(StreamingQueryListener):
             _forget(run_id)
         _end(run_id)
         _observe(self._names.pop(run_id, str(event.id)), None)
+
+
+def _mend(session: SparkSession, query_id: str, query: str) -> None:
+    """Mend the log of a query that one of our sinks commits; Spark reads it right after this."""
+    try:
+        location = str(execution_of(session, query_id).resolvedCheckpointRoot())
+        storage = FileStorage(location)
+        if manifests(storage.names(FOLDER)):
+            SparkLog(storage).mend()
+    except Exception as error:
+        logger.warning(
+            "query %s: its log is not looked through for what a power cut may have damaged: %s",
+            query,
+            error,
+        )
 
 
 def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:

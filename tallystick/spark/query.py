@@ -16,13 +16,15 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.checkpoint.micro_batches import failed_path, partial_path, second_call
 from tallystick.checkpoint.verdict import Identity, Request
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import DataLossError, OptionError, SparkLogError, TallystickError
 from tallystick.job import Driver
 from tallystick.ports import Engine, Prepared
 from tallystick.sink.transaction import Producer
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.spark.group_offsets import shown_in_transaction
+from tallystick.spark_log import Logged, SparkLog
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
@@ -153,41 +155,6 @@ def _items(sequence: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """What Spark logged of a micro-batch before it ran: the same for each of its attempts.
-
-    Args:
-        timestamp_ms: its clock.
-        sources: the end offsets of each source.
-    """
-
-    timestamp_ms: int
-    sources: tuple[str, ...]
-
-
-def logged_batch(storage: FileStorage, batch_id: int) -> Logged:
-    """What Spark logged for a micro-batch.
-
-    Source: Spark's OffsetSeqLog: a version, a line of metadata, a line per source.
-
-    Raises:
-        DataLossError: the log entry is missing or damaged.
-    """
-    path = f"offsets/{batch_id}"
-    data = storage.get(path)
-    lines = [] if data is None else data.decode(errors="replace").splitlines()
-    if len(lines) < 3 or not lines[0].startswith("v"):
-        found = "no such file" if data is None else f"{len(data)} bytes"
-        raise DataLossError(
-            f"checkpoint {storage.location}: {path} should hold Spark's offsets of micro-batch "
-            f"{batch_id}, found {found}. Nothing was changed. Put a whole copy of the checkpoint "
-            f"back."
-        )
-    timestamp_ms = json.loads(lines[1] or "{}").get("batchTimestampMs", 0)
-    return Logged(int(timestamp_ms), tuple(lines[2:]))
-
-
 def lineage_of(storage: FileStorage, query_id: str) -> str:
     """The id that Spark stored in this checkpoint, which must be the running query's."""
     data = storage.get("metadata")
@@ -205,9 +172,19 @@ class Batch:
     """One micro-batch: its rows, and what Spark logged of its sources."""
 
     rows: DataFrame
-    sources: tuple[str, ...]
-    previous_sources: tuple[str, ...]
-    timestamp_ms: int
+    batch_id: int
+    logged: Logged
+    log: SparkLog
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The end offsets of its sources."""
+        return self.logged.sources
+
+    @property
+    def previous_sources(self) -> tuple[str, ...]:
+        """Those of the micro-batch before; none before the first."""
+        return self.log.batch(self.batch_id - 1).sources if self.batch_id > 0 else ()
 
 
 MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
@@ -237,6 +214,7 @@ class _Opened:
 
     run_id: str
     storage: FileStorage
+    log: SparkLog
     driver: Driver
 
 
@@ -251,6 +229,8 @@ class EpochRunner:
         make_engine: called once per micro-batch.
         accepted: the decisions that a person stated.
         close: called when the run is over, perhaps more than once.
+        is_users: a user's own function calls it: perhaps not for every micro-batch, perhaps twice,
+            and it may catch what is raised here.
     """
 
     def __init__(
@@ -260,13 +240,18 @@ class EpochRunner:
         make_engine: MakeEngine,
         accepted: frozenset[str],
         close: Callable[[], None] = lambda: None,
+        *,
+        is_users: bool = False,
     ) -> None:
         self._name = name
         self._make_driver = make_driver
         self._make_engine = make_engine
         self._accepted = accepted
         self._close = close
+        self._is_users = is_users
         self._opened: _Opened | None = None
+        self._done: int | None = None  # the newest micro-batch that is committed
+        self._failed: Exception | None = None
         self._lock = Lock()
         self._is_running = self._has_ended = False
 
@@ -275,7 +260,10 @@ class EpochRunner:
         with self._lock:
             self._is_running = True
         try:
-            self._run(rows, batch_id)
+            if self._is_users:
+                self._run_for_user(rows, batch_id)
+            else:
+                self._run(rows, batch_id)
         finally:
             with self._lock:
                 self._is_running = False
@@ -291,16 +279,60 @@ class EpochRunner:
         if not is_running:
             self._close()
 
+    def refuse_another(self, rows: DataFrame, batch_id: int) -> None:
+        """Refuse a second sink in the function that calls this one.
+
+        Raises:
+            SecondCallError: always. If the first sink was called for this micro-batch, it is noted.
+        """
+        run = current_run(rows.sparkSession)
+        if batch_id == self._done:
+            note = partial_path(batch_id)
+            FileStorage(run.checkpoint).put(note, b"another sink was called\n")
+        name = self._name or run.query_name or run.query_id
+        self._failed = second_call(name, batch_id, "another KafkaSink")
+        raise self._failed
+
+    def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
+        if self._failed is not None:
+            raise TallystickError(
+                f"micro-batch {batch_id}: an earlier call of this sink failed ({self._failed}), "
+                f"and the function of foreachBatch went on. Nothing was written. Do not catch what "
+                f"the sink raises: Spark takes a micro-batch whose function returns for done. "
+                f"Start the query again."
+            ) from self._failed
+        try:
+            self._run(rows, batch_id)
+            self._done = batch_id
+        except Exception as error:
+            self._failed = error
+            if not isinstance(error, SparkLogError):  # its micro-batch is planned again
+                self._note_failure(rows, batch_id)
+            raise
+
+    def _note_failure(self, rows: DataFrame, batch_id: int) -> None:
+        """Let the next run know: the function may return all the same, and Spark log its end."""
+        try:
+            storage = FileStorage(current_run(rows.sparkSession).checkpoint)
+            storage.put(failed_path(batch_id), b"")
+        except Exception as error:
+            logger.warning(
+                "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "
+                "function of foreachBatch catches the failure, its rows are lost",
+                batch_id,
+                error,
+            )
+
     def _run(self, rows: DataFrame, batch_id: int) -> None:
         run_id, opened = current_run_id(rows.sparkSession), self._opened
         if opened is None or opened.run_id != run_id:
             # Seen only when it is complete: parts of two runs must never be mixed.
             self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
-        logged = logged_batch(opened.storage, batch_id)
-        previous = logged_batch(opened.storage, batch_id - 1).sources if batch_id > 0 else ()
-        batch = Batch(rows, logged.sources, previous, logged.timestamp_ms)
-        engine = _Witness(self._make_engine(batch))
-        opened.driver.run_epoch(Request(batch_id, logged.sources), engine)
+        opened.log.sync(batch_id)
+        logged = opened.log.batch(batch_id)
+        engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
+        request = Request(batch_id, logged.sources, may_skip=self._is_users)
+        opened.driver.run_epoch(request, engine)
         shown_in_transaction(run_id, opened.driver.cluster_id)
         if not engine.has_run and opened.storage.names(STATE_FOLDER):
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
@@ -315,7 +347,14 @@ class EpochRunner:
             checkpoint=storage.location,
             accepted=self._accepted,
         )
-        return _Opened(run_id, storage, self._make_driver(run, identity, storage))
+        log = SparkLog(storage)
+        driver = self._make_driver(run, identity, storage)
+        return _Opened(run_id, storage, log, driver)
+
+
+_sink_of_run: dict[str, "RunnerPerRun"] = {}
+"""Which sink the function of a run calls; there is one, for there is one decision per epoch."""
+_sink_lock = Lock()
 
 
 class RunnerPerRun:
@@ -325,23 +364,33 @@ class RunnerPerRun:
     run; with another's, rows of this query would be committed as that query's epoch.
 
     Args:
+        sink: what it writes to, and how; equal for sinks that are the same but for their identity.
         make: makes a runner, without asking anyone anything.
         at_end: called within a micro-batch, with its rows: has the function called when the run
             has ended.
     """
 
-    def __init__(self, make: Callable[[], EpochRunner], at_end: AtEnd) -> None:
+    def __init__(self, sink: object, make: Callable[[], EpochRunner], at_end: AtEnd) -> None:
+        self._sink = sink
         self._make = make
         self._at_end = at_end
         self._lock = Lock()
         self._runners: dict[str, EpochRunner] = {}
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Run one epoch; see `EpochRunner`."""
-        self._runner(rows)(rows, batch_id)
+        """Run one epoch; see `EpochRunner`.
 
-    def _runner(self, rows: DataFrame) -> EpochRunner:
+        Raises:
+            SecondCallError: the function of this run calls another sink too.
+        """
         run_id = current_run_id(rows.sparkSession)
+        with _sink_lock:
+            owner = _sink_of_run.setdefault(run_id, self)
+        if owner._sink != self._sink:
+            owner._runner(rows, run_id).refuse_another(rows, batch_id)
+        owner._runner(rows, run_id)(rows, batch_id)
+
+    def _runner(self, rows: DataFrame, run_id: str) -> EpochRunner:
         with self._lock:
             if run_id in self._runners:
                 return self._runners[run_id]
@@ -354,6 +403,8 @@ class RunnerPerRun:
         return made
 
     def _end(self, run_id: str) -> None:
+        with _sink_lock:
+            _sink_of_run.pop(run_id, None)
         with self._lock:
             ended = self._runners.pop(run_id, None)
         if ended is not None:

@@ -34,6 +34,7 @@ from tallystick.spark.query import Batch, EpochRunner, QueryRun
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT, read_plan, register
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
+from tallystick.spark_log import SparkLog
 from tallystick.steps import Step, arrange
 from tallystick.storage import FileStorage
 
@@ -168,14 +169,14 @@ class PipelineRun:
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,
                 keyed=self.keyed,
-                timestamp_ms=batch.timestamp_ms,
+                timestamp_ms=batch.logged.timestamp_ms,
             )
         rows = read_frame(self.spark, unread, stages.frames.ddl)
         for function in stages.frames.functions:
             rows = function(rows)
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
-        return engine_of(sinks, rows, after, twice, self.keyed, batch.timestamp_ms)
+        return engine_of(sinks, rows, after, twice, self.keyed, batch.logged.timestamp_ms)
 
 
 def start_query(
@@ -183,6 +184,7 @@ def start_query(
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     storage = FileStorage(checkpoint)
+    SparkLog(storage).mend()
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
     run.keyed.check(() if newest is None else newest.state)

@@ -50,7 +50,7 @@ from tallystick.sink.two_phase import (
     TwoPhaseCommitSink,
     to_abort,
 )
-from tallystick.spark.query import logged_batch
+from tallystick.spark_log import SparkLog
 from tallystick.state.handles import StepState
 from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.topic_partition import TopicPartition
@@ -130,6 +130,7 @@ class WriteEpochs:
         listener: Listener | None = None,
     ) -> None:
         self._storage = storage
+        self._log = SparkLog(storage)
         lineage = stored_lineage(storage)
         self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
         self._target = _target(id_prefix or default_prefix(lineage))
@@ -145,6 +146,7 @@ class WriteEpochs:
             TallystickError: the recovery failed, nothing has begun.
         """
         checkpoint_id = newest_batch(self._storage)
+        self._log.sync(checkpoint_id)
         # Now and then a whole recovery: it aborts what losers of a speculation left.
         following = None if checkpoint_id % RECOVER_EVERY == 0 else self._next(checkpoint_id)
         planned = following or self._recovered(checkpoint_id)
@@ -240,7 +242,7 @@ class WriteEpochs:
         )
 
     def _request(self, checkpoint_id: int) -> Request:
-        return Request(checkpoint_id, logged_batch(self._storage, checkpoint_id).sources)
+        return Request(checkpoint_id, self._log.batch(checkpoint_id).sources, may_skip=False)
 
 
 class PreparedEpoch:

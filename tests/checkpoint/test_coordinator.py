@@ -16,6 +16,8 @@ from tallystick.errors import (
     DataLossError,
     EpochAbortedError,
     FencedError,
+    SecondCallError,
+    SparkLogError,
 )
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.sink.two_phase import Committable, Lost
@@ -134,7 +136,11 @@ def answers(  # noqa: PLR0912 - one case per action
         case c.EndEpoch():
             for epoch in (asked, asked + 1, asked + 2):
                 if epoch <= EPOCHS:
-                    yield c.EpochRequested(request(epoch))
+                    yield c.EpochRequested(request(epoch), request(asked).sources)
+            if asked == 0 and kind in KINDS[:2]:
+                yield c.EpochRequested(request(1), ("replaced in Spark's log",))
+            if asked == 0 and kind == KINDS[1]:
+                yield c.EpochRequested(request(RECOVER_EVERY))  # those in between were left out
     if not isinstance(action, c.EndEpoch | c.Stop):
         yield from map(c.ActionFailed, ERRORS if kind == PLAIN else ERRORS[::2])
 
@@ -145,6 +151,11 @@ def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
     yield from (held(epoch, kind=kind) for epoch in range(-1, EPOCHS + 1))
     yield replace(held(asked, kind=kind), before=None)
     yield held(asked, ("other ends",), kind)
+    if asked == 1:
+        yield replace(held(1, kind=kind), is_partial=True)
+        yield replace(held(0, kind=kind), logged=("other ends",))
+    if asked > 1:
+        yield replace(held(0, kind=kind), begun=(1,))
     yield Committed(held(asked).token, None, manifest_exists=True)
     yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
     if asked > 0:
@@ -237,10 +248,15 @@ def test_an_epoch_runs_only_after_the_question_what_is_committed(steps):
 
 def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(steps):
     """Of the manifest that Kafka's token names, and of no other."""
-    found = [(order, state) for state, _, _, order in steps if isinstance(order, c.RunEpoch)]
-    for order, _ in found:
-        names = [step.uid for step in order.state]
-        assert names in ([], [f"step of {order.checkpoint_id - 1}"])
+    found = [
+        (order, event.committed if isinstance(event, c.CommittedRead) else state._known)
+        for state, _, event, order in steps
+        if isinstance(order, c.RunEpoch)
+    ]
+    for order, known in found:
+        newest = known.token.checkpoint_id  # before it others may have been left out
+        base = min(newest, order.checkpoint_id - 1)
+        assert [step.uid for step in order.state] in ([], [f"step of {base}"])
     assert any(order.state for order, _ in found)
 
 
@@ -312,6 +328,7 @@ def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
     due = []
     for epoch in range(1, 3 * RECOVER_EVERY):
         token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
+        steady._request = Request(epoch - 1, ("{}",))
         steady._committed = Committed(token, None, manifest_exists=False)
         steady.phase = Phase.READY
         order = steady.step(c.EpochRequested(Request(epoch, ("{}",))))
@@ -328,6 +345,40 @@ def test_a_pipeline_without_other_sinks_recovers_them_only_if_spark_does_not_kno
     ]
     assert orders
     assert all(order.decided and not order.settled for _, order in orders)
+
+
+def test_a_second_request_for_an_epoch_is_refused_in_a_run_and_a_replay_in_the_next_is_not(steps):
+    """Two DataFrames in one micro-batch: the second one's rows would be dropped as a replay."""
+    again = [
+        order
+        for state, action, event, order in steps
+        if isinstance(action, c.EndEpoch)
+        and isinstance(event, c.EpochRequested)
+        and event.request.checkpoint_id == action.request.checkpoint_id
+    ]
+
+    assert again
+    assert all(isinstance(o, c.Stop) and isinstance(o.error, SecondCallError) for o in again)
+    assert any(
+        isinstance(order, c.ConfirmOutput)
+        for state, _, _, order in steps
+        if state.phase is Phase.RESTORING
+    ), "a replay"
+
+
+def test_no_epoch_follows_one_whose_end_in_sparks_log_is_another_and_the_manifests_is_told(steps):
+    """In a run as in a recovery; and not before the run has proved that it is not replaced."""
+    stops = [
+        (state, event.committed, order.error)
+        for state, _, event, order in steps
+        if isinstance(order, c.Stop) and isinstance(order.error, SparkLogError)
+    ]
+
+    for state, committed, error in stops:
+        assert state._refused_before
+        assert error.sources == committed.manifest.sources
+    asked = {(state._asked.checkpoint_id, error.checkpoint_id) for state, _, error in stops}
+    assert asked >= {(0, 0), (1, 0), (1, 1)}
 
 
 def test_a_decided_epoch_runs_again_only_if_nothing_of_it_is_visible(steps):

@@ -34,6 +34,7 @@ from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sink.tokens import encode_token
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.shown import shown
+from tallystick.spark_log import SparkLog
 
 Replacement = Callable[[], Any]
 
@@ -335,6 +336,13 @@ def _any_sources(request: Any, committed: Committed, _: Any) -> verdict.Verdict 
     return None
 
 
+def _any_sources_before(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+    token = committed.token
+    if token is not None and token.checkpoint_id == request.checkpoint_id - 1:
+        return verdict.Run() if committed.manifest is not None else None
+    return None
+
+
 def _no_manifest_needed(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
     token = committed.token
     if token is not None and token.checkpoint_id == request.checkpoint_id - 1:
@@ -348,9 +356,68 @@ for sentence, change, found in (
     ("an older epoch is run again", _any_epoch, Fault.CHECKPOINT_SET_BACK),
     ("another checkpoint's token is ignored", _any_lineage, Fault.OTHER_CHECKPOINT),
     ("offsets are not compared when done", _any_sources, Fault.OFFSET_LOG_LOST),
+    (
+        "the end of the epoch before is not compared",
+        _any_sources_before,
+        Fault.OFFSET_LOG_REPLACED,
+    ),
     ("a missing manifest is ignored", _no_manifest_needed, Fault.MANIFEST_DELETED),
 ):
     MUTATIONS[sentence] = Mutation(frozenset({found}), verdict, "judge", _judge(change))
+
+
+# Spark's log, and the user's function that stands between Spark and the driver.
+
+
+CUT = (Fault.CRASH_AFTER, Fault.POWER_CUT)
+
+
+@mutation("Spark's log is not synced before the decision", SparkLog, "sync", *CUT)
+def _(_: Any) -> Any:
+    return lambda self, batch_id: None
+
+
+@mutation("what a power cut has torn is left in Spark's log", SparkLog, "mend", *CUT)
+def _(_: Any) -> Any:
+    return lambda self: None
+
+
+@mutation("Spark's log is not put right", SparkLog, "put_right", Fault.OFFSET_LOG_REPLACED)
+def _(_: Any) -> Any:
+    return lambda self, batch_id, sources: None
+
+
+@mutation(
+    "what was planned behind a wrong end stays", SparkLog, "_remove", Fault.OFFSET_LOG_REPLACED
+)
+def _(_: Any) -> Any:
+    return lambda self, folder, batch_id: None
+
+
+@mutation("a micro-batch cannot be left out", verdict, "_follows", Fault.LEFT_OUT)
+def _(_: Any) -> Any:
+    return lambda request, token, *_: token.checkpoint_id == request.checkpoint_id - 1
+
+
+@mutation("any gap is of micro-batches left out", verdict, "_follows", Fault.TOKEN_SET_BACK)
+def _(_: Any) -> Any:
+    return lambda request, token, *_: token.checkpoint_id < request.checkpoint_id
+
+
+@mutation("a second call is taken for a replay", Coordinator, "_start", Fault.CALLED_TWICE)
+def _(original: Any) -> Any:
+    def start(self: Any, request: Any, logged: Any) -> c.Action:
+        if self._request is not None and self._request.checkpoint_id == request.checkpoint_id:
+            self.phase = c.Phase.READY
+            return c.EndEpoch(request)
+        return original(self, request, logged)
+
+    return start
+
+
+@mutation("a second call is not noted", Driver, "_before_stop", Fault.CALLED_TWICE)
+def _(_: Any) -> Any:
+    return lambda self, error: None
 
 
 @mutation("the checksum is not verified", m, "decode", Fault.MANIFEST_CORRUPTED)

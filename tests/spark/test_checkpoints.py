@@ -1,9 +1,11 @@
 """Checkpoints that are damaged, old, another's or full: the pipeline says so and writes nothing."""
 
 import errno
+import json
 import os
 import resource
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import tallystick as ts
+from tallystick.checkpoint import protocol as c
+from tallystick.storage import FileStorage
 from tests.spark.flow import Facts, Flow
 from tests.spark.topics import read_committed
 
@@ -53,22 +57,110 @@ def test_a_damaged_checkpoint_is_refused_and_goes_on_exactly_once_it_is_whole_ag
     flow.assert_exact()
 
 
-def test_a_torn_entry_of_sparks_own_log_stops_the_query_and_nothing_is_written(
+def lose(path: Path, how: str) -> None:
+    """What a power cut makes of a file that was not synced."""
+    if how == "gone":
+        path.unlink(missing_ok=True)
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    elif how == "empty":
+        path.write_bytes(b"")
+
+
+def test_a_query_goes_on_whatever_a_power_cut_takes_of_sparks_log(
+    flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is not synced at the decision, in every combination; and that the rest is."""
+    synced: list[str] = []
+    sync = FileStorage.sync
+
+    def synced_too(storage: FileStorage, path: str) -> None:
+        sync(storage, path)
+        assert (flow.checkpoint / path).stat().st_size > 0
+        synced.append(path)
+
+    def note(event: c.Event) -> None:
+        if isinstance(event, c.TransactionCommitted):
+            synced.append("decided")
+
+    monkeypatch.setattr(FileStorage, "sync", synced_too)
+    for _ in range(3):
+        flow.feed(30)
+        flow.run(listener=note)
+    runs = " ".join(synced).split(" decided")
+    assert runs[2:4] == [
+        " metadata offsets/0 offsets/1",
+        " metadata offsets/1 offsets/2",
+    ], "before the decision; the first run opens its lineage with a decision of its own"
+
+    monkeypatch.undo()
+    for number, (before, last) in enumerate(product(("kept", "gone", "empty"), repeat=2)):
+        after_the_cut = tmp_path / f"cut {number}"
+        shutil.copytree(flow.checkpoint, after_the_cut)
+        lose(after_the_cut / "commits/1", before)
+        lose(after_the_cut / "commits/2", last)
+        (after_the_cut / "offsets/3").write_bytes(b"")  # planned, and nothing of it is decided
+        flow.run(checkpoint=after_the_cut)  # there is nothing new: none gets ahead of the others
+        assert newest(after_the_cut / "commits").name == "2"
+        assert output_count(flow) == 90
+
+    flow.feed(30)
+    flow.run(checkpoint=after_the_cut)
+    flow.assert_exact()
+
+
+def test_entries_of_sparks_log_that_are_gone_or_torn_are_written_from_the_manifests(
     flow: Flow,
 ) -> None:
-    flow.feed(100)
-    flow.run()
-    flow.feed(50)
+    for _ in range(2):
+        flow.feed(50)
+        flow.run()
     entry = newest(flow.checkpoint / "offsets")
     whole = entry.read_bytes()
-
-    entry.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(StreamingQueryException):
+    for remains in (None, whole[: len(whole) // 2], bytes(len(whole))):
+        lose(flow.checkpoint / "commits" / entry.name, "gone")
+        lose(entry, "gone")
+        if remains is not None:
+            entry.write_bytes(remains)
+        flow.feed(10)
         flow.run()
-    assert output_count(flow) == 100
+        flow.assert_exact()
+        entry = newest(flow.checkpoint / "offsets")
+        whole = entry.read_bytes()
 
-    entry.write_bytes(whole)
-    (entry.parent / f".{entry.name}.crc").unlink(missing_ok=True)
+
+@pytest.mark.parametrize("step", [10, -10], ids=["longer", "shorter"])
+def test_an_entry_of_sparks_log_that_was_replaced_is_put_right_before_anything_is_lost(
+    flow: Flow, step: int
+) -> None:
+    """By the late rename of another driver, or by a copy of another time."""
+    flow.partitions = 1
+
+    def replace_newest(_: Any = None) -> None:
+        entry = newest(flow.checkpoint / "offsets")
+        *head, line = entry.read_text().splitlines()
+        planned = json.loads(line)
+        planned["topics"] = {
+            topic: [offset + step for offset in offsets]
+            for topic, offsets in planned["topics"].items()
+        }
+        lose(entry, "gone")
+        entry.write_text("\n".join([*head, json.dumps(planned)]))
+
+    for _ in range(2):
+        flow.feed(60)
+        flow.run()
+    flow.feed(60)
+    replace_newest()
+    with pytest.raises(StreamingQueryException, match=r"SparkLogError.*start the query again"):
+        flow.run()
+    flow.run()
+    flow.assert_exact()
+
+    # While the query runs: the next epoch would begin where the entry ends now.
+    facts = Facts("TransactionCommitted", replace_newest)
+    flow.feed(120)
+    with pytest.raises(StreamingQueryException, match=r"SparkLogError.*start the query again"):
+        flow.run(flow.pipeline(max_offsets_per_trigger=60), listener=facts)
     flow.run()
     flow.assert_exact()
 

@@ -150,3 +150,139 @@ def test_a_row_that_cannot_be_written_fails_the_query_and_nothing_of_its_batch_i
     if topic is not None:
         write(flow, stream(flow).select("key", "value"), flow.sink())
         flow.assert_exact()
+
+
+def numbers(flow: Flow, topic: str | None = None) -> list[int]:
+    """What the output has."""
+    found = read_committed(flow.confluent, topic or flow.topic_out)
+    return sorted(int(r.value or "") for r in found)
+
+
+def error_of(run: Callable[[], None]) -> str:
+    """What a query fails with."""
+    with pytest.raises(StreamingQueryException) as failed:
+        run()
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("how", ["one sink twice", "another sink"])
+def test_a_second_call_in_a_micro_batch_is_refused_and_no_restart_passes_over_its_rows(
+    flow: Flow, tallystick_topic: NewTopic, how: str
+) -> None:
+    flow.feed(100)
+    rows = stream(flow, maxOffsetsPerTrigger="40").select("key", "value")
+    even = f.col("value").cast("string").cast("int") % 2 == 0
+    sink = flow.sink()
+    other = sink if how == "one sink twice" else flow.sink(topic=tallystick_topic("other"))
+    sizes: list[int] = []
+
+    def both(df: DataFrame, batch_id: int) -> None:
+        sizes.append(df.count())
+        sink(df.where(even), batch_id)
+        other(df.where(~even), batch_id)
+
+    def one(accept: str = "") -> Callable[[DataFrame, int], None]:
+        mended = flow.sink(accept={accept} - {""})
+        return lambda df, batch_id: mended(df.where(even).union(df.where(~even)), batch_id)
+
+    assert "SecondCallError" in error_of(lambda: write(flow, rows, both))
+    first = numbers(flow)
+    assert 0 < len(first) < sizes[0]
+    for function in (both, one()):  # as often as a supervisor tries, and with the function mended
+        told = error_of(lambda function=function: write(flow, rows, function))  # type: ignore[misc]
+        assert "DataLossError" in told
+        assert "accept='partial-epoch-0'" in told
+        assert numbers(flow) == first
+
+    write(flow, rows, one("partial-epoch-0"))
+    found = numbers(flow)
+    assert found == sorted({*first, *found}), "nothing is there twice"
+    assert len(set(range(100)) - set(found)) == sizes[0] - len(first), "but for what was told"
+
+
+def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken_for_that(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    is_wanted = f.col("value").cast("string").cast("int") >= 200
+
+    def left_out(df: DataFrame, batch_id: int) -> None:
+        wanted = df.where(is_wanted)
+        if not wanted.isEmpty():
+            flow.sink()(wanted, batch_id)  # made anew for each: it is the same sink all the same
+
+    flow.feed(200)
+    write(flow, rows, left_out)
+    assert numbers(flow) == [], "all of its micro-batches were left out"
+    for record_count in (20, 40):
+        flow.feed(record_count)
+        write(flow, rows, left_out)
+    assert numbers(flow) == list(range(200, 260))
+
+    # A gap in the middle, in one run and over two.
+    sink, calls = flow.sink(), []
+
+    def now_and_then(df: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        if len(calls) % 4 == 1:
+            sink(df, batch_id)
+
+    flow.feed(8 * 30)
+    write(flow, rows, now_and_then)
+    written = len(numbers(flow)) - 60
+    assert len(calls) >= 8
+    assert 0 < written < 8 * 30
+
+    # What the sink raises is caught: Spark takes the micro-batch for done.
+    put = FileStorage.put
+    refusals = [StorageError("no room for a manifest")] * 3
+    swallowed: list[int] = []
+
+    def put_later(storage: FileStorage, path: str, data: bytes) -> None:
+        if refusals and path.endswith(".json"):
+            raise refusals.pop()
+        put(storage, path, data)
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            sink(df, batch_id)
+        except StorageError:
+            swallowed.append(df.count())
+
+    monkeypatch.setattr(FileStorage, "put", put_later)
+    flow.feed(60)
+    assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
+    assert len(swallowed) == 1
+    told = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed" in told
+    word = told.partition("accept='")[2].partition("'")[0]
+    assert word.startswith("without-epochs-")
+    before = numbers(flow)
+    write(flow, rows, flow.sink(accept={word}))
+    assert len(numbers(flow)) == len(before) + 60 - swallowed[0]
+    assert len(numbers(flow)) == len(set(numbers(flow)))
+
+
+def test_a_users_query_goes_on_after_a_power_cut_and_after_its_log_was_replaced(
+    flow: Flow,
+) -> None:
+    """Its log is mended when the query starts, before Spark reads it."""
+    rows = stream(flow).select("key", "value")
+    for _ in range(2):
+        flow.feed(40)
+        write(flow, rows, flow.sink())
+    for path in ("commits/1", "offsets/2"):
+        (flow.checkpoint / path).write_bytes(b"")
+    flow.feed(40)
+    write(flow, rows, flow.sink())
+    flow.assert_exact()
+
+    newest = max(int(path.name) for path in (flow.checkpoint / "offsets").glob("[0-9]*"))
+    entry = flow.checkpoint / "offsets" / str(newest)
+    earlier = entry.with_name(str(newest - 1)).read_bytes()
+    entry.with_name(f".{newest}.crc").unlink(missing_ok=True)
+    entry.write_bytes(earlier)
+    flow.feed(40)
+    assert "SparkLogError" in error_of(lambda: write(flow, rows, flow.sink()))
+    write(flow, rows, flow.sink())
+    flow.assert_exact()

@@ -106,6 +106,7 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     found = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
     monkeypatch.setattr(query, "current_run", found.current_run)
     monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
+    monkeypatch.setattr(query, "_sink_of_run", {})
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
     monkeypatch.setattr(epochs, "engine_of", lambda sinks, _: sinks)

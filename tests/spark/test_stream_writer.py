@@ -330,3 +330,24 @@ def test_what_is_decided_and_lost_is_run_again_or_stops_the_query(
     else:
         write(flow, copied(flow))
         flow.assert_exact()
+
+
+def test_the_log_of_a_query_is_mended_and_put_right_as_the_manifests_have_it(flow: Flow) -> None:
+    """After a power cut, and after an entry of the log was replaced by an older one."""
+    rows = stream(flow).select("key", "value")
+    for _ in range(2):
+        flow.feed(40)
+        finish(lambda: start(flow, rows))
+    for path in ("commits/1", "offsets/2"):
+        (flow.checkpoint / path).write_bytes(b"")
+    flow.feed(40)
+    finish(lambda: start(flow, rows))
+    flow.assert_exact()
+
+    (flow.checkpoint / "offsets/.2.crc").unlink(missing_ok=True)
+    (flow.checkpoint / "offsets/2").write_bytes((flow.checkpoint / "offsets/1").read_bytes())
+    flow.feed(40)
+    with pytest.raises(StreamingQueryException, match="SparkLogError"):
+        finish(lambda: start(flow, rows))
+    finish(lambda: start(flow, rows))
+    flow.assert_exact()

@@ -1,0 +1,146 @@
+"""Spark's log, kept in line with the manifests: what is synced, mended and put right."""
+
+from pathlib import Path
+
+import pytest
+
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.sink.transaction import Producer
+from tallystick.spark_log import Logged, SparkLog, parse_entry
+from tallystick.storage import FileStorage
+
+HEAD = '{"batchWatermarkMs":7,"batchTimestampMs":1795325666084,"conf":{"a":"b"}}'
+
+
+class Checkpoint:
+    """A checkpoint whose epochs each read one record more."""
+
+    def __init__(self, folder: Path, epochs: int) -> None:
+        self.folder = folder
+        self.storage = FileStorage(str(folder))
+        self.log = SparkLog(self.storage)
+        for epoch in range(epochs):
+            self.log_offsets(epoch, epoch + 1)
+            (folder / f"offsets/.{epoch}.crc").write_bytes(b"of Hadoop")
+            self.storage.put(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":0}')
+            self.leave_manifest(epoch, epoch + 1)
+
+    def log_offsets(self, epoch: int, end: int) -> None:
+        self.storage.put(f"offsets/{epoch}", f"v1\n{HEAD}\n{self.text(end)}".encode())
+
+    def leave_manifest(self, epoch: int, end: int, nonce: str = "ab") -> None:
+        found = Manifest(epoch, "p", "l", (self.text(end),), (), Producer("t", 1, epoch))
+        self.storage.put(m.manifest_path(found, nonce), found.encode())
+
+    @staticmethod
+    def text(end: int) -> str:
+        return f'{{"to": {end}}}'
+
+    def ends(self) -> dict[int, str | None]:
+        """What Spark would read."""
+        names = (path.rpartition("/")[2] for path in self.storage.names("offsets"))
+        entries = {int(n): parse_entry(self.storage.get(f"offsets/{n}")) for n in names}
+        return {n: None if each is None else each.sources[0] for n, each in entries.items()}
+
+    def commits(self) -> list[str]:
+        return self.storage.names("commits")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path, 4)
+
+
+WHOLE = {epoch: Checkpoint.text(epoch + 1) for epoch in range(4)}
+TORN = [b"", b"v1", bytes(200), f"v1\n{HEAD}\n".encode(), f"v1\n{HEAD[:20]}\n{{}}".encode()]
+
+
+def test_a_whole_log_is_left_alone(checkpoint):
+    before = {path: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
+    checkpoint.log.mend()
+
+    after = {path: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize("data", [None, *TORN])
+@pytest.mark.parametrize("epochs", [(3,), (2,), (2, 3)])
+def test_lost_and_torn_entries_of_epochs_with_a_manifest_are_written_again(
+    checkpoint, data, epochs
+):
+    for epoch in epochs:
+        path = checkpoint.folder / f"offsets/{epoch}"
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+    checkpoint.log.mend()
+
+    assert checkpoint.ends() == WHOLE
+    assert checkpoint.log.batch(3) == Logged(("v1", HEAD), (WHOLE[3],))
+    assert all(not (checkpoint.folder / f"offsets/.{epoch}.crc").exists() for epoch in epochs)
+
+
+@pytest.mark.parametrize("data", TORN)
+def test_torn_entries_of_epochs_that_nothing_is_decided_of_are_removed(checkpoint, data):
+    checkpoint.storage.put("offsets/4", data)
+    checkpoint.log_offsets(5, 6)  # Spark could not go on from it: it reads the one before
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+    checkpoint.log.mend()
+
+    assert checkpoint.ends() == WHOLE
+    assert checkpoint.commits() == [f"commits/{epoch}" for epoch in range(4)]
+
+
+@pytest.mark.parametrize("data", [b"", b"v1\n", bytes(40)])
+def test_a_torn_commit_is_removed_so_that_spark_asks_again(checkpoint, data):
+    checkpoint.storage.put("commits/2", data)
+    checkpoint.storage.put("commits/3", data)
+    checkpoint.log.mend()
+
+    assert checkpoint.commits() == ["commits/0", "commits/1"]
+    assert checkpoint.ends() == WHOLE
+
+
+def test_what_cannot_be_told_or_was_set_back_further_is_left_to_the_verdict(checkpoint):
+    checkpoint.leave_manifest(3, 9, nonce="cd")  # only Kafka knows which of the two counts
+    checkpoint.storage.delete("offsets/3")
+    checkpoint.log.mend()
+    assert set(checkpoint.ends()) == {0, 1, 2}
+
+    for epoch in (1, 2):
+        checkpoint.storage.delete(f"offsets/{epoch}")
+    checkpoint.log.mend()
+    assert set(checkpoint.ends()) == {0}
+
+
+def test_putting_right_forgets_what_was_planned_from_the_wrong_position(checkpoint):
+    checkpoint.log_offsets(3, 77)
+    checkpoint.log_offsets(4, 99)
+    checkpoint.leave_manifest(4, 99)  # of an attempt that was never committed
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+    checkpoint.log.put_right(3, (checkpoint.text(4),))
+
+    assert checkpoint.ends() == WHOLE
+    assert len(checkpoint.commits()) == 4
+    checkpoint.log.mend()
+    assert checkpoint.ends() == WHOLE
+
+
+def test_an_empty_metadata_of_a_checkpoint_that_never_was_used_is_removed(tmp_path):
+    used, new = Checkpoint(tmp_path / "used", 1), Checkpoint(tmp_path / "new", 0)
+    for each in (used, new):
+        each.storage.put("metadata", b"")
+        each.log.mend()
+
+    assert new.storage.get("metadata") is None
+    assert used.storage.get("metadata") == b"", "the query's id is needed: a person must look"
+
+
+def test_each_entry_is_synced_once_in_a_run(checkpoint, monkeypatch):
+    synced: list[str] = []
+    monkeypatch.setattr(FileStorage, "sync", lambda _, path: synced.append(path))
+    for epoch in (1, 2, 5):  # 3 and 4 were left out
+        checkpoint.log.sync(epoch)
+
+    assert synced == ["metadata", *(f"offsets/{epoch}" for epoch in (0, 1, 2, 4, 5))]
