@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
@@ -12,7 +13,6 @@ from tallystick.state.damage import damage_of
 from tallystick.state.handles import FOLDER as STATE_FOLDER
 from tallystick.state.handles import StateFile, StepState, is_whole_uri
 from tallystick.state_files import at_home
-from tallystick.storage import local_path
 from tallystick.wholeness import named
 
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
@@ -158,9 +158,10 @@ def uri_in(home: str, file: StateFile) -> str:
 
 def whole_uri(location: str) -> str:
     """A location that means the same wherever it is read: a URI, without a slash at its end."""
-    path = local_path(location)
-    if path is None or location.startswith("file://"):
+    is_hadoops = location.startswith("file:") and not location.startswith("file://")
+    if "://" in location and not is_hadoops:
         return location.rstrip("/")
+    path = Path(location.removeprefix("file:")).absolute()
     return (path.resolve() if ".." in path.parts else path).as_uri()
 
 

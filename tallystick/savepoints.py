@@ -92,15 +92,10 @@ def _refuse_sparks_state(checkpoint: Storage) -> None:
 def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: bool) -> Savepoint:
     """A claim keeps the collector off the files meanwhile; a reference has one that stays.
 
-    The one ends with the next try in the same place, if this one is killed. The other does not: the
-    savepoint may have been moved since, and its files are needed.
+    It stays when the next savepoint takes the place, too: this one may have been moved since.
     """
     holder = referable(target)
-    claim = (
-        _claim(checkpoint, newest, holder)
-        if reference
-        else _try_to_claim(checkpoint, newest, holder)
-    )
+    claim = (_claim if reference else _try_to_claim)(checkpoint, newest, holder)
     saved: tuple[StepState, ...] = ()
     kept = ""
     try:

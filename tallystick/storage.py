@@ -456,10 +456,7 @@ _looked_through: set[Path] = set()
 
 
 def _remove_old_drafts(folder: Path) -> None:
-    """What killed processes left; each process looks once, before it first writes there.
-
-    One that cannot be removed, another user's perhaps, stays: writing does not depend on it.
-    """
+    """What killed processes left, if it can be; each process looks once, before it first writes."""
     if folder in _looked_through:
         return
     _looked_through.add(folder)

@@ -18,7 +18,6 @@ from tallystick.option_table import (
     WRITTEN_FORMATS,
 )
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
-from tallystick.storage import as_spark_took_it
 
 CHECKPOINT = "checkpointlocation"
 QUERY_NAME = "queryname"
@@ -125,7 +124,7 @@ def _checkpoint(plain: Mapping[str, str]) -> str:
             "Spark does not pass on spark.sql.streaming.checkpointLocation. Name it on the query: "
             '.option("checkpointLocation", "s3a://bucket/counts")'
         )
-    return as_spark_took_it(location)
+    return location
 
 
 def _token_topic(plain: Mapping[str, str], topic: str | None) -> str:

@@ -34,7 +34,7 @@ from tallystick.sink.two_phase import (
     TwoPhaseCommitSink,
 )
 from tallystick.spark.write_epochs import PlannedEpoch, WriteEpochs
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, as_spark_took_it
 from tallystick.write_options import WriteOptions, parse_write_options
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _epochs(self) -> WriteEpochs:
         options = self._options
         return WriteEpochs(
-            FileStorage(options.checkpoint),
+            FileStorage(as_spark_took_it(options.checkpoint)),
             options.query_name,
             options.accepted,
             options.id_prefix,

@@ -215,8 +215,9 @@ class StepState:
                 "trail": _trail_of(value["trail"]),
             }
         )
-        for part in (step, *step.fields):
-            _check_types(part)
+        _check_types(step)
+        for field in step.fields:
+            _check_types(field)
         if not PLAIN_NAME.fullmatch(step.uid):
             raise ValueError(f"uid {step.uid!r}: expected one plain name, as of a folder")
         is_whole = type(step.parallelism) is type(step.max_parallelism) is int
@@ -253,7 +254,8 @@ def _trail_json(trail: Sequence[Version]) -> list[int | str]:
 
 
 def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
-    trail, epoch, ahead = [], 0, 1
+    trail: list[Version] = []
+    epoch, ahead = 0, 1
     for part in parts:
         if type(part) is int:
             ahead = part
