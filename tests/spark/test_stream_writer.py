@@ -187,6 +187,8 @@ def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epo
     topic = flow.topic_out
 
     def beside_a_loser(batches: Any) -> Any:
+        from confluent_kafka import Producer  # the class itself cannot be pickled
+
         context = TaskContext.get()
         is_second = context.getLocalProperty("streaming.sql.batchId") == "1"
         if is_second and context.partitionId() == 0:
