@@ -27,7 +27,6 @@ def read_committed(
             "group.id": "evidence",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # how long a broker holds the answer that says so
             "enable.auto.commit": False,
         }
     )

@@ -283,7 +283,6 @@ def read_topic(
             "group.id": "audit",
             "isolation.level": isolation,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # how long a broker holds the answer that says so
             "enable.auto.commit": False,
         }
     )

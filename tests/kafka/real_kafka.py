@@ -58,7 +58,6 @@ def read_in_order(config: KafkaConfig, topic: str, isolation: str = "read_commit
             "group.id": "audit",
             "isolation.level": isolation,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # how long a broker holds the answer that says so
             "check.crcs": True,
         }
     )

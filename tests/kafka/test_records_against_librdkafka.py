@@ -122,7 +122,6 @@ def read_with_librdkafka(
             "group.id": "codec",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # how long a broker holds the answer that says so
             "enable.auto.commit": False,
             "check.crcs": True,
             "isolation.level": isolation,

@@ -61,7 +61,6 @@ def read_committed(options: Mapping[str, str], topic: str) -> list[Record]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # how long a broker holds the answer that says so
         }
     )
     try:
