@@ -23,8 +23,8 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
     another lineage's       -                        OtherLineage: another checkpoint owns the name
 
 The last two are opened, and a partial epoch is followed, if a person states the decision. What a
-lineage is opened at, its base, is the manifest of epoch N-1; a checkpoint that has manifests and
-not exactly that one is refused.
+lineage is opened at, its base, is the manifest of epoch N-1, or of the newest before it where a
+user's function left epochs out; a checkpoint that has manifests and not that one is refused.
 """
 
 from dataclasses import dataclass
@@ -85,8 +85,9 @@ class Committed:
         manifest: the one that a token of this lineage names, if it is there.
         manifest_exists: some epoch of this checkpoint, whichever, has left one.
         is_seeded: a seed lies in the checkpoint, of whichever epoch.
-        bases: all manifests of the epoch before the requested one, the seed's too; looked up only
-            where Kafka's token is not of this lineage.
+        bases: all manifests of the epoch before the requested one, the seed's too; if a user's
+            function left epochs out, of the newest one before those. Looked up only where Kafka's
+            token is not of this lineage.
         has_state: files of keyed state lie in the checkpoint; looked up only where no manifest
             does.
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
@@ -233,6 +234,9 @@ def _open(request: Request, committed: Committed, identity: Identity) -> Verdict
         if is_bare and committed.has_state:
             return Refused(_state_of_nothing(identity))
         return Open() if is_bare else Refused(_base_gone(request, identity))
+    is_before = bases[0].manifest.checkpoint_id == request.checkpoint_id - 1
+    if not is_before and any(base.manifest.state for base in bases):
+        return Refused(_base_gone(request, identity))  # a user's function has no keyed state
     if len(bases) == 1:
         return Open(bases[0].path)
     if any(base.manifest.state for base in bases):
