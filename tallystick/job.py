@@ -106,7 +106,7 @@ class Driver:
         self._log = SparkLog(storage)
         self._clock = clock
         self._listener = listener
-        self._asked_for = 0
+        self._asked_for, self._may_skip = 0, False
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
         self._collect_at = 0  # the epoch behind which to clear up next
@@ -141,7 +141,7 @@ class Driver:
 
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
-        self._asked_for = request.checkpoint_id
+        self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
         known = self.coordinator.committed_manifest
         logged = None if known is None else self._log.sources(known.checkpoint_id)
         event: c.Event = c.EpochRequested(request, logged)
@@ -346,10 +346,11 @@ class Driver:
 
     def _read_bases(self, token: Token | None) -> Committed:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
-        paths = m.manifests(self._storage.names(m.FOLDER))
-        bases = []
+        listed = self._storage.names(m.FOLDER)
+        paths = m.manifests(listed)
+        bases, epoch = [], self._base_epoch(listed)
         for path in paths:
-            data = self._storage.get(path) if m.epoch_of(path) == self._asked_for - 1 else None
+            data = self._storage.get(path) if m.epoch_of(path) == epoch else None
             if data is not None:
                 bases.append(Base(path, m.decode(data, path)))
         return Committed(
@@ -360,6 +361,16 @@ class Driver:
             bases=tuple(bases),
             has_state=not paths and bool(Wholeness(self._storage).names()),
         )
+
+    def _base_epoch(self, listed: list[str]) -> int:
+        """The epoch before; or the newest one before that, if a user's function left others out."""
+        epoch = self._asked_for - 1
+        if not self._may_skip:
+            return epoch
+        earlier = {m.epoch_of(path) for path in m.manifests(listed)}
+        newest = max((each for each in earlier if each <= epoch), default=epoch)
+        has_failed = micro_batches.traces_between(listed, newest + 1, self._asked_for)
+        return epoch if has_failed else newest
 
 
 def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Committable, ...]:

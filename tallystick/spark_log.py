@@ -53,7 +53,7 @@ def parse_entry(data: bytes | None) -> Logged | None:
 
     Source: Spark's OffsetSeqLog: a version, a line of metadata, a line per source.
     """
-    lines = [] if data is None else data.decode(errors="replace").splitlines()
+    lines = _lines(data)
     if len(lines) < 3 or not lines[0].startswith("v") or "\0" in "".join(lines):
         return None
     if not all(_is_json(line) for line in lines[1:] if line.startswith("{")):
@@ -125,11 +125,15 @@ class SparkLog:
         """
         commits = _numbers(self._storage.names(COMMITS))  # first: another driver may add to both
         paths = m.manifests(self._storage.names(m.FOLDER))
-        if not paths and self._storage.get(METADATA) == b"":
+        metadata = self._storage.get(METADATA)
+        if not paths and metadata is not None and not metadata.strip(b"\0"):
             self._storage.delete(".metadata.crc")
             self._storage.delete(METADATA)
         newest = max(map(m.epoch_of, paths), default=-1)
-        for epoch in range(max(0, newest - 1), newest + 1):
+        oldest = min(_numbers(self._storage.names(OFFSETS)), default=0)
+        # Behind many micro-batches that a user's function left out Spark has removed them itself.
+        is_removed = oldest > newest + 1
+        for epoch in () if is_removed else range(max(0, newest - 1), newest + 1):
             if self._entry(epoch) is None and (epoch == 0 or self._entry(epoch - 1) is not None):
                 self._write_from_manifests(epoch, paths)
         entries = _numbers(self._storage.names(OFFSETS))
@@ -155,7 +159,7 @@ class SparkLog:
 
     def _is_whole_commit(self, batch_id: int) -> bool:
         data = self._storage.get(_path(COMMITS, batch_id))
-        lines = [] if data is None else data.decode(errors="replace").splitlines()
+        lines = _lines(data)
         return len(lines) > 1 and lines[0].startswith("v") and _is_json(lines[1])
 
     def _entry(self, batch_id: int) -> Logged | None:
@@ -187,6 +191,16 @@ def _path(folder: str, batch_id: int, *, is_checksum: bool = False) -> str:
 def _numbers(paths: Iterable[str]) -> list[int]:
     names = (path.rpartition("/")[2] for path in paths)
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _lines(data: bytes | None) -> list[str]:
+    """Split as Spark does: in its JSON stand other characters that Python takes for ends of lines.
+
+    Source: Scala's Source.getLines.
+    """
+    text = "" if data is None else data.decode(errors="replace").replace("\r\n", "\n")
+    lines = text.replace("\r", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _is_json(line: str) -> bool:

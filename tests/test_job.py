@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from tallystick import job, state_files
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.micro_batches import failed_path
 from tallystick.checkpoint.retention import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, claim_path
 from tallystick.errors import DataLossError, ManifestError, StorageError
 from tallystick.job import Driver
+from tallystick.ports import Prepared
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.tokens import (
@@ -25,9 +27,9 @@ from tallystick.sink.tokens import (
     newest_token,
     takeover_count,
 )
-from tallystick.sink.transaction import Token
+from tallystick.sink.transaction import Producer, Token
 from tallystick.state.handles import CHANGELOG, StateFile, StepState, Version
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, SystemClock
 from tallystick.topic_partition import TopicPartition
 
 words = st.text(max_size=20)
@@ -279,3 +281,72 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
     assert f"--epoch {EPOCHS - 4}`" in str(error)
     bad = driver._with_way_on(f"state file {held[0].path} is damaged.")
     assert "None of the retained epochs" in str(bad)
+
+
+class LoneKafka:
+    """A cluster with one token group, whose commits are immediate; several checkpoints share it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.offsets: dict[TopicPartition, tuple[int, str]] = {}
+
+    def _producer(self) -> Producer:
+        self.epoch += 1
+        return Producer("id", 7, self.epoch)
+
+    def fence(self, *_: Any) -> Producer:
+        return self._producer()
+
+    def commit_transaction(self, _: Producer) -> Producer:
+        return self._producer()
+
+    def stage_offsets(self, _: Producer, group: str, offsets: Any, *, for_show: bool = False):
+        self.offsets |= offsets
+
+    def group_offsets(self, *_: Any) -> Any:
+        return dict(self.offsets)
+
+    def last_sequences(self, *_: Any) -> Any:
+        return {}
+
+    def foreign_rows(self, *_: Any) -> Any:
+        return {}
+
+
+def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
+    """The checkpoint takes its name back, or is restored; its first micro-batch is left out."""
+    kafka, ran = LoneKafka(), []
+
+    def start(name: str, epoch: int, word: str = "", **how: Any) -> None:
+        storage = FileStorage(str(tmp_path / name))
+        for each in range(epoch + 1):
+            storage.put(f"offsets/{each}", f"v1\n{{}}\nends {each}".encode())
+
+        class Engine:
+            def run_epoch(self, checkpoint_id: int, *_: Any) -> Prepared:
+                ran.append((name, checkpoint_id))
+                return Prepared(())
+
+        identity = job.Identity("q", name, storage.location, frozenset({word}))
+        target = job.Target("id", "group", PLACES[0], "cluster")
+        driver = Driver(identity, target, kafka, storage, SystemClock())  # type: ignore[arg-type]
+        driver.run_epoch(job.Request(epoch, (f"ends {epoch}",), **how), Engine())
+
+    for epoch in range(3):
+        start("ours", epoch)
+    start("theirs", 0, "new-lineage-after-ours")
+    log = tmp_path / "ours/offsets"
+    with pytest.raises(ManifestError, match="no manifest of the epoch before"):
+        start("ours", 5, "new-lineage-after-theirs", may_skip=False)
+    failed = FileStorage(str(tmp_path / "ours"))
+    failed.put(failed_path(4), b"")
+    with pytest.raises(ManifestError, match="no manifest of the epoch before"):
+        start("ours", 5, "new-lineage-after-theirs")
+    failed.delete(failed_path(4))
+    start("ours", 5, "new-lineage-after-theirs")
+    start("ours", 6)
+
+    assert ran[-3:] == [("theirs", 0), ("ours", 5), ("ours", 6)]
+    assert [(log / str(n)).read_text() for n in range(7)] == [
+        f"v1\n{{}}\nends {n}" for n in range(7)
+    ], "what was left out stays as Spark has logged it"

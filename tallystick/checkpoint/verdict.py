@@ -23,8 +23,8 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
     another lineage's       -                        OtherLineage: another checkpoint owns the name
 
 The last two are opened, and a partial epoch is followed, if a person states the decision. What a
-lineage is opened at, its base, is the manifest of epoch N-1; a checkpoint that has manifests and
-not exactly that one is refused.
+lineage is opened at, its base, is the manifest of epoch N-1, or of the newest before it where a
+user's function left epochs out; a checkpoint that has manifests and not that one is refused.
 """
 
 from dataclasses import dataclass
@@ -85,8 +85,8 @@ class Committed:
         manifest: the one that a token of this lineage names, if it is there.
         manifest_exists: some epoch of this checkpoint, whichever, has left one.
         is_seeded: a seed lies in the checkpoint, of whichever epoch.
-        bases: all manifests of the epoch before the requested one, the seed's too; looked up only
-            where Kafka's token is not of this lineage.
+        bases: all manifests of the epoch that a lineage would begin behind, the seed's too; looked
+            up only where Kafka's token is not of this lineage.
         has_state: files of keyed state lie in the checkpoint; looked up only where no manifest
             does.
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
@@ -207,8 +207,7 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
 def _is_of(identity: Identity, seed: Base) -> bool:
     """Whether the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
-    Taken of a fork before its first epoch, it holds a seed, which has the name of the original: of
-    which pipeline it is cannot be told then.
+    That of a fork before its first epoch holds a seed, which has the name of the original.
     """
     origin = seed.manifest.origin
     return origin is not None and (
@@ -233,11 +232,12 @@ def _open(request: Request, committed: Committed, identity: Identity) -> Verdict
         if is_bare and committed.has_state:
             return Refused(_state_of_nothing(identity))
         return Open() if is_bare else Refused(_base_gone(request, identity))
-    if len(bases) == 1:
-        return Open(bases[0].path)
-    if any(base.manifest.state for base in bases):
+    has_state = any(base.manifest.state for base in bases)  # that of a user's function has none
+    if has_state and bases[0].manifest.checkpoint_id != request.checkpoint_id - 1:
+        return Refused(_base_gone(request, identity))
+    if has_state and len(bases) > 1:
         return Refused(_several_bases(bases, identity))
-    return Open()
+    return Open(bases[0].path if len(bases) == 1 else "")
 
 
 def _without_token(seed: Base) -> str:

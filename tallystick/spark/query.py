@@ -253,11 +253,16 @@ class EpochRunner:
         self._opened: _Opened | None = None
         self._done: int | None = None  # the newest micro-batch that is committed
         self._failed: Exception | None = None
+        self._turn = Lock()  # of the calls: a function may make them from several threads
         self._lock = Lock()
         self._is_running = self._has_ended = False
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Run one epoch; returns when it is committed, raises when it is not."""
+        with self._turn:
+            self._take(rows, batch_id)
+
+    def _take(self, rows: DataFrame, batch_id: int) -> None:
         with self._lock:
             self._is_running = True
         try:
@@ -284,15 +289,20 @@ class EpochRunner:
         """Refuse a second sink in the function that calls this one.
 
         Raises:
-            SecondCallError: always. If the first sink was called for this micro-batch, it is noted.
+            SecondCallError: always. It is noted as what it is: rows that are missing beside those
+                of the first sink's call, or a micro-batch that failed. Whoever catches it gets no
+                further with the first sink.
         """
-        run = current_run(rows.sparkSession)
-        if batch_id == self._done:
-            note = partial_path(batch_id)
-            FileStorage(run.checkpoint).put(note, b"another sink was called\n")
-        name = self._name or run.query_name or run.query_id
-        self._failed = second_call(name, batch_id, "another KafkaSink")
-        raise self._failed
+        with self._turn:
+            run = current_run(rows.sparkSession)
+            name = self._name or run.query_name or run.query_id
+            self._failed = self._failed or second_call(name, batch_id, "another KafkaSink")
+            if batch_id == self._done:
+                note = partial_path(batch_id)
+                FileStorage(run.checkpoint).put(note, b"another sink was called\n")
+            else:
+                self._note_failure(rows, batch_id)
+        raise second_call(name, batch_id, "another KafkaSink")
 
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
         if self._failed is not None:

@@ -388,7 +388,7 @@ def _ignore(_: Event) -> None:
 def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
     """With the prefixes of the sink's own transactions: each KafkaSink may have had one."""
     parsed = [
-        (parse(committable.name), each.lineage)
+        (parse(committable.name.rsplit(":", 2)[0]), each.lineage)  # see Producer.transaction_name
         for each in newest
         for committable in each.committables
         if committable.sink == uid

@@ -287,3 +287,12 @@ def test_what_state_to_go_on_from_is_never_guessed(bases, options):
 
     assert isinstance(refused, Refused)
     assert type(refused.error) is ManifestError
+
+
+def test_a_base_before_epochs_that_were_left_out_has_no_state():
+    """Those of a user's function have none; what a pipeline goes on from is the epoch before."""
+    base = replace(WITH_STATE, manifest=replace(WITH_STATE.manifest, checkpoint_id=N - 3))
+
+    assert isinstance(begun(BEYOND, base, word=OLD_WORD), Refused)
+    bare = replace(base, manifest=replace(base.manifest, state=()))
+    assert begun(BEYOND, bare, word=OLD_WORD) == Open(bare.path)

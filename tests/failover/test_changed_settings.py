@@ -140,6 +140,27 @@ def test_the_prefix_changes(
         assert_nothing_open(kafka, job)
 
 
+def test_the_prefix_of_a_sink_that_does_not_decide_changes(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """What it left open is given up at once: the ids that manifests name tell the prefix."""
+    first, second = new_topic(), new_topic()
+
+    def sinks(prefix: str) -> list[ts.KafkaSink]:
+        beside = kafka_sink(kafka, second, uid="beside", transactional_id_prefix=prefix)
+        return [kafka_sink(kafka, first, transactions="epoch", uid="decides"), beside]
+
+    job = make_job(*sinks("before-"))
+    job.run_until(2)
+    job.die_at(UNDECIDED)
+    job.restart(*sinks("after-"))
+    job.run_until(4)
+
+    assert read_topic(kafka, first) == job.expected()
+    assert read_topic(kafka, second) == job.expected()
+    assert_nothing_open(kafka, job)
+
+
 @pytest.mark.parametrize(("before", "after"), PREFIXED)
 @pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED], ids=lambda event: event.__name__)
 def test_a_run_under_the_old_prefix_that_wakes_up_is_fenced(

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.errors import OptionError
+from tallystick.checkpoint.manifest import FOLDER
+from tallystick.errors import OptionError, SecondCallError, TallystickError
 from tallystick.spark import epochs, query
 
 WAIT_S = 20.0
@@ -47,6 +48,7 @@ class FakeSinks:
     def check(self) -> None:
         """The seconds between an open storage and an open driver; `slow` waits in them."""
         self.of = self.queries.thread.run
+        self.queries.opened.append(self.of)
         if self.of == "slow":
             self.queries.opening.set()
             assert self.queries.may_open.wait(WAIT_S)
@@ -74,6 +76,7 @@ class Queries:
     thread: Any = field(default_factory=local)
     ends: dict[str, Callable[[], None]] = field(default_factory=dict)
     ends_within: str = ""
+    opened: list[str] = field(default_factory=list)
 
     def current_run(self, spark: Any) -> query.QueryRun:
         """As Spark would say it of the calling thread."""
@@ -171,3 +174,36 @@ def test_what_cannot_start_is_closed(queries: Queries, monkeypatch: pytest.Monke
     with pytest.raises(OptionError, match="no such topic"):
         queries.run("one", 0)
     assert [each.is_closed for each in opened] == [True]
+
+
+def test_calls_of_one_function_from_several_threads_take_turns(queries: Queries) -> None:
+    """Each would open a driver of its own, and fence the other, or take its epoch for a replay."""
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(queries.run, "slow", 0)
+        assert queries.opening.wait(WAIT_S)
+        second = threads.submit(queries.run, "slow", 0)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        queries.may_open.set()
+        first.result(WAIT_S)
+        second.result(WAIT_S)
+
+    assert queries.opened == ["slow"], "a run opens once"
+
+
+@pytest.mark.parametrize(
+    ("first_batch", "note"), [(1, "partial"), (0, "failed")], ids=["behind it", "before it"]
+)
+def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
+    queries: Queries, first_batch: int, note: str
+) -> None:
+    """Its rows are missing: the first sink goes no further, and the next run knows."""
+    queries.run("one", *range(first_batch + 1))
+    other = ts.KafkaSink("nowhere:9092", topic="other")
+    with pytest.raises(SecondCallError, match="another KafkaSink"):
+        other(Rows(), 1)  # type: ignore[arg-type]
+    with pytest.raises(TallystickError, match="Do not catch what the sink raises"):
+        queries.run("one", 2)
+
+    assert len(committed) == first_batch + 1
+    assert (queries.folder / f"one/{FOLDER}/{note}-{1:012d}").exists()
