@@ -79,6 +79,8 @@ def _killer(spec: dict[str, Any]) -> Callable[[c.Event], None]:
 
 def main() -> None:
     """Run until an epoch."""
+    # A test run in the background of a shell has it ignored, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     spec = json.loads(sys.argv[1])
     job = SinkJob(
         spec["name"],
