@@ -18,13 +18,11 @@ written or removed through a symbolic link in it. Another folder is reached by `
 """
 
 import contextlib
-import errno
 import os
 import re
 import time
 import uuid
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -32,18 +30,13 @@ from pyarrow import fs
 
 from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.exclusive import ExclusiveStore
-
-DRAFT_UNUSED_S = 24 * 3600
-"""An unfinished file of a killed process is removed when it is as old as this."""
+from tallystick.local_files import fsync_folder, put_local, put_new_local
 
 DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """As pyarrow calls what Hadoop calls otherwise."""
-
-_DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
-"""None but ours has such a name: the folder may be one in which somebody has other files."""
 
 
 class FileStorage:
@@ -125,7 +118,7 @@ class FileStorage:
         try:
             place = self._changed_place(path)
             if isinstance(place, Path):
-                return _put_new_local(place, data)
+                return put_new_local(place, data)
             files, key = place
             if self._exclusive is None:
                 self._exclusive = self._exclusive_store(files)
@@ -382,86 +375,3 @@ def _root(uri: str, what: str = "checkpoint location") -> _Place:
             f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
         ) from None
     return files, root.rstrip("/")
-
-
-def put_local(path: Path, data: bytes) -> None:
-    """Write a file on a local disk, atomically and durably."""
-    with _durable_draft(path, data) as draft:
-        draft.rename(path)
-    fsync_folder(path.parent)
-
-
-def _put_new_local(path: Path, data: bytes) -> bool:
-    with _durable_draft(path, data) as draft:
-        is_new = _linked(draft, path)
-        draft.unlink()
-    fsync_folder(path.parent)  # also of what another one has just linked: it counts from now on
-    return is_new
-
-
-def _linked(draft: Path, path: Path) -> bool:
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        # NFS repeats a request whose answer was lost: two names show that ours was the first.
-        return draft.stat().st_nlink == 2
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        raise OptionError(
-            f"checkpoint {path.parent}: a file that must be new is needed here, and this file "
-            f"system has no hard links to create one exclusively ({error.strerror}). Put the "
-            f"checkpoint on another disk or on S3, or have a KafkaSink with transactions='epoch' "
-            f"in the pipeline, which decides in Kafka instead."
-        ) from None
-    return True
-
-
-@contextlib.contextmanager
-def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
-    """A file beside another, with its content to be; what goes wrong leaves none."""
-    make_folder(path.parent)
-    _remove_old_drafts(path.parent)
-    draft = path.with_name(f".{path.name}.tallystick-{uuid.uuid4().hex[:8]}")
-    try:
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield draft
-    except (OSError, OptionError):
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-
-
-def make_folder(folder: Path) -> None:
-    """Create a local folder, and those that lead to it, durably."""
-    missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:  # each is a name in the one above it
-        fsync_folder(each.parent)
-
-
-def fsync_folder(path: Path) -> None:
-    """Make the names in a local folder durable: files that were created, renamed or removed."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-_looked_through: set[Path] = set()
-
-
-def _remove_old_drafts(folder: Path) -> None:
-    """What killed processes left, if it can be; each process looks once, before it first writes."""
-    if folder in _looked_through:
-        return
-    _looked_through.add(folder)
-    oldest_s = time.time() - DRAFT_UNUSED_S
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError):
-            if _DRAFT.fullmatch(entry.name) and entry.stat().st_mtime < oldest_s:
-                os.unlink(entry)

@@ -75,7 +75,7 @@ def test_a_name_that_is_taken_is_left_as_it_is(tmp_path):
 
     assert not storage.put_new("folder/a", b"two")
     assert storage.put_new("folder/b", b"two")
-    assert storage.put_new(str(tmp_path / "other/b"), b"three")
+    assert storage.at(f"file://{tmp_path}/other").put_new("b", b"three")
     assert [storage.get(f"folder/{name}") for name in "ab"] == [b"one", b"two"]
     assert sorted(os.listdir(tmp_path / "folder")) == ["a", "b"]
 
@@ -152,8 +152,8 @@ def test_on_s3_by_the_environment_and_by_the_uri_alone(server, monkeypatch):
     assert not by_environment.put_new("a/b c", b"two")
     assert by_environment.get("a/b c") == b"one"
     assert by_environment.names("a") == ["a/b c"]
-    assert by_environment.put_new("s3a://exclusive/two/x", b"two")
-    assert by_uri.get("s3://exclusive/two/x") == b"two"
+    assert by_environment.at("s3a://exclusive/two").put_new("x", b"two")
+    assert by_uri.at("s3://exclusive/two").get("x") == b"two"
 
 
 def test_names_that_a_uri_writes_otherwise_are_the_same_files(server):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
+from tallystick import local_files
 from tallystick import storage as storage_module
 from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.savepoint_files import whole_uri
@@ -233,13 +234,14 @@ def test_what_is_in_the_way_is_an_error_that_names_it(tmp_path):
 def test_folders_that_a_file_needs_are_durable_too(tmp_path, monkeypatch, do):
     """Else a power cut takes the first decision with the folder that it is in."""
     synced = []
-    fsync_folder = storage_module.fsync_folder
+    fsync_folder = local_files.fsync_folder
 
     def fsync(path):
         synced.append(path)
         fsync_folder(path)
 
-    monkeypatch.setattr(storage_module, "fsync_folder", fsync)
+    for module in (local_files, storage_module):
+        monkeypatch.setattr(module, "fsync_folder", fsync)
     storage = FileStorage(str(tmp_path / "a"))
     do(storage, "b/c/file", b"x")
     assert set(synced) == {tmp_path / each for each in ("", "a", "a/b", "a/b/c")}
@@ -282,6 +284,6 @@ def test_a_draft_has_the_name_by_which_it_is_found(tmp_path, monkeypatch):
     (draft,) = tmp_path.iterdir()
     os.utime(draft, (0, 0))
     monkeypatch.undo()
-    storage_module._looked_through.discard(tmp_path)
+    local_files._looked_through.discard(tmp_path)
     FileStorage(str(tmp_path)).put("b", b"")
     assert [each.name for each in tmp_path.iterdir()] == ["b"]

@@ -50,7 +50,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from tallystick.checkpoint import lost_output, strays, verdict
-from tallystick.checkpoint.manifest import KAFKA, Manifest, epoch_of
+from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import second_call
 from tallystick.checkpoint.protocol import (
     ABORTABLE,
@@ -177,7 +177,8 @@ class Coordinator:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
                 # A user's function may have left out epochs behind its base.
-                epoch = epoch_of(base_path) if base_path else self._asked.checkpoint_id - 1
+                bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
+                epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
                 token = self._token(epoch, base_path)
                 return CommitTransaction(self._producer, token, ())
             case verdict.Run() | verdict.Done():

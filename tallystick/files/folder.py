@@ -16,15 +16,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tallystick.errors import StorageError
-from tallystick.storage import (
-    fsync_folder,
-    local_path,
-    put_local,
-    reach,
-    shown,
-    user_part,
-    without_secrets,
-)
+from tallystick.local_files import fsync_folder, put_local
+from tallystick.storage import local_path, reach, shown, user_part, without_secrets
 
 WHAT = "path of a file sink"
 LOCAL_BYTES_MAX = 4095

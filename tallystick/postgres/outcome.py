@@ -22,6 +22,7 @@ from tallystick.postgres.schema import (
     Table,
     registry_of,
     staging_named,
+    strangers_hand,
     table_at,
     tokens_of,
 )
@@ -38,6 +39,10 @@ _WAIT_LESS = """
     SELECT set_config('lock_timeout', least($1::bigint, nullif(
         extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0)::bigint)::text,
         true)
+"""
+_CHANGEABLE = """
+    SELECT 1 FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('r', 'p')
+    AND has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'DELETE')
 """
 SESSIONS = (
     "FROM pg_stat_activity WHERE datname = current_database() "
@@ -208,8 +213,10 @@ def abort_open(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
         )
     abort_prepared(connection, committable)
+    # Where others could run their code in it, or we may not change it, the attempt staged nothing.
     registry = registry_of(details.schema)
-    if connection.execute("SELECT to_regclass($1)", [registry]).fetchone() != (None,):
+    is_ours = connection.execute(_CHANGEABLE, [registry]).fetchone() is not None
+    if is_ours and not strangers_hand(connection, registry, target):
         abort_staged(connection, committable, details, target)
 
 

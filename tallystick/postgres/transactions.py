@@ -8,6 +8,7 @@ Invariants:
 
 import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from tallystick.errors import OptionError, RecordError, RetriableError
+from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
 from tallystick.postgres.binary_copy import HEADER, TRAILER, chunks, encoders_for
 from tallystick.postgres.columns import Encoder, TableColumn
 from tallystick.postgres.connection import (
@@ -42,6 +43,8 @@ from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
 
 logger = logging.getLogger(__name__)
 
+_QUOTED = re.compile(r'[a-z_][a-z0-9_]*|"(?:[^"\0]|"")+"')
+"""A name as PostgreSQL's quote_ident writes it."""
 _SENT_BYTES = 4 << 20
 """Batches are collected to this much: a COPY costs a round trip or two."""
 
@@ -75,8 +78,19 @@ class Details:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read back what `to_text` made."""
-        return cls(**json.loads(text))
+        """Read back what `to_text` made.
+
+        Raises:
+            ManifestError: the schema, which becomes a part of SQL, is no quoted name.
+        """
+        found = cls(**json.loads(text))
+        if not _QUOTED.fullmatch(found.schema):
+            raise ManifestError(
+                f"PostgreSQL: a manifest names the schema {found.schema!r}: expected a name, "
+                f"quoted where it has to be. It was edited, or made by somebody else. Nothing was "
+                f"changed. Put a whole copy of the checkpoint back"
+            )
+        return found
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,7 @@ class EpochRunner:
 
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
         if self._failed is not None:
+            self._note_failure(rows, batch_id)
             raise TallystickError(
                 f"micro-batch {batch_id}: an earlier call of this sink failed ({self._failed}), "
                 f"and the function of foreachBatch went on. Nothing was written. Do not catch what "

@@ -10,7 +10,7 @@ from tallystick.sim.simulation import simulate
 
 assert keyed_mutations, "enters its mutations in the table"
 assert sink_mutations, "does so too"
-SEED_COUNT_MAX = 300
+SEED_COUNT_MAX = 1000
 FAULTLESS_SEED_COUNT = 3
 
 
