@@ -1,7 +1,9 @@
 """Two roles that share a schema: what one writes never runs, or blocks, with the other's rights."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import psycopg
@@ -9,7 +11,7 @@ import pytest
 from postgres_writing import COLUMNS, OWNER, attempted, begun, opened, prepared, rows_of
 from real_postgres import PostgresServer
 
-from tallystick.errors import DataLossError, OptionError, RetriableError
+from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.names import application_prefix, owner_prefix
 from tallystick.sink.two_phase import Outcome
@@ -260,6 +262,33 @@ def test_a_strangers_registry_is_not_looked_into(
         driver.lingering(OWNER)
     (told,) = [each for each in caplog.messages if "belongs to role" in each]
     assert f"{place.schema}.tallystick_staged" in told
+    place.as_low(
+        f"CREATE FUNCTION {place.schema}.trap() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN DELETE FROM {place.payroll}; RETURN NULL; END$$"
+    )
+    place.as_low(
+        f"CREATE TRIGGER trap BEFORE DELETE ON {place.schema}.tallystick_staged "
+        f"EXECUTE FUNCTION {place.schema}.trap()"
+    )
+    writing = begun(driver, rows_of(2), checkpoint_id=2)
+    (still_open,) = [e for e in driver.lingering(OWNER) if e.name != left.name]
+    driver.abort(still_open)
+    with pytest.raises(RetriableError):  # its session is ended: the abort really happened
+        writing.prepare()
+    assert place.paid() == 2
+    driver.close()
+
+
+def test_a_schema_that_a_manifest_names_is_a_name(place: Place) -> None:
+    """It becomes a part of SQL, and a checksum does not say who wrote it."""
+    driver = opened(place.high, place.table)
+    (left,) = prepared(driver, rows_of(1))
+    details = json.loads(left.details) | {"schema": f"public; DELETE FROM {place.payroll} --"}
+    for act in (driver.commit, driver.abort):
+        with pytest.raises(ManifestError, match="expected a name"):
+            act(replace(left, details=json.dumps(details)))
+    assert place.paid() == 2
+    assert driver.commit(left) is Outcome.COMMITTED
     driver.close()
 
 

@@ -206,4 +206,5 @@ def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
         queries.run("one", 2)
 
     assert len(committed) == first_batch + 1
-    assert (queries.folder / f"one/{FOLDER}/{note}-{1:012d}").exists()
+    for each in (f"{note}-{1:012d}", f"failed-{2:012d}"):  # of the call that was refused too
+        assert (queries.folder / f"one/{FOLDER}/{each}").exists()
