@@ -129,11 +129,11 @@ def test_a_partition_that_stays_unknown_has_no_offset(error_name: str) -> None:
     partition = TopicPartition("orders", 0)
     with FakeBroker({"ListOffsets": listing([error_name])}) as broker:
         client = Client(broker.config())
-        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.3)
+        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.32)
         asked = broker.when("ListOffsets")
 
     assert found == {}
-    assert asked[-1] - asked[0] >= 0.29  # each is noted a moment after it was asked
+    assert asked[-1] - asked[0] >= 0.3  # each is noted a moment after it was asked
 
 
 def test_other_obstacles_do_not_make_a_partition_absent() -> None:
