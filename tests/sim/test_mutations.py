@@ -10,14 +10,16 @@ from tallystick.sim.simulation import simulate
 
 assert keyed_mutations, "enters its mutations in the table"
 assert sink_mutations, "does so too"
-SEED_COUNT_MAX = 1000
+SEED_COUNT_MAX = 300
+RARE = {"a change of a copy goes on though another one began": 600}
+"""Two drivers have to meet in one copy of state, which the first seeds lack: 451 has it."""
 FAULTLESS_SEED_COUNT = 3
 
 
-def failing_seed(mutation: Mutation) -> int | None:
+def failing_seed(mutation: Mutation, seed_count: int) -> int | None:
     """The first seed that brings it to light, with only the kinds of faults that it needs."""
     with mutation.broken():
-        for seed in range(SEED_COUNT_MAX):
+        for seed in range(seed_count):
             if simulate(seed, mutation.needs, mutation.is_keyed, mutation.decided_by).violations:
                 return seed
     return None
@@ -25,7 +27,8 @@ def failing_seed(mutation: Mutation) -> int | None:
 
 @pytest.mark.parametrize("sentence", MUTATIONS)
 def test_a_broken_core_is_found_out(sentence: str) -> None:
-    assert failing_seed(MUTATIONS[sentence]) is not None, f"survived: {sentence}"
+    seed_count = RARE.get(sentence, SEED_COUNT_MAX)
+    assert failing_seed(MUTATIONS[sentence], seed_count) is not None, f"survived: {sentence}"
 
 
 @pytest.mark.parametrize("sentence", [each for each in MUTATIONS if MUTATIONS[each].needs])
