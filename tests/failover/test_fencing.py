@@ -162,6 +162,7 @@ def test_an_unanswered_commit_is_our_own_doing_after_a_coordinator_failed_too(
     asks = broker.transaction_version < EPOCH_BY_END_TXN  # for the next producer, and gets none
     with unanswered(broker, "request"), pytest.raises(BrokerUnavailableError) if asks else SAFE:
         broker.commit_transaction(current)
+    assert_seen(kafka, shape, epochs=1)  # a broker that dies before its markers: KAFKA-20734
     kafka.kill(1)
     kafka.restart(1)
     kafka.wait_until_ready()

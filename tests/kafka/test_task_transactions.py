@@ -36,7 +36,11 @@ from tallystick.sink.two_phase import Outcome, Owner
 from tallystick.testing.kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-QUICK_TIMEOUTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+QUICK_TIMEOUTS = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    # a partition without a leader while a commit is on its way loses its marker: KAFKA-20734
+    "broker.session.timeout.ms": "30000",
+}
 
 
 @pytest.fixture(scope="module", params=[2, 1, 0], ids=lambda version: f"version-{version}")
