@@ -30,8 +30,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.manifest import KAFKA, Manifest
-from tallystick.checkpoint.verdict import Identity, new_lineage_word
+from tallystick.checkpoint.refusals import new_lineage_word
 from tallystick.decision_log import (
     DecisionLog,
     Entry,

@@ -13,8 +13,8 @@ from tallystick.checkpoint import lost_output, micro_batches, retention, savepoi
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import Coordinator
+from tallystick.checkpoint.facts import Base, Committed, Identity, Request
 from tallystick.checkpoint.manifest import KAFKA, Manifest
-from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
     AuthorizationError,
     RetriableError,
@@ -109,6 +109,7 @@ class Driver:
         self._asked_for, self._may_skip = 0, False
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
+        self._stale_notes: list[str] = []  # of the epoch asked for, by runs that did not commit it
         self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
@@ -211,6 +212,8 @@ class Driver:
                 return c.CommittedRead(self._read_committed())
             case c.RunEpoch(checkpoint_id, producer, state):
                 assert engine is not None, "a recovery ends before the epoch runs"
+                delete_all(self._storage, self._stale_notes, at_a_time=1)
+                self._stale_notes = []
                 return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
             case c.WriteManifest(manifest):
                 path = m.manifest_path(manifest, self._clock.nonce())
@@ -323,22 +326,18 @@ class Driver:
         self._takeover_count = takeover_count(found, self._identity.lineage)
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
+        listed, epoch = self._storage.names(m.FOLDER), token.checkpoint_id
+        self._stale_notes = micro_batches.notes_of(listed, self._asked_for)
         manifest = self._manifest_at(token.manifest_path)
         before = None if manifest is None else self._manifest_at(manifest.base_path)
         committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
         return replace(
             committed,
-            logged=None if manifest is None else self._log.sources(token.checkpoint_id),
-            begun=self._begun_since(token),
-            is_partial=self._storage.get(micro_batches.partial_path(token.checkpoint_id))
-            is not None,
+            logged=None if manifest is None else self._log.sources(epoch),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            is_partial=micro_batches.partial_path(epoch) in listed,
+            has_failed=micro_batches.failed_path(epoch) in listed,
         )
-
-    def _begun_since(self, token: Token) -> tuple[int, ...]:
-        if token.checkpoint_id >= self._asked_for - 1:
-            return ()
-        paths = self._storage.names(m.FOLDER)
-        return micro_batches.traces_between(paths, token.checkpoint_id + 1, self._asked_for)
 
     def _manifest_at(self, path: str) -> Manifest | None:
         data = self._storage.get(path) if path else None
@@ -348,7 +347,7 @@ class Driver:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
         listed = self._storage.names(m.FOLDER)
         paths = m.manifests(listed)
-        bases, epoch = [], self._base_epoch(listed)
+        bases, epoch = [], self._base_epoch(paths)
         for path in paths:
             data = self._storage.get(path) if m.epoch_of(path) == epoch else None
             if data is not None:
@@ -360,17 +359,15 @@ class Driver:
             is_seeded=any(m.is_seed(path) for path in paths),
             bases=tuple(bases),
             has_state=not paths and bool(Wholeness(self._storage).names()),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
         )
 
-    def _base_epoch(self, listed: list[str]) -> int:
+    def _base_epoch(self, paths: list[str]) -> int:
         """The epoch before; or the newest one before that, if a user's function left others out."""
         epoch = self._asked_for - 1
         if not self._may_skip:
             return epoch
-        earlier = {m.epoch_of(path) for path in m.manifests(listed)}
-        newest = max((each for each in earlier if each <= epoch), default=epoch)
-        has_failed = micro_batches.traces_between(listed, newest + 1, self._asked_for)
-        return epoch if has_failed else newest
+        return max((each for each in map(m.epoch_of, paths) if each <= epoch), default=-1)
 
 
 def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Committable, ...]:

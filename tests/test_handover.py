@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.verdict import Identity
 from tallystick.decision_log import DecisionLog, KafkaPlace, leave_trace, newest_entry, traces
 from tallystick.errors import (
     AuthorizationError,

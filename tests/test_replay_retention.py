@@ -10,8 +10,8 @@ import pytest
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import retention
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT
-from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.decision_log import DecisionLog, newest_entry
 from tallystick.errors import DataLossError, TallystickError
 from tallystick.job import Driver, Target
@@ -153,7 +153,7 @@ def test_a_lost_epoch_is_run_again_from_what_was_kept(tmp_path: Path, seed: int)
         while True:
             driver = driver or world.start()
             try:
-                driver.run_epoch(Request(epoch, (f'{{"to": {epoch}}}',)), world)
+                driver.run_epoch(Request(epoch, (f'{{"to": {epoch}}}',), may_skip=False), world)
             except DataLossError:
                 raise
             except TallystickError:

@@ -27,7 +27,8 @@ Invariants:
       else that lingered is aborted. What lingers is aborted only after this run proved, behind the
       question what lingers, that it is not replaced: else it could be a successor's.
     * What Spark has logged is settled: it is told so only behind SETTLING. So a sink may be taken
-      out of a pipeline once the last epoch with it is logged.
+      out of a pipeline once the last epoch with it is logged. A function that catches what a sink
+      raises breaks that; the failure was noted, so what the epoch decided is committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
       not if a person stated to go on without it.
     * Before a person is asked to decide, this run proves again that it is not just replaced.
@@ -50,6 +51,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from tallystick.checkpoint import lost_output, strays, verdict
+from tallystick.checkpoint.facts import Committed, Identity, Request
 from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import second_call
 from tallystick.checkpoint.protocol import (
@@ -84,7 +86,6 @@ from tallystick.checkpoint.protocol import (
     TransactionCommitted,
     WriteManifest,
 )
-from tallystick.checkpoint.verdict import Committed, Identity, Request
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Lost
@@ -164,7 +165,9 @@ class Coordinator:
                 return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
             # Spark asks for all epochs in order, and this run heard of all that its query ran.
             known = self._known
-            self._committed = replace(known, logged=logged, begun=(), is_partial=False)
+            self._committed = replace(
+                known, logged=logged, begun=(), is_partial=False, has_failed=False
+            )
             return self._decide()
         self._become(Phase.FENCING)
         return FenceProducer(current=None)
@@ -183,7 +186,8 @@ class Coordinator:
                 return CommitTransaction(self._producer, token, ())
             case verdict.Run() | verdict.Done():
                 named = () if known.manifest is None else known.manifest.committables
-                decided, settled = ((), named) if isinstance(judged, verdict.Run) else (named, ())
+                is_settled = isinstance(judged, verdict.Run) and not known.has_failed
+                decided, settled = ((), named) if is_settled else (named, ())
                 if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
                     return RecoverParticipants(self._producer, decided, settled)
@@ -227,14 +231,15 @@ class Coordinator:
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
         assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
-        if lost:
-            assert isinstance(judged, verdict.Done), "only what was decided is lost"
-            if self._goes_on_without(judged.manifest):
-                return self._go_on(judged)
-            if lost_output.is_replayable(known, lost):
-                return self._run(known.before, judged.manifest.base_path)
-            return self._refuse(lost_output.error(self._identity, judged.manifest, lost))
-        return self._go_on(judged)
+        manifest = known.manifest
+        if not lost or (manifest is not None and self._goes_on_without(manifest)):
+            return self._go_on(judged)
+        assert manifest is not None, "only what was decided is lost"
+        is_logged = isinstance(judged, verdict.Run)
+        if not is_logged and lost_output.is_replayable(known, lost):
+            return self._run(known.before, manifest.base_path)
+        error = lost_output.error(self._identity, manifest, lost, is_logged=is_logged)
+        return self._refuse(error)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
         assert self._manifest is not None

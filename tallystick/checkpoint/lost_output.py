@@ -1,7 +1,7 @@
 """What was decided and cannot be committed any more: run the epoch again, or a person decides."""
 
+from tallystick.checkpoint.facts import Committed, Identity
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
-from tallystick.checkpoint.verdict import Committed, Identity
 from tallystick.errors import DataLossError, EpochAbortedError, OptionError
 from tallystick.sink.two_phase import Committable, Lost
 from tallystick.source.offsets import parse_source
@@ -32,8 +32,20 @@ def accepting_word(manifest: Manifest) -> str:
     return f"lost-output-of-epoch-{manifest.checkpoint_id}"
 
 
-def error(identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]) -> DataLossError:
-    """Say which transactions are lost, with how many records, and of which input."""
+def error(
+    identity: Identity, manifest: Manifest, lost: tuple[Lost, ...], *, is_logged: bool = False
+) -> DataLossError:
+    """Say which transactions are lost, with how many records, and of which input.
+
+    `is_logged`: Spark has the epoch for done, as after a function that caught what a sink raised.
+    """
+    why = (
+        "The function of foreachBatch caught what the sink raised, so Spark has logged the epoch "
+        "as done and does not ask for it again."
+        if is_logged
+        else "The other output of the epoch is visible, and its state and positions count, so "
+        "running it again would repeat records."
+    )
     known = sum(each.committable.record_count for each in lost)
     shown = "; ".join(each.what for each in lost[:SHOWN_MAX])
     more = f"; and {len(lost) - SHOWN_MAX} more" if len(lost) > SHOWN_MAX else ""
@@ -49,8 +61,7 @@ def error(identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]) -> Dat
         f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and "
         f"{len(lost)} of its {len(manifest.committables)} transactions with {known} records were "
         f"aborted before they could be committed, by a timeout or by hand: {shown}{more}.{where} "
-        f"The other output of the epoch is visible, and its state and positions count, so running "
-        f"it again would repeat records. Write the lost records by other means (the offsets say "
+        f"{why} Write the lost records by other means (the offsets say "
         f"which input they come from); then start once with "
         f"accept={accepting_word(manifest)!r}. To make it less likely, give transactions a longer "
         f"timeout than the longest down time."

@@ -8,13 +8,12 @@ things cannot be seen afterwards, so they are written down beside the manifests 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tallystick.checkpoint.manifest import FOLDER, epoch_of, manifests
 from tallystick.errors import SecondCallError
 
-_FAILED = re.compile(rf"{FOLDER}/failed-(\d+)", re.ASCII)
-_NOTE = re.compile(rf"{FOLDER}/(?:partial|failed)-(\d+)", re.ASCII)
+_NOTE = re.compile(rf"{FOLDER}/(partial|failed)-(\d+)", re.ASCII)
 
 
 def partial_path(checkpoint_id: int) -> str:
@@ -35,14 +34,24 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
     """
     listed = list(paths)
     begun = {epoch_of(path) for path in manifests(listed)}
-    begun |= {int(found[1]) for found in map(_FAILED.fullmatch, listed) if found}
+    begun |= {epoch for _, kind, epoch in _notes(listed) if kind == "failed"}
     return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
 
 
 def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:
     """Return the notes about epochs before the committed one: nothing asks for them any more."""
-    found = ((path, _NOTE.fullmatch(path)) for path in paths)
-    return [path for path, note in found if note and int(note[1]) < committed_epoch]
+    return [path for path, _, epoch in _notes(paths) if epoch < committed_epoch]
+
+
+def notes_of(paths: Iterable[str], checkpoint_id: int) -> list[str]:
+    """Return the notes about an epoch; once it is run again, they are about nothing."""
+    return [path for path, _, epoch in _notes(paths) if epoch == checkpoint_id]
+
+
+def _notes(paths: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+    for path in paths:
+        if note := _NOTE.fullmatch(path):
+            yield path, note[1], int(note[2])
 
 
 def second_call(pipeline: str, checkpoint_id: int, whose: str = "the sink") -> SecondCallError:

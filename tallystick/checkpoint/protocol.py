@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from tallystick.checkpoint.facts import Committed, Request
 from tallystick.checkpoint.manifest import Manifest
-from tallystick.checkpoint.verdict import Committed, Request
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.sink.two_phase import Committable, Lost
 from tallystick.state.handles import StepState

@@ -35,6 +35,10 @@ from tallystick.topic_partition import TopicPartition
 ExpectedRows = Callable[[Checkpoint, int], Mapping[TopicPartition, Sequence[Row]]]
 
 
+DECIDED = ("ForeignRowsError", "lost output", "told of a second call", "told of failed calls")
+"""Ends after which a person states the decision that the message asks for."""
+
+
 class Violation(AssertionError):  # noqa: N818 - it is what a checker finds, not an error of ours
     """A promise was broken. The seed repeats it."""
 
@@ -191,6 +195,10 @@ class Checker:
         if self.expected_error is not None and isinstance(error, self.expected_error):
             self.expected_seen = True
             return "refused"
+        if found := re.search(r"without-epochs-(\d+)-to-(\d+)", str(error)):
+            gap = range(int(found[1]), int(found[2]) + 1)
+            if gap.start > self.committed_epoch and self.checkpoint.caught.keys() & set(gap):
+                return "told of failed calls"
         is_behind = self.owner == name and offered < self.checkpoint.first_epoch()
         if is_behind or name in self._outrun:
             return "asked for an epoch that another query had finished meanwhile"
@@ -254,3 +262,13 @@ def in_order(rows: Sequence[Row]) -> dict[tuple[str, TopicPartition, int], list[
 def _offsets(rows: Mapping[TopicPartition, Sequence[Row]]) -> list[tuple[TopicPartition, int]]:
     """Which input records they are of, wherever they go: a key's row goes to its partition."""
     return sorted((row.source, row.offset) for found in rows.values() for row in found)
+
+
+def offered_words(error: object) -> set[str]:
+    """What a message tells a person to state, so that the job goes on."""
+    return {str(error).partition("accept='")[2].partition("'")[0]} - {""}
+
+
+def stated_after(end: str, error: object) -> set[str]:
+    """What a person states after a driver ended so."""
+    return offered_words(error) if end in DECIDED else set()

@@ -38,6 +38,7 @@ class Fault(Enum):
     # The user's own function around a sink, and the disk that Spark's log is on.
     LEFT_OUT = "the user's function does not call the sink for an epoch"
     CALLED_TWICE = "the user's function calls the sink twice for an epoch"
+    CAUGHT = "the user's function catches what the sink raises, and Spark logs the epoch"
     POWER_CUT = "what was not synced is gone or torn when the driver dies"
     # Tasks with keyed state, and the hosts that keep copies of it.
     RESCALED = "a run has another parallelism than the one before"
@@ -103,6 +104,7 @@ RATIOS = {
     Fault.EMPTY_EPOCH: 0.05,
     Fault.LEFT_OUT: 0.1,
     Fault.CALLED_TWICE: 0.1,
+    Fault.CAUGHT: 0.3,
     Fault.POWER_CUT: 0.3,
     Fault.RESCALED: 0.3,
     Fault.TASK_MOVED: 0.15,

@@ -66,6 +66,7 @@ class SinkOracle:
         self._takeovers = 0
         self._named: set[str] = set()
         self.replays = 0
+        self.logged_early: set[int] = set()  # epochs that Spark has for done, settled or not
         self.by = ""  # whose request is being processed
         for system in systems.values():
             system.on_commit = self.on_commit
@@ -155,7 +156,10 @@ class SinkOracle:
     def misses_a_sink(self, error: Exception, offered: int, present: Collection[str]) -> bool:
         """Whether it is right to ask for sinks that are gone: for those of the epoch offered."""
         newest = self._newest
-        if newest is None or (decision := self._decisions.get((newest.lineage, offered))) is None:
+        if newest is None:
+            return False
+        epoch = newest.epoch if newest.epoch in self.logged_early else offered
+        if (decision := self._decisions.get((newest.lineage, epoch))) is None:
             return False
         gone = {each.sink for each in decision.committables if each.sink not in present}
         return any(repr(uid) in str(error) or f" {uid}" in str(error) for uid in gone)
@@ -179,7 +183,8 @@ class SinkOracle:
         if lost != named.keys():
             self._note(f"{run}: lost are {sorted(lost)}, told are {sorted(named)}")
         is_invisible = not decision.manifest.produced and len(lost) == len(decision.committables)
-        if is_invisible and decision.manifest.decided_by == CHECKPOINT:
+        is_offered = epoch not in self.logged_early
+        if is_invisible and is_offered and decision.manifest.decided_by == CHECKPOINT:
             self._note(f"{run}: nothing of epoch {epoch} is visible, it could have been run again")
         return True
 

@@ -39,6 +39,7 @@ class Checkpoint:
         left_out: start and end of epochs for which the user's function does not call the sink.
         called_twice: those for which it does so twice.
         refused_twice: those of which its author knows by now.
+        caught: start and end of epochs whose error the function caught, so that they may be lost.
     """
 
     lineage: str
@@ -49,6 +50,7 @@ class Checkpoint:
     left_out: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
     called_twice: set[int] = field(default_factory=set)
     refused_twice: set[int] = field(default_factory=set)
+    caught: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
 
     @property
     def offsets(self) -> dict[int, Positions]:

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
-from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.errors import (
-    ForeignRowsError,
     RetriableError,
     StorageError,
     TallystickError,
@@ -23,14 +22,14 @@ from tallystick.errors import (
 from tallystick.job import Driver, Target
 from tallystick.ports import Broker, Engine
 from tallystick.sim.broker import SimulatedBroker
-from tallystick.sim.checker import Checker
+from tallystick.sim.checker import Checker, offered_words, stated_after
 from tallystick.sim.engine import Attempt, SimulatedEngine
 from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
-from tallystick.sim.query import Query
+from tallystick.sim.query import Query, whose_function
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
-from tallystick.sim.sinks import Sinks, deciders
+from tallystick.sim.sinks import Sinks, deciders, rows_of
 from tallystick.sim.spark import Checkpoint, Positions, Source
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
@@ -124,7 +123,7 @@ class World:
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
-        self.query = Query(self, is_users=not self.is_keyed and self.sinks is None)
+        self.query = Query(self, whose_function(seed, decided_by, is_keyed=self.is_keyed))
 
     def _cluster(self, name: str, version: int) -> KafkaCluster:
         return KafkaCluster(
@@ -150,12 +149,9 @@ class World:
         self, checkpoint: Checkpoint, epoch: int
     ) -> Mapping[TopicPartition, tuple[Row, ...]]:
         """What each output partition gets from an epoch."""
-        starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
         found: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
-        for source in ends:
-            for offset in range(starts[source], ends[source]):
-                partition = OUTPUT[output_partition(source, offset)]
-                found[partition].append(Row(checkpoint.lineage, epoch, source, offset))
+        for row in rows_of(checkpoint, epoch):
+            found[OUTPUT[output_partition(row.source, row.offset)]].append(row)
         return {partition: tuple(rows) for partition, rows in found.items()}
 
     # Drivers
@@ -195,7 +191,8 @@ class World:
         process.offered = epoch
         SparkLog(SimulatedStorage.of(self, process, self.checkpoint)).sync(epoch)
         ends = self.checkpoint.offsets[epoch]
-        request = Request(epoch, tuple(source.text(ends) for source in self.sources))
+        texts = tuple(source.text(ends) for source in self.sources)
+        request = Request(epoch, texts, may_skip=self.query.is_users)
         driver.run_epoch(request, self._engine(process, epoch))
 
     def _engine(self, process: Process, epoch: int) -> Engine:
@@ -218,6 +215,11 @@ class World:
             return self.sinks.token()
         found = self.sink.offsets.get((TOKEN_GROUP, OUTPUT[0]))
         return decode_token(*found) if found else None
+
+    def log_early(self, epoch: int) -> None:
+        """Spark takes an epoch for done that may not be settled."""
+        if self.sinks is not None:
+            self.sinks.oracle.logged_early.add(epoch)
 
     # Clock
     def sleep(self, seconds: float) -> None:
@@ -373,9 +375,9 @@ class World:
 
     def accept_last(self) -> bool:
         """State the decision that the last refusal asks for, if it offers one."""
-        word = accept_word(self._last_error)
-        self.accepted.add(word)
-        return bool(word)
+        words = offered_words(self._last_error)
+        self.accepted |= words
+        return bool(words)
 
     def check_positions(self) -> None:
         """The group on the sink's cluster shows how far its source was read; no other is there."""
@@ -421,8 +423,7 @@ class World:
         error = self._last_error = process.ended_by
         if isinstance(error, Endless):
             raise error
-        end = "" if self.sinks is None else self.sinks.ended(process, error)
-        end = end or self.checker.on_end(process.name, process.offered, error)
+        end = self.judge(process, error)
         self.ends[end] += 1
         self.tell(f"{process.name} ends: {end}" + (f": {error}" if error else ""))
         if self.checker.expected_error is None and self.decided_by == KAFKA:
@@ -433,15 +434,16 @@ class World:
         if is_dead and self.plan.strikes(Fault.POWER_CUT):
             self.checkpoint.lose_power(self.dice)
             self.tell(Fault.POWER_CUT.value)
-        if isinstance(error, ForeignRowsError) or end in ("lost output", "told of a second call"):
-            self.accepted.add(accept_word(error))
+        self.accepted |= stated_after(end, error)
+        if end == "told of failed calls":
+            self.query.give_up(str(error))
         return end
+
+    def judge(self, process: Process, error: BaseException | None) -> str:
+        """Let the oracle look at what a driver raised; the word for it."""
+        end = "" if self.sinks is None else self.sinks.ended(process, error)
+        return end or self.checker.on_end(process.name, process.offered, error)
 
     def tell(self, what: str) -> None:
         """Add a line to the story of this world."""
         self.trace.append(f"{self.step:5d} {what}")
-
-
-def accept_word(error: object) -> str:
-    """What the message tells a person to state, so that the job goes on."""
-    return str(error).partition("accept='")[2].partition("'")[0]

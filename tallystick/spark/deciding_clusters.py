@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from tallystick.checkpoint.verdict import Identity
+from tallystick.checkpoint.facts import Identity
 from tallystick.decision_log import KafkaPlace
 from tallystick.errors import OptionError
 from tallystick.handover import Earlier

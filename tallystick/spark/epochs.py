@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.checkpoint.verdict import Identity
+from tallystick.checkpoint.facts import Identity
 from tallystick.errors import OptionError
 from tallystick.job import Driver
 from tallystick.keyed_epoch import NO_STEPS, KeyedSteps

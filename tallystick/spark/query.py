@@ -16,9 +16,9 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.micro_batches import failed_path, partial_path, second_call
-from tallystick.checkpoint.verdict import Identity, Request
-from tallystick.errors import DataLossError, OptionError, SparkLogError, TallystickError
+from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.job import Driver
 from tallystick.ports import Engine, Prepared
 from tallystick.sink.transaction import Producer
@@ -251,8 +251,8 @@ class EpochRunner:
         self._close = close
         self._is_users = is_users
         self._opened: _Opened | None = None
-        self._done: int | None = None  # the newest micro-batch that is committed
-        self._failed: Exception | None = None
+        self._called: int | None = None  # the newest micro-batch that was handed to the driver
+        self._failed: Exception | None = None  # what the first call that failed has raised
         self._turn = Lock()  # of the calls: a function may make them from several threads
         self._lock = Lock()
         self._is_running = self._has_ended = False
@@ -297,16 +297,12 @@ class EpochRunner:
             run = current_run(rows.sparkSession)
             name = self._name or run.query_name or run.query_id
             self._failed = self._failed or second_call(name, batch_id, "another KafkaSink")
-            if batch_id == self._done:
-                note = partial_path(batch_id)
-                FileStorage(run.checkpoint).put(note, b"another sink was called\n")
-            else:
-                self._note_failure(rows, batch_id)
+            self._note_failure(rows, batch_id, is_second=batch_id == self._called)
         raise second_call(name, batch_id, "another KafkaSink")
 
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
         if self._failed is not None:
-            self._note_failure(rows, batch_id)
+            self._note_failure(rows, batch_id, is_second=batch_id == self._called)
             raise TallystickError(
                 f"micro-batch {batch_id}: an earlier call of this sink failed ({self._failed}), "
                 f"and the function of foreachBatch went on. Nothing was written. Do not catch what "
@@ -314,19 +310,22 @@ class EpochRunner:
                 f"Start the query again."
             ) from self._failed
         try:
+            self._called = batch_id
             self._run(rows, batch_id)
-            self._done = batch_id
         except Exception as error:
             self._failed = error
-            if not isinstance(error, SparkLogError):  # its micro-batch is planned again
-                self._note_failure(rows, batch_id)
+            self._note_failure(rows, batch_id, is_second=False)
             raise
 
-    def _note_failure(self, rows: DataFrame, batch_id: int) -> None:
-        """Let the next run know: the function may return all the same, and Spark log its end."""
+    def _note_failure(self, rows: DataFrame, batch_id: int, *, is_second: bool) -> None:
+        """Let the next run know: the function may return all the same, and Spark log its end.
+
+        `is_second`: behind another call in the same micro-batch, which may have committed it, even
+        if it failed.
+        """
+        path = partial_path(batch_id) if is_second else failed_path(batch_id)
         try:
-            storage = FileStorage(current_run(rows.sparkSession).checkpoint)
-            storage.put(failed_path(batch_id), b"")
+            FileStorage(current_run(rows.sparkSession).checkpoint).put(path, b"")
         except Exception as error:
             logger.warning(
                 "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "

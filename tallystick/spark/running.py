@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint
-from tallystick.checkpoint.verdict import Identity
+from tallystick.checkpoint.facts import Identity
 from tallystick.errors import DataLossError, OptionError
 from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.job import Driver, Listener

@@ -9,9 +9,9 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.checkpoint.protocol import Event
-from tallystick.checkpoint.verdict import Identity
 from tallystick.decision_log import KafkaPlace, newest_entry, transactional_ids
 from tallystick.fan_out import Branch, CollectPlan, FanOut
 from tallystick.handover import Handover, Surroundings

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tallystick.checkpoint.coordinator import RECOVER_EVERY
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, decode
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.retention import COLLECT_EVERY
-from tallystick.checkpoint.verdict import Identity, Request
 from tallystick.decision_log import DecisionLog, Hold, newest_entry, transactional_ids
 from tallystick.errors import (
     DataLossError,

@@ -8,9 +8,9 @@ import pytest
 
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import ATTEMPTS_MAX, RECOVER_EVERY, Coordinator
+from tallystick.checkpoint.facts import Base, Committed, Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.checkpoint.protocol import Phase
-from tallystick.checkpoint.verdict import Base, Committed, Identity, Request
 from tallystick.errors import (
     BrokerUnavailableError,
     DataLossError,
@@ -41,7 +41,7 @@ EPOCHS = 2
 
 
 def request(epoch: int) -> Request:
-    return Request(epoch, (f"ends of {epoch}",))
+    return Request(epoch, (f"ends of {epoch}",), may_skip=True)
 
 
 TWO = tuple(Committable("db", 0, task, f"prepared by {task}", 5, 0) for task in range(2))
@@ -328,10 +328,10 @@ def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
     due = []
     for epoch in range(1, 3 * RECOVER_EVERY):
         token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
-        steady._request = Request(epoch - 1, ("{}",))
+        steady._request = Request(epoch - 1, ("{}",), may_skip=False)
         steady._committed = Committed(token, None, manifest_exists=False)
         steady.phase = Phase.READY
-        order = steady.step(c.EpochRequested(Request(epoch, ("{}",))))
+        order = steady.step(c.EpochRequested(Request(epoch, ("{}",), may_skip=False)))
         due += [epoch] if isinstance(order, c.RecoverParticipants) else []
     assert due == [RECOVER_EVERY, 2 * RECOVER_EVERY]
 

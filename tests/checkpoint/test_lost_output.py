@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tallystick.checkpoint import lost_output
+from tallystick.checkpoint.facts import Committed, Identity
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.verdict import Committed, Identity
 from tallystick.errors import DataLossError, EpochAbortedError
 from tallystick.sink.transaction import ProducedRange, Producer, Token
 from tallystick.sink.two_phase import Committable, Lost

@@ -6,18 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tallystick.checkpoint.facts import Base, Committed, Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, Origin
-from tallystick.checkpoint.verdict import (
-    Base,
-    Committed,
-    Done,
-    Identity,
-    Open,
-    Refused,
-    Request,
-    Run,
-    judge,
-)
+from tallystick.checkpoint.verdict import Done, Open, Refused, Run, judge
 from tallystick.errors import DataLossError, ManifestError, SparkLogError
 from tallystick.sink.transaction import Producer, Token
 from tallystick.source.offsets import SourceOffsets
@@ -25,7 +16,7 @@ from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 N = 5
-REQUEST = Request(N, ("ends",))
+REQUEST = Request(N, ("ends",), may_skip=True)
 OURS = Identity("pipeline", "ours", "s3://checkpoint")
 ACCEPTING = Identity("pipeline", "ours", "s3://checkpoint", frozenset({"new-lineage-after-theirs"}))
 

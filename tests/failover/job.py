@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.errors import RetriableError
 from tallystick.job import Driver, Target
 from tallystick.kafka.broker import KafkaBroker
@@ -74,7 +74,7 @@ def request_of(shape: Shape, epoch: int, cluster_id: str, source_topic: str = ""
     """What Spark asks for, and has logged, for an epoch: its source has moved on by one."""
     position = {TopicPartition(source_topic or shape.topic, 0): epoch + 1}
     offsets = SourceOffsets(cluster_id, readers_group(shape.pipeline), position)
-    return Request(epoch, (json.dumps(offsets.to_json(), sort_keys=True),))
+    return Request(epoch, (json.dumps(offsets.to_json(), sort_keys=True),), may_skip=False)
 
 
 MakeJob = Callable[..., "Job"]

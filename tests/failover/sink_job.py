@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick import task
 from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.verdict import Identity, Request
+from tallystick.checkpoint.facts import Identity, Request
 from tallystick.errors import RetriableError
 from tallystick.job import Driver
 from tallystick.kafka.client import Client
@@ -184,7 +184,9 @@ class SinkJob:
         sinks, driver = self._open or self.start()
         position = {TopicPartition("input", 0): (self.logged + 1) * ROWS}
         offsets = SourceOffsets("another-cluster", "", position)
-        request = Request(self.logged, (json.dumps(offsets.to_json(), sort_keys=True),))
+        request = Request(
+            self.logged, (json.dumps(offsets.to_json(), sort_keys=True),), may_skip=False
+        )
         engine = TasksEngine(
             self.name,
             sinks,

@@ -16,10 +16,10 @@ from unittest.mock import patch
 
 from tallystick import job
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import micro_batches, verdict
 from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint import verdict
 from tallystick.checkpoint.coordinator import Coordinator
-from tallystick.checkpoint.verdict import Committed
+from tallystick.checkpoint.facts import Committed
 from tallystick.errors import (
     DataLossError,
     EpochAbortedError,
@@ -369,6 +369,8 @@ for sentence, change, found in (
 # Spark's log, and the user's function that stands between Spark and the driver.
 
 
+FAILS = (Fault.CAUGHT, Fault.OUTAGE)
+TWICE = (Fault.CAUGHT, Fault.CALLED_TWICE, Fault.LOST_REPLY, Fault.OUTAGE)
 CUT = (Fault.CRASH_AFTER, Fault.POWER_CUT)
 
 
@@ -418,6 +420,26 @@ def _(original: Any) -> Any:
 @mutation("a second call is not noted", Driver, "_before_stop", Fault.CALLED_TWICE)
 def _(_: Any) -> Any:
     return lambda self, error: None
+
+
+@mutation("a call that failed leaves no trace", micro_batches, "traces_between", *FAILS)
+def _(_: Any) -> Any:
+    return lambda paths, first, stop: ()
+
+
+@mutation("a lineage opens behind calls that failed", Driver, "_read_bases", *FAILS)
+def _(original: Any) -> Any:
+    return lambda self, token: replace(original(self, token), begun=())
+
+
+@mutation("a second call behind one that failed is forgotten", Driver, "_read_committed", *TWICE)
+def _(original: Any) -> Any:
+    return lambda self: replace(original(self), is_partial=False)
+
+
+@mutation("notes about an epoch outlive its next run", micro_batches, "notes_of", *TWICE)
+def _(_: Any) -> Any:
+    return lambda paths, checkpoint_id: []
 
 
 @mutation("the checksum is not verified", m, "decode", Fault.MANIFEST_CORRUPTED)

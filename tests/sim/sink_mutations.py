@@ -50,6 +50,18 @@ def _(original: Any) -> Any:
     return perform
 
 
+@mutation(
+    "what a caught error left uncommitted counts as settled",
+    Driver,
+    "_read_committed",
+    Fault.CAUGHT,
+    Fault.SINK_AWAY,
+    decided_by=CHECKPOINT,
+)
+def _(original: Any) -> Any:
+    return lambda self: replace(original(self), has_failed=False)
+
+
 @mutation("a recovery aborts nothing", Driver, "_abort_lingering", Fault.CRASH_BEFORE)
 def _(_: Any) -> Any:
     return lambda self, producer, decided: producer

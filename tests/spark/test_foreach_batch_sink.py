@@ -9,8 +9,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from tallystick.errors import StorageError
-from tallystick.spark.query import active_runs, current_run_id
+from tallystick.errors import BrokerUnavailableError, StorageError
+from tallystick.participants import OpenSinks
+from tallystick.sink.two_phase import Committable
+from tallystick.spark.query import EpochRunner, active_runs, current_run_id
 from tallystick.storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
@@ -261,6 +263,66 @@ def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == len(before) + 60 - swallowed[0]
     assert len(numbers(flow)) == len(set(numbers(flow)))
+
+
+def test_a_failure_that_is_caught_before_anything_was_committed_is_told(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no token yet, and no manifest: only the note of the call."""
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    swallowed: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise StorageError("the checkpoint cannot be read")
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            flow.sink()(df, batch_id)
+        except StorageError:
+            swallowed.append(df.count())
+
+    flow.feed(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(EpochRunner, "_open", refuse)
+        assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
+    assert len(swallowed) == 1
+    told = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "DataLossError" in told
+    assert "rows of earlier micro-batches are missing" in told
+    assert "accept='without-epochs-0-to-0'" in told
+    assert numbers(flow) == []
+    write(flow, rows, flow.sink(accept={"without-epochs-0-to-0"}))
+    assert len(numbers(flow)) == 60 - swallowed[0]
+
+
+def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the_next_run(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a transaction per task the checkpoint decides, and the commits come behind it."""
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    swallowed: list[int] = []
+
+    commit = OpenSinks.commit
+
+    def refuse(sinks: OpenSinks, decided: tuple[Committable, ...]) -> Any:
+        if decided:
+            raise BrokerUnavailableError("nobody answers")
+        return commit(sinks, decided)
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            flow.sink(transactions="task")(df, batch_id)
+        except BrokerUnavailableError:
+            swallowed.append(df.count())
+
+    flow.feed(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenSinks, "commit", refuse)
+        assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
+    assert len(swallowed) == 1
+    assert numbers(flow) == []
+    write(flow, rows, flow.sink(transactions="task"))
+    flow.assert_exact()
 
 
 def test_a_users_query_goes_on_after_a_power_cut_and_after_its_log_was_replaced(
