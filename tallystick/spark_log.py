@@ -14,7 +14,7 @@ Invariants:
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tallystick.checkpoint import manifest as m
@@ -46,6 +46,16 @@ class Logged:
     def encode(self) -> bytes:
         """Return the entry as Spark's OffsetSeqLog reads it."""
         return "\n".join((*self.head, *self.sources)).encode()
+
+
+def replaced(location: str, batch_id: int, logged: Sequence[str], read: Sequence[str]) -> str:
+    """Say that the entry of a running micro-batch is not what Spark reads for it."""
+    return (
+        f"checkpoint {location}: offsets/{batch_id} has {tuple(logged)}, while Spark runs "
+        f"micro-batch {batch_id} up to {tuple(read)}: another query writes the same checkpoint, or "
+        f"the file was replaced. Nothing of the micro-batch is committed. See that only one query "
+        f"runs, then start it again: it goes on exactly."
+    )
 
 
 def parse_entry(data: bytes | None) -> Logged | None:

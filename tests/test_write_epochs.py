@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tallystick.decision_log import Hold
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.sink.two_phase import Committable, Lost
 from tallystick.spark.stream_writer import PreparedMessage, read_messages
-from tallystick.spark.write_epochs import PlannedEpoch, newest_batch, stored_lineage
+from tallystick.spark.write_epochs import PlannedEpoch, WriteEpochs, newest_batch, stored_lineage
 from tallystick.storage import FileStorage
 
 PREPARED = Committable("kafka", 7, 0, "counts/kafka/0/0:12:3", 5, 1_700_000_000_000, "{}")
@@ -18,9 +18,9 @@ PREPARED = Committable("kafka", 7, 0, "counts/kafka/0/0:12:3", 5, 1_700_000_000_
 @pytest.mark.parametrize(
     "planned",
     [
-        PlannedEpoch(7, None),
-        PlannedEpoch(7, Hold("run", 12)),
-        PlannedEpoch(7, Hold("run", 12), (Lost(PREPARED, "transaction 'counts/kafka/0/0'"),)),
+        PlannedEpoch(7, None, ("{}", "-")),
+        PlannedEpoch(7, Hold("run", 12), ("{}",)),
+        PlannedEpoch(7, Hold("run", 12), (), (Lost(PREPARED, "transaction 'counts/kafka/0/0'"),)),
     ],
 )
 def test_what_tasks_say_comes_back_as_it_was(planned: PlannedEpoch) -> None:
@@ -41,6 +41,17 @@ def test_the_newest_micro_batch_is_the_one_to_run(tmp_path: Path) -> None:
         (folder / name).touch()
 
     assert newest_batch(storage) == 10
+
+
+def test_an_entry_that_was_replaced_since_the_plan_is_not_decided(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    storage.put("metadata", b'{"id": "an-id"}')
+    storage.put("offsets/0", b'v1\n{}\n{"in": 5}')
+    epochs = WriteEpochs(storage, "counts", frozenset(), None, open_sink=pytest.fail)
+
+    with pytest.raises(TallystickError, match=r'offsets/0 has .*"in": 5.*up to .*"in": 4'):
+        epochs.decide(PlannedEpoch(0, Hold("run", 1), ('{"in": 4}',)), ())
+    assert storage.names("tallystick") == [], "nothing is decided"
 
 
 def test_the_lineage_is_the_id_that_spark_stored(tmp_path: Path) -> None:

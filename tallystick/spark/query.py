@@ -25,7 +25,7 @@ from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import check_name
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.spark.group_offsets import shown_in_transaction
-from tallystick.spark_log import Logged, SparkLog
+from tallystick.spark_log import Logged, SparkLog, replaced
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
@@ -147,6 +147,19 @@ def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOf
         texts = [source.endOffset() for source in progress.sources()]
     parsed = [parse_source(text or "") for text in texts]
     return batch_id, [source for source in parsed if source is not None]
+
+
+def _check_is_read(
+    spark: SparkSession, location: str, batch_id: int, logged: tuple[str, ...]
+) -> None:
+    """Check that what was logged of the running micro-batch is what Spark reads for it.
+
+    On an object store another query's entry may replace it. The order of sources is the log's.
+    """
+    ends = execution_of(spark, _query_id(spark)).availableOffsets().values()
+    read = [end.json() for end in _items(ends)]
+    if sorted(read) != sorted(each for each in logged if each != NO_OFFSETS):
+        raise TallystickError(replaced(location, batch_id, logged, read))
 
 
 def _items(sequence: Any) -> Iterator[Any]:
@@ -341,6 +354,7 @@ class EpochRunner:
             self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
         opened.log.sync(batch_id)
         logged = opened.log.batch(batch_id)
+        _check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
         engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
         request = Request(batch_id, logged.sources, may_skip=self._is_users)
         opened.driver.run_epoch(request, engine)

@@ -50,7 +50,7 @@ from tallystick.sink.two_phase import (
     TwoPhaseCommitSink,
     to_abort,
 )
-from tallystick.spark_log import SparkLog
+from tallystick.spark_log import SparkLog, replaced
 from tallystick.state.handles import StepState
 from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.topic_partition import TopicPartition
@@ -71,12 +71,14 @@ class PlannedEpoch:
     Args:
         checkpoint_id: the epoch.
         hold: under which it may be decided; None: it is decided and committed already.
+        sources: the end offsets that Spark's log had of it then.
         lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
             that the epoch runs again.
     """
 
     checkpoint_id: int
     hold: Hold | None
+    sources: tuple[str, ...]
     lost: tuple[Lost, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
@@ -84,15 +86,17 @@ class PlannedEpoch:
         return {
             "checkpoint_id": self.checkpoint_id,
             "hold": self.hold,
+            "sources": self.sources,
             "lost": [[each.committable.to_fields(), each.what] for each in self.lost],
         }
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Read back what `to_fields` made."""
-        hold = fields["hold"]
+        hold, sources = fields["hold"], tuple(fields["sources"])
         lost = (Lost(Committable.from_fields(each), what) for each, what in fields["lost"])
-        return cls(fields["checkpoint_id"], None if hold is None else Hold(*hold), tuple(lost))
+        held = None if hold is None else Hold(*hold)
+        return cls(fields["checkpoint_id"], held, sources, tuple(lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +170,19 @@ class WriteEpochs:
             TallystickError: it failed; Spark asks to give up then.
         """
         assert planned.hold is not None, "what is decided has no tasks that write"
+        request = self._request(planned.checkpoint_id)
+        if request.sources != planned.sources:
+            raise TallystickError(
+                replaced(
+                    self._storage.location,
+                    planned.checkpoint_id,
+                    request.sources,
+                    planned.sources,
+                )
+            )
         epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
         log = DecisionLog(self._storage, SystemClock(), planned.hold)
-        self._driver(log, epoch, planned.checkpoint_id).run_epoch(
-            self._request(planned.checkpoint_id), epoch
-        )
+        self._driver(log, epoch, planned.checkpoint_id).run_epoch(request, epoch)
         assert epoch.has_run, "what the plan found open is decided by its hold only"
 
     def give_up(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
@@ -210,16 +222,17 @@ class WriteEpochs:
             return None
         if newest.token.checkpoint_id != checkpoint_id - 1:
             return None
-        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot))
+        sources = self._request(checkpoint_id).sources
+        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot), sources)
 
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
         earlier = transactional_ids(self._storage) - {self._target.transactional_id}
         sinks = _Noting(self._sinks(earlier))
         log = DecisionLog(self._storage, SystemClock())
-        producer = self._driver(log, sinks, checkpoint_id).recover(self._request(checkpoint_id))
-        if producer is None:
-            return PlannedEpoch(checkpoint_id, None)
-        return PlannedEpoch(checkpoint_id, log.hold_of(producer), tuple(sinks.lost))
+        request = self._request(checkpoint_id)
+        producer = self._driver(log, sinks, checkpoint_id).recover(request)
+        hold = None if producer is None else log.hold_of(producer)
+        return PlannedEpoch(checkpoint_id, hold, request.sources, tuple(sinks.lost))
 
     def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
         return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)

@@ -325,6 +325,28 @@ def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the
     flow.assert_exact()
 
 
+def test_an_entry_of_sparks_log_that_is_not_what_spark_reads_is_not_committed(flow: Flow) -> None:
+    """Another query's entry, on a storage where it replaces this one's: rows would be skipped."""
+    rows = stream(flow).select("key", "value")
+    flow.feed(40)
+    write(flow, rows, flow.sink())
+    flow.feed(40)
+    sink = flow.sink()
+
+    def behind_another(df: DataFrame, batch_id: int) -> None:
+        entry = flow.checkpoint / "offsets" / str(batch_id)
+        entry.with_name(f".{batch_id}.crc").unlink()
+        entry.write_bytes(entry.with_name(str(batch_id - 1)).read_bytes())
+        sink(df, batch_id)
+
+    told = error_of(lambda: write(flow, rows, behind_another))
+    assert "another query writes the same checkpoint" in told
+    assert len(numbers(flow)) == 40
+    write(flow, rows, flow.sink())
+    write(flow, rows, flow.sink())
+    flow.assert_exact()
+
+
 def test_a_users_query_goes_on_after_a_power_cut_and_after_its_log_was_replaced(
     flow: Flow,
 ) -> None:
