@@ -17,7 +17,7 @@ from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
 from tallystick.ports import Storage
-from tallystick.savepoint_files import copy_step, refuse_used
+from tallystick.savepoint_files import copy_step, name_of, put_description, refuse_used
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
@@ -67,11 +67,11 @@ def migrate(
             moved.append(copy_step(source, target, step))
     new = replace(
         savepoint,
-        name=savepoints.name_of(target),
+        name=name_of(target),
         manifest=replace(savepoint.manifest, state=tuple(moved)),
         claim="",
     )
-    savepoints.put_description(target, new)
+    put_description(target, new)
     return new
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
+from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
 from tallystick.state.changelog import DamagedError, parse_index
@@ -178,6 +179,22 @@ def referable(folder: Storage) -> str:
             f"backslash or a control character in its name. Nothing was changed. Name another one."
         )
     return uri
+
+
+def name_of(folder: Storage) -> str:
+    """What the savepoint in this folder is called."""
+    return whole_uri(folder.location).rpartition("/")[2]
+
+
+def put_description(target: Storage, savepoint: Savepoint) -> None:
+    """Write the file that makes a folder a savepoint.
+
+    Raises:
+        ManifestError: nobody could read it: a location or a name is one that none may have.
+    """
+    data = savepoint.encode()
+    s.decode(data, f"{target.location}/{s.FILE}")
+    target.put(s.FILE, data)
 
 
 def total_size(state: Iterable[StepState]) -> int:
