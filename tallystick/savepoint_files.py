@@ -1,7 +1,8 @@
 """Where the files of savepoints and restored checkpoints lie, and how they get there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
@@ -74,8 +75,6 @@ def copy_files(
         if is_own(new)
     ]
 
-    written: list[str] = []
-
     def copy(pair: tuple[StateFile, str]) -> None:
         file, path = pair
         home, at = at_home(source, file)
@@ -87,11 +86,21 @@ def copy_files(
         target.put(path, data)
         written.append(path)
 
+    with all_or_none(target) as written, ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+        list(threads.map(copy, pairs))
+
+
+@contextmanager
+def all_or_none(target: Storage) -> Iterator[list[str]]:
+    """Remove what was written into a folder if an error comes; the paths go into the list.
+
+    What came last goes first, so that nothing ever names a file that is gone already.
+    """
+    written: list[str] = []
     try:
-        with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
-            list(threads.map(copy, pairs))
+        yield written
     except BaseException:
-        for path in written:
+        for path in reversed(written):
             target.delete(path)
         raise
 
