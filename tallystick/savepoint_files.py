@@ -49,6 +49,25 @@ def refuse_used(folder: Storage) -> None:
         )
 
 
+def refuse_savepoint(checkpoint: Storage) -> None:
+    """Refuse a query whose checkpoint would be the folder of a savepoint.
+
+    No manifest of its own names the savepoint's files, so it would collect them.
+
+    Raises:
+        OptionError: a savepoint lies there.
+    """
+    if checkpoint.get(s.FILE) is not None:
+        raise OptionError(
+            f"checkpoint {checkpoint.location} is the folder of a savepoint ({s.FILE}): a query "
+            f"would remove its files as those that no epoch needs. None was touched. Restore it "
+            f"(`tallystick savepoint restore {checkpoint.location} <new folder>`), and start the "
+            f"query on the new folder; what Spark has put here already (metadata, offsets) can go. "
+            f"If queries have run here before and the savepoint is of no use any more, remove "
+            f"{s.FILE} instead."
+        )
+
+
 def copy_files(
     source: Storage,
     target: Storage,
