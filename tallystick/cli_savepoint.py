@@ -86,7 +86,7 @@ def list_savepoints(
     folder: Annotated[str, typer.Argument(help="A folder of savepoints, or one of them.")],
     as_json: Json = False,
 ) -> None:
-    """List the savepoints in a folder; the exit code is 1 if one is damaged, or there is none."""
+    """List the savepoints in a folder; exit code 1 if one cannot be read, or there is none."""
     from tallystick import cli_show, savepoints
     from tallystick.storage import shown
 

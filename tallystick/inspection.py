@@ -4,6 +4,7 @@ Reads, never changes anything; the pipeline may run meanwhile. Kafka is not aske
 decides, what is decided last may not be known here.
 """
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -193,7 +194,7 @@ class _Look:
         manifest = read_manifest(self.storage, path)
         outputs, more = self._outputs()
         epochs = self.files.epochs(self.committed)
-        rubbish, claims = self._rubbish()
+        rubbish, claims, unread = self._rubbish()
         logged = s.epochs_logged(self.storage.names("offsets"))
         return Report(
             location=self.storage.location,
@@ -209,7 +210,7 @@ class _Look:
             claims=claims,
             rubbish=rubbish,
             verified=self.verify,
-            notes=(*notes, *more),
+            notes=(*notes, *more, *unread),
             outputs=outputs,
         )
 
@@ -267,22 +268,29 @@ class _Look:
         )
         return newest, (note,)
 
-    def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What would be collected, and who holds claims; nothing if that cannot be told."""
+    def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """What would be collected, who holds claims, and what is wrong with others.
+
+        No file of state is collected while a claim or a manifest cannot be read.
+        """
         old = retention.expired(self.paths, self.committed)
         kept: list[Iterable[StepState]] = []
-        holders = []
-        try:
-            for path in retention.retained(self.paths, self.committed):
-                kept.append(read_manifest(self.storage, path).state)
-            for path in self.storage.names(s.CLAIMS):
+        holders, unread = [], []
+        for path in self.storage.names(s.CLAIMS):
+            try:
                 claim = s.decode_claim(self.storage.get(path) or b"", path)
+            except ManifestError as error:
+                unread.append(str(error))
+            else:
                 kept.append(claim.state)
                 holders.append(claim.holder)
-        except ManifestError:
-            return (), tuple(holders)
-        gone = collectable(sorted(self.files.names()), self.committed, kept)
-        return (*old, *gone), tuple(holders)
+        gone = []
+        with contextlib.suppress(ManifestError):  # damage to one is told with the epochs
+            for path in retention.retained(self.paths, self.committed):
+                kept.append(read_manifest(self.storage, path).state)
+            if not unread:
+                gone = collectable(sorted(self.files.names()), self.committed, kept)
+        return (*old, *gone), tuple(holders), tuple(unread)
 
     def _step(self, step: StepState) -> StepReport:
         sizes, files = self._sizes(step)

@@ -174,11 +174,15 @@ class Driver:
         """Do what the next run needs, which cannot see what this one has seen."""
         match error:
             case SparkLogError():
-                self._log.put_right(error.checkpoint_id, error.sources)
+                self._log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
             case SecondCallError():
                 path = micro_batches.partial_path(self._asked_for)
                 if self._storage.get(path) is None:
                     self._storage.put(path, str(error).encode())
+
+    def _prove_owner(self) -> None:
+        """Raise FencedError where another run has taken over."""
+        self._broker.fence(self._target.transactional_id, self.coordinator.producer)
 
     def _attempt(self, action: c.Action, engine: Engine | None) -> c.Event:
         try:
@@ -284,8 +288,8 @@ class Driver:
                 self._collect_at = epoch + 1  # the rest
         except Exception as error:
             logger.warning(
-                "checkpoint %s: removing what is not needed any more failed: %s. It is tried again "
-                "later; nothing else depends on it",
+                "checkpoint %s: removing what is not needed any more failed, and is tried again "
+                "later; nothing else depends on it: %s",
                 self._storage.location,
                 error,
             )

@@ -13,11 +13,17 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from tallystick import savepoints
-from tallystick.checkpoint.savepoint import Savepoint
+from tallystick.checkpoint.savepoint import FILE, Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
 from tallystick.ports import Storage
-from tallystick.savepoint_files import copy_step, refuse_used
+from tallystick.savepoint_files import (
+    all_or_none,
+    copy_step,
+    name_of,
+    put_description,
+    refuse_used,
+)
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
@@ -35,6 +41,9 @@ def migrate(
     source: Storage, target: Storage, max_parallelism: Mapping[str, int], scratch: Path
 ) -> Savepoint:
     """Copy a savepoint, with the state of some steps in other key groups.
+
+    All of it or nothing: what was written before an error is removed again. What a killed process
+    has written stays, and another attempt is refused there: it needs another folder.
 
     Args:
         source: where the savepoint is; it stays as it is.
@@ -59,44 +68,52 @@ def migrate(
                 f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
             )
     refuse_used(target)
-    moved = []
-    for step in state:
-        if step.uid in max_parallelism:
-            moved.append(_moved(step, max_parallelism[step.uid], source, target, scratch))
-        else:
-            moved.append(copy_step(source, target, step))
-    new = replace(
-        savepoint,
-        name=savepoints.name_of(target),
-        manifest=replace(savepoint.manifest, state=tuple(moved)),
-        claim="",
-    )
-    savepoints.put_description(target, new)
+    moved: list[StepState] = []
+    with all_or_none(target) as written:
+        for step in state:
+            if step.uid in max_parallelism:
+                moved.append(_moved(step, max_parallelism[step.uid], source, target, scratch))
+            else:
+                moved.append(copy_step(source, target, step))
+            written += [file.path for file in moved[-1].files]
+        new = replace(
+            savepoint,
+            name=name_of(target),
+            manifest=replace(savepoint.manifest, state=tuple(moved)),
+            claim="",
+        )
+        written.append(FILE)
+        put_description(target, new)
     return new
 
 
 def _moved(
     step: StepState, max_parallelism: int, source: Storage, target: Storage, scratch: Path
 ) -> StepState:
-    files: tuple[StateFile, ...] = ()
+    files: list[StateFile] = []
     trail = step.trail
     if step.version is not None:
         version = Version(step.version.epoch, uuid.uuid4().hex)
         everything = KeyGroupRange(0, max_parallelism - 1)
-        with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
+        with (
+            all_or_none(target) as written,
+            TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder,
+        ):
             store = open_store(Path(folder), "migration", step.uid, everything)
             done = store.apply(None, version, _entries(step, max_parallelism, source))
             assert done, "the folder is nobody else's"
             with store.view(version) as view:
                 assert view is not None, "just written"
-                files = tuple(_written(step, version, max_parallelism, view, target))
+                for file in _written(step, version, max_parallelism, view, target):
+                    files.append(file)
+                    written.append(file.path)
         trail = (version,)
     return replace(
         step,
         max_parallelism=max_parallelism,
         parallelism=min(step.parallelism, max_parallelism),
         hash_version=HASH_VERSION,
-        files=files,
+        files=tuple(files),
         trail=trail,
     )
 

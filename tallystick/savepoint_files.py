@@ -1,11 +1,13 @@
 """Where the files of savepoints and restored checkpoints lie, and how they get there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
+from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
 from tallystick.state.changelog import DamagedError, parse_index
@@ -47,6 +49,25 @@ def refuse_used(folder: Storage) -> None:
         )
 
 
+def refuse_savepoint(checkpoint: Storage) -> None:
+    """Refuse a query whose checkpoint would be the folder of a savepoint.
+
+    No manifest of its own names the savepoint's files, so it would collect them.
+
+    Raises:
+        OptionError: a savepoint lies there.
+    """
+    if checkpoint.get(s.FILE) is not None:
+        raise OptionError(
+            f"checkpoint {checkpoint.location} is the folder of a savepoint ({s.FILE}): a query "
+            f"would remove its files as those that no epoch needs. None was touched. Restore it "
+            f"(`tallystick savepoint restore {checkpoint.location} <new folder>`), and start the "
+            f"query on the new folder; what Spark has put here already (metadata, offsets) can go. "
+            f"If queries have run here before and the savepoint is of no use any more, remove "
+            f"{s.FILE} instead."
+        )
+
+
 def copy_files(
     source: Storage,
     target: Storage,
@@ -73,8 +94,6 @@ def copy_files(
         if is_own(new)
     ]
 
-    written: list[str] = []
-
     def copy(pair: tuple[StateFile, str]) -> None:
         file, path = pair
         home, at = at_home(source, file)
@@ -86,11 +105,21 @@ def copy_files(
         target.put(path, data)
         written.append(path)
 
+    with all_or_none(target) as written, ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+        list(threads.map(copy, pairs))
+
+
+@contextmanager
+def all_or_none(target: Storage) -> Iterator[list[str]]:
+    """Remove what was written into a folder if an error comes; the paths go into the list.
+
+    What came last goes first, so that nothing ever names a file that is gone already.
+    """
+    written: list[str] = []
     try:
-        with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
-            list(threads.map(copy, pairs))
+        yield written
     except BaseException:
-        for path in written:
+        for path in reversed(written):
             target.delete(path)
         raise
 
@@ -178,6 +207,22 @@ def referable(folder: Storage) -> str:
             f"backslash or a control character in its name. Nothing was changed. Name another one."
         )
     return uri
+
+
+def name_of(folder: Storage) -> str:
+    """What the savepoint in this folder is called."""
+    return whole_uri(folder.location).rpartition("/")[2]
+
+
+def put_description(target: Storage, savepoint: Savepoint) -> None:
+    """Write the file that makes a folder a savepoint.
+
+    Raises:
+        ManifestError: nobody could read it: a location or a name is one that none may have.
+    """
+    data = savepoint.encode()
+    s.decode(data, f"{target.location}/{s.FILE}")
+    target.put(s.FILE, data)
 
 
 def total_size(state: Iterable[StepState]) -> int:

@@ -18,7 +18,13 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.checkpoint.savepoint import Claim, Savepoint
-from tallystick.errors import ManifestError, OptionError, StateFileError, StorageError
+from tallystick.errors import (
+    ManifestError,
+    OptionError,
+    StateFileError,
+    StorageError,
+    TallystickError,
+)
 from tallystick.newest_epoch import AskKafka, Newest, newest_committed
 from tallystick.ports import Storage
 from tallystick.savepoint_files import (
@@ -27,7 +33,9 @@ from tallystick.savepoint_files import (
     copy_files,
     files_of,
     is_own,
+    name_of,
     place,
+    put_description,
     referable,
     refuse_used,
     uri_in,
@@ -123,17 +131,6 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
     return savepoint
 
 
-def put_description(target: Storage, savepoint: Savepoint) -> None:
-    """Write the file that makes a folder a savepoint.
-
-    Raises:
-        ManifestError: nobody could read it: a location or a name is one that none may have.
-    """
-    data = savepoint.encode()
-    s.decode(data, f"{target.location}/{s.FILE}")
-    target.put(s.FILE, data)
-
-
 def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
     """Keep the collector off the epoch's files; made before any epoch could let go of them."""
     path = _put_claim(checkpoint, newest, holder, s.TRY)
@@ -201,11 +198,6 @@ def _save_files(
     return copied
 
 
-def name_of(folder: Storage) -> str:
-    """What the savepoint in this folder is called."""
-    return whole_uri(folder.location).rpartition("/")[2]
-
-
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
     sources = [path for folder in checkpoint.names("sources") for path in checkpoint.names(folder)]
     strange = [path for path in sources if not s.is_sources_path(path)]
@@ -246,23 +238,23 @@ def read(location: Storage) -> Savepoint:
     return s.decode(data, f"{location.location}/{s.FILE}")
 
 
-def find(folder: str) -> list[tuple[str, Savepoint | ManifestError]]:
+def find(folder: str) -> list[tuple[str, Savepoint | TallystickError]]:
     """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
 
-    Of a damaged one, the error.
+    Of what cannot be read, a damaged one or a neighbour that may be none, the error.
     """
     storage = FileStorage(folder)
     home = whole_uri(storage.location)
     is_local = local_path(home) is not None
-    found: list[tuple[str, Savepoint | ManifestError]] = []
+    found: list[tuple[str, Savepoint | TallystickError]] = []
     for name in ("", *storage.names("")):
-        data = storage.get(f"{name}/{s.FILE}" if name else s.FILE)
-        if data is not None:
-            location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
-            try:
+        location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
+        try:
+            data = storage.get(f"{name}/{s.FILE}" if name else s.FILE)
+            if data is not None:
                 found.append((location, s.decode(data, f"{location}/{s.FILE}")))
-            except ManifestError as error:
-                found.append((location, error))
+        except TallystickError as error:
+            found.append((location, error))
     return found
 
 

@@ -14,7 +14,7 @@ Invariants:
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tallystick.checkpoint import manifest as m
@@ -110,21 +110,32 @@ class SparkLog:
                 self._storage.sync(_path(OFFSETS, each))
         self._synced = batch_id
 
-    def put_right(self, batch_id: int, sources: tuple[str, ...]) -> None:
+    def put_right(
+        self, batch_id: int, sources: tuple[str, ...], prove_owner: Callable[[], None]
+    ) -> None:
         """Give a committed micro-batch the end offsets of its manifest; forget what follows it.
 
         Those were planned from the wrong position, and none of them is decided: nor are what
         manifests they have, which `mend` must not take for committed.
+
+        Args:
+            batch_id: the micro-batch.
+            sources: what its manifest has.
+            prove_owner: raises where another run has taken over. That one may have put the log
+                right and decided epochs since; so only what was there before the proof is removed.
         """
+        manifests = m.manifests(self._storage.names(m.FOLDER))
+        logged = _numbers(self._storage.names(OFFSETS))
+        prove_owner()
         found = self._entry(batch_id)
         assert found is not None, "it was compared"
-        for path in m.manifests(self._storage.names(m.FOLDER)):
+        for path in manifests:
             if m.epoch_of(path) > batch_id:
                 self._storage.delete(path)
-        later = (n for n in _numbers(self._storage.names(OFFSETS)) if n > batch_id)
-        for each in sorted(later, reverse=True):  # so that a crash in between leaves no hole
-            self._remove(OFFSETS, each)
-            self._remove(COMMITS, each)
+        for each in reversed(logged):  # so that a crash in between leaves no hole
+            if each > batch_id:
+                self._remove(OFFSETS, each)
+                self._remove(COMMITS, each)
         self._write(batch_id, Logged(found.head, sources))
 
     def mend(self) -> None:

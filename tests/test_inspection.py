@@ -8,6 +8,7 @@ import pytest
 
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.retention import EPOCHS_RETAINED
 from tallystick.errors import OptionError
 from tallystick.inspection import inspect
@@ -99,6 +100,21 @@ def test_what_would_be_collected_and_what_is_claimed(job, tmp_path):
     }
     assert report.claims == ((tmp_path / "saved").as_uri(),)
     assert [epoch.number for epoch in report.epochs] == list(range(5, 15))
+
+
+def test_a_claim_that_cannot_be_read_is_told_beside_the_others(job, tmp_path):
+    job.storage.put(s.claim_path("0-first"), s.Claim("file:///all/../saved", "now", ()).encode())
+    savepoints.create(job.storage, FileStorage(str(tmp_path / "saved")), reference=True)
+    job.run(EPOCHS_RETAINED + 1)
+    job.storage.put(f"{FOLDER}/counts/{2:012d}-0-failed.changelog", b"")
+
+    report = inspect(job.storage)
+
+    assert report.claims == ((tmp_path / "saved").as_uri(),)
+    assert [path for path in report.rubbish if path.startswith(FOLDER)] == []
+    (note,) = report.notes
+    assert s.claim_path("0-first") in note
+    assert "remove it by hand" in note
 
 
 def test_an_epoch_under_way_and_a_failed_attempt_are_told(job):

@@ -249,13 +249,29 @@ def test_files_of_state_without_a_manifest_are_not_taken_for_a_new_checkpoint(wo
     assert "no manifest that names them" in str(world.checker.violations)
 
 
-def test_a_claim_that_cannot_be_read_keeps_everything(world):
-    plant(world, {claim_path("torn"): b"{", file_of(3, "claimed"): b"state"})
+STEP_UP = StateFile(f"keyed-state/../{file_of(3, 'claimed')}", CHANGELOG, 3, 0, 127, 1, 1, 1, 1)
+HELD = StepState("step", 128, 1, "[]", 1, files=(STEP_UP,), trail=(Version(3, "t"),))
+UNREADABLE = {
+    "torn": b"{",
+    "of an earlier build, whose holder": Claim("file:///all/../saved", "2026", ()).encode(),
+    "of an earlier build, whose file": Claim("file:///saved", "2026", (HELD,)).encode(),
+}
 
-    world.run_quietly()
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=list(UNREADABLE))
+def test_a_claim_that_cannot_be_read_keeps_everything_and_stops_no_epoch(world, data, caplog):
+    plant(world, {claim_path("bad"): data, file_of(3, "claimed"): b"state"})
+
+    with caplog.at_level(logging.WARNING, "tallystick.job"):
+        world.run_quietly()
 
     assert world.checker.committed_epoch == EPOCHS - 1
+    assert world.checker.violations == []
     assert file_of(3, "claimed") in world.checkpoint.files
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert f"claim {claim_path('bad')}: " in warning
+    assert "no file of state is collected" in warning
+    assert "remove it by hand" in warning
 
 
 def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):

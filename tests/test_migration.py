@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tallystick import migration, savepoints
+from tallystick import migration, savepoint_files, savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
-from tallystick.errors import OptionError, StateFileError
+from tallystick.errors import OptionError, StateFileError, StorageError
 from tallystick.sink.transaction import Producer
 from tallystick.state.entry_ids import TIMERS_BY_TIME
 from tallystick.state.handles import StateField, StepState, Version
@@ -135,3 +135,30 @@ def test_what_cannot_be_is_refused(saved, tmp_path):
     with pytest.raises(StateFileError, match=file.name):
         migration.migrate(saved, target, {"counts": 5}, tmp_path)
     assert not (tmp_path / "new" / "savepoint.json").exists()
+
+
+@pytest.mark.parametrize("fails_at", range(6))
+def test_a_migration_that_fails_leaves_nothing_and_can_be_made_again(
+    saved, tmp_path, monkeypatch, fails_at
+):
+    """Whichever write fails: those of a step in new key groups, a copied one's, the last one."""
+    monkeypatch.setattr(migration, "SNAPSHOT_BYTES", 30_000)
+    monkeypatch.setattr(savepoint_files, "COPIES_AT_A_TIME", 1)
+    folder = tmp_path / "new"
+    written = []
+
+    class Full(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            if len(written) == fails_at:
+                raise StorageError(f"no room for {path}")
+            super().put(path, data)
+            written.append(path)
+
+    folder.mkdir()
+    (folder / "notes.txt").write_text("of somebody else")
+    with pytest.raises(StorageError, match="no room for"):
+        migration.migrate(saved, Full(str(folder)), {"counts": 300}, tmp_path)
+
+    assert len(written) == fails_at
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["notes.txt"]
+    migration.migrate(saved, FileStorage(str(folder)), {"counts": 300}, tmp_path)

@@ -17,6 +17,7 @@ from tallystick.errors import (
     OptionError,
     StateFileError,
     StorageError,
+    TallystickError,
 )
 from tallystick.migration import migrate
 from tallystick.sink.transaction import Token
@@ -478,3 +479,19 @@ def test_the_savepoints_of_a_folder_are_found(job, tmp_path):
 
     assert [saved.name for _, saved in found] == ["a", "b"]
     assert [savepoints.read(FileStorage(where)) for where, _ in found] == [s for _, s in found]
+
+
+def test_a_neighbour_that_cannot_be_read_is_told_and_hides_no_savepoint(job, tmp_path):
+    savepoints.create(job.storage, folder(tmp_path / "all" / "good"))
+    (tmp_path / "all" / "file:").mkdir()
+    (tmp_path / "all" / "circle").symlink_to("circle")
+    (tmp_path / "all" / "strange" / s.FILE).mkdir(parents=True)
+
+    found = dict(savepoints.find(str(tmp_path / "all")))
+
+    names = {where.rpartition("/")[2]: saved for where, saved in found.items()}
+    assert names.keys() == {"good", "file%3A", "circle", "strange"}
+    assert names.pop("good") == savepoints.read(folder(tmp_path / "all" / "good"))
+    for name, error in names.items():
+        assert isinstance(error, TallystickError)
+        assert name.replace("%3A", ":") in str(error)

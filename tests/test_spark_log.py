@@ -6,6 +6,7 @@ import pytest
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
+from tallystick.errors import FencedError
 from tallystick.sink.transaction import Producer
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
 from tallystick.storage import FileStorage
@@ -119,12 +120,41 @@ def test_putting_right_forgets_what_was_planned_from_the_wrong_position(checkpoi
     checkpoint.log_offsets(4, 99)
     checkpoint.leave_manifest(4, 99)  # of an attempt that was never committed
     checkpoint.storage.put("commits/4", b"v1\n{}")
-    checkpoint.log.put_right(3, (checkpoint.text(4),))
+    checkpoint.log.put_right(3, (checkpoint.text(4),), lambda: None)
 
     assert checkpoint.ends() == WHOLE
     assert len(checkpoint.commits()) == 4
     checkpoint.log.mend()
     assert checkpoint.ends() == WHOLE
+
+
+def test_who_was_replaced_puts_nothing_right(checkpoint):
+    checkpoint.leave_manifest(4, 99)
+    checkpoint.log_offsets(4, 99)
+    before = {path: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
+
+    def refuse() -> None:
+        raise FencedError("another run owns it")
+
+    with pytest.raises(FencedError):
+        checkpoint.log.put_right(3, (checkpoint.text(7),), refuse)
+    after = {path: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_what_comes_behind_the_proof_that_one_is_the_owner_is_another_runs(checkpoint):
+    checkpoint.leave_manifest(4, 99)
+    checkpoint.log_offsets(4, 99)
+
+    def take_over() -> None:
+        checkpoint.leave_manifest(4, 5, nonce="of-a-successor")
+        checkpoint.log_offsets(5, 6)
+
+    checkpoint.log.put_right(3, (checkpoint.text(4),), take_over)
+
+    (left,) = [path for path in checkpoint.storage.names(m.FOLDER) if m.epoch_of(path) > 3]
+    assert "of-a-successor" in left
+    assert 5 in checkpoint.ends()
 
 
 def test_an_empty_metadata_of_a_checkpoint_that_never_was_used_is_removed(tmp_path):

@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
-    | {"spark_log", "write_options"},
+    | {"savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},

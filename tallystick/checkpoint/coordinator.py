@@ -359,6 +359,11 @@ class Coordinator:
         return None if known is None else known.manifest
 
     @property
+    def producer(self) -> Producer:
+        """The newest that this run was given: with it the run proves that it is not replaced."""
+        return self._producer
+
+    @property
     def _producer(self) -> Producer:
         assert self._owner is not None, "recovery fences before the first epoch"
         return self._owner

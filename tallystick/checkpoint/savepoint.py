@@ -15,14 +15,13 @@ lineage, with nothing produced. See `verdict` for when it may go on.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest, Origin
 from tallystick.checkpoint.sealed import seal, unseal
 from tallystick.state.handles import StateFile, StepState, is_whole_uri
 
-Built = TypeVar("Built")
 VERSION = 1
 FILE = "savepoint.json"
 CLAIMS = "keyed-state-claims"
@@ -73,7 +72,8 @@ def decode(data: bytes, path: str) -> Savepoint:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    return _unsealed(data, path, "savepoint", _savepoint)
+    way_on = "Nothing was changed. Put back a whole copy of it, or use another one."
+    return unseal(data, f"savepoint {path}", (VERSION,), way_on, _savepoint)
 
 
 def _savepoint(held: dict[str, Any]) -> Savepoint:
@@ -121,9 +121,15 @@ def decode_claim(data: bytes, path: str) -> Claim:
     """Read back what `Claim.encode` wrote.
 
     Raises:
-        ManifestError: the bytes are torn, edited, or of a newer release.
+        ManifestError: the bytes are torn, edited, or of a newer release. Whichever files it keeps
+            from being collected, nobody knows: all are kept.
     """
-    return _unsealed(data, path, "claim", _claim)
+    way_on = (
+        "As long as it lies there, no file of state is collected. Put back a whole copy of it; or, "
+        "if no savepoint made with --reference and no checkpoint restored with --claim needs files "
+        "of this folder any more, remove it by hand."
+    )
+    return unseal(data, f"claim {path}", (VERSION,), way_on, _claim)
 
 
 def _claim(held: dict[str, Any]) -> Claim:
@@ -204,8 +210,3 @@ def seed_of(
         decided_by=m.KAFKA,
         base_path="",
     )
-
-
-def _unsealed(data: bytes, path: str, what: str, build: Callable[[dict[str, Any]], Built]) -> Built:
-    way_on = "Nothing was changed. Put back a whole copy of it, or use another one."
-    return unseal(data, f"{what} {path}", (VERSION,), way_on, build)

@@ -21,6 +21,7 @@ from tallystick.checkpoint.micro_batches import failed_path, partial_path, secon
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.job import Driver
 from tallystick.ports import Engine, Prepared
+from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import check_name
 from tallystick.source.offsets import SourceOffsets, parse_source
@@ -366,6 +367,7 @@ class EpochRunner:
 
     def _open(self, run_id: str, run: QueryRun) -> _Opened:
         storage = FileStorage(run.checkpoint)
+        refuse_savepoint(storage)
         name = self._name or run.query_name or run.query_id
         check_name(name)
         identity = Identity(

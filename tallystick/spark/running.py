@@ -29,6 +29,7 @@ from tallystick.options import (
     parse_source_options,
 )
 from tallystick.ports import Engine
+from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
 from tallystick.source.offsets import SourceOffsets, from_json
@@ -237,6 +238,7 @@ def start_query(
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
     storage = FileStorage(checkpoint)
     trigger = _in_epochs(trigger)
+    refuse_savepoint(storage)
     SparkLog(storage).mend()
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.

@@ -40,6 +40,7 @@ from tallystick.errors import (
 from tallystick.job import Driver, Listener, Target
 from tallystick.participants import OpenSinks
 from tallystick.ports import Participants, Prepared
+from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import default_prefix, token_group
 from tallystick.sink.two_phase import (
@@ -146,6 +147,7 @@ class WriteEpochs:
         """Recover, and settle under which hold the tasks of the next epoch may prepare.
 
         Raises:
+            OptionError: the checkpoint is a savepoint's folder.
             DataLossError: going on needs a person's decision.
             TallystickError: the recovery failed, nothing has begun.
         """
@@ -226,6 +228,7 @@ class WriteEpochs:
         return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot), sources)
 
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
+        refuse_savepoint(self._storage)
         earlier = transactional_ids(self._storage) - {self._target.transactional_id}
         sinks = _Noting(self._sinks(earlier))
         log = DecisionLog(self._storage, SystemClock())

@@ -386,7 +386,7 @@ def _(_: Any) -> Any:
 
 @mutation("Spark's log is not put right", SparkLog, "put_right", Fault.OFFSET_LOG_REPLACED)
 def _(_: Any) -> Any:
-    return lambda self, batch_id, sources: None
+    return lambda self, *_: None
 
 
 @mutation(

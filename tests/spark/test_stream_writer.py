@@ -263,6 +263,13 @@ def test_what_cannot_work_ends_the_query_and_says_why(flow: Flow) -> None:
     with pytest.raises(StreamingQueryException, match="tallystick does not support Update mode"):
         write(flow, counts, mode="update")
 
+    (flow.checkpoint / "savepoint.json").write_bytes(b"somebody's")
+    with pytest.raises(StreamingQueryException, match="is the folder of a savepoint"):
+        write(flow, copied(flow))
+    rows = copied(flow).writeStream.option("checkpointLocation", str(flow.checkpoint))
+    with pytest.raises(StreamingQueryException, match="is the folder of a savepoint"):
+        finish(rows.trigger(availableNow=True).foreachBatch(flow.sink()).start)
+
 
 def test_rows_choose_their_topics(flow: Flow, tallystick_topic: NewTopic) -> None:
     other = tallystick_topic("chosen", partitions=2)
