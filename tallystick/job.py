@@ -23,7 +23,7 @@ from tallystick.errors import (
     StateFileError,
     StorageError,
 )
-from tallystick.ports import Broker, Clock, Engine, Participants, Storage
+from tallystick.ports import Broker, Clock, Engine, EpochSource, Participants, Storage
 from tallystick.sink.tokens import encode_token, newest_token, takeover_count
 from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Committable, to_abort
@@ -36,6 +36,8 @@ from tallystick.wholeness import Wholeness
 
 logger = logging.getLogger(__name__)
 
+Worker = EpochSource | Engine
+"""What runs an epoch: one that Spark asked for, or the next, which it plans itself."""
 Listener = Callable[[c.Event], None]
 """Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
 
@@ -50,6 +52,8 @@ class Target:
     cluster_id: str
 
 
+LAST_EPOCH = 10**12 - 1
+"""The names of manifests have twelve digits."""
 RETRY_PAUSE_S = 0.5
 """Each call has its own deadline already; this only keeps a quick failure from spinning."""
 
@@ -106,7 +110,7 @@ class Driver:
         self._log = SparkLog(storage)
         self._clock = clock
         self._listener = listener
-        self._asked_for, self._may_skip = 0, False
+        self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
         self._stale_notes: list[str] = []  # of the epoch asked for, by runs that did not commit it
@@ -140,12 +144,39 @@ class Driver:
         """
         return self._drive(request, None)
 
+    def run_next(self, source: EpochSource) -> bool:
+        """Plan the epoch behind what is committed, and run it to its end.
+
+        Args:
+            source: plans it, and runs its tasks.
+
+        Returns:
+            Whether there was one; if not, the newest epoch is settled all the same.
+
+        Raises:
+            TallystickError: as `run_epoch`.
+        """
+        self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        return self._follow(c.EpochWanted(), source) is not None
+
+    def end(self) -> None:
+        """Note that nothing is left to do for the newest epoch; behind `run_next`."""
+        committed = self.coordinator.committed_manifest
+        if committed is not None and committed.committables:
+            path = micro_batches.settled_path(committed.checkpoint_id)
+            if self._storage.get(path) is None:
+                self._storage.put(path, b"")
+
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
         self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
         known = self.coordinator.committed_manifest
-        logged = None if known is None else self._log.sources(known.checkpoint_id)
-        event: c.Event = c.EpochRequested(request, logged)
+        logged = self._logged(known)
+        ended = self._follow(c.EpochRequested(request, logged), engine)
+        return ended.producer if isinstance(ended, c.RunEpoch) else None
+
+    def _follow(self, event: c.Event, by: Worker | None) -> c.RunEpoch | Request | None:
+        """Follow the coordinator to the end of an epoch; with no worker, to where it would run."""
         while True:
             self._listener(event)
             action = self.coordinator.step(event)
@@ -153,21 +184,22 @@ class Driver:
                 logger.warning(
                     "epoch %d: Kafka holds %s, which is not what the tasks reported: another "
                     "attempt wrote too. The epoch is aborted and runs again",
-                    request.checkpoint_id,
+                    self._asked_for,
                     dict(event.last_sequences or {}),
                 )
             match action:
-                case c.EndEpoch():
-                    self._clear_up(request.checkpoint_id)
-                    return None
+                case c.EndEpoch(request):
+                    if request is not None:
+                        self._clear_up(request.checkpoint_id)
+                    return request
                 case c.Stop(error):
                     self._before_stop(error)
                     raise error
-                case c.RunEpoch(_, producer, _) if engine is None:
-                    return producer
-            event = self._attempt(action, engine)
+                case c.RunEpoch() if by is None:
+                    return action
+            event = self._attempt(action, by)
             if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
-                self._collect_at = request.checkpoint_id  # the attempt left what nobody names
+                self._collect_at = self._asked_for  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _before_stop(self, error: Exception) -> None:
@@ -184,9 +216,9 @@ class Driver:
         """Raise FencedError where another run has taken over."""
         self._broker.fence(self._target.transactional_id, self.coordinator.producer)
 
-    def _attempt(self, action: c.Action, engine: Engine | None) -> c.Event:
+    def _attempt(self, action: c.Action, by: Worker | None) -> c.Event:
         try:
-            return self._perform(action, engine)
+            return self._perform(action, by)
         except Exception as error:
             logger.warning("%s failed: %s", type(action).__name__, error)
             is_state = isinstance(error, StateFileError)
@@ -207,20 +239,18 @@ class Driver:
         )
         return StateFileError(f"{message} {way_on}")
 
-    def _perform(self, action: c.Action, engine: Engine | None) -> c.Event:
+    def _perform(self, action: c.Action, by: Worker | None) -> c.Event:
         """Do one action and report the fact that follows from it."""
         match action:
             case c.FenceProducer(current):
                 return c.ProducerFenced(self._broker.fence(self._target.transactional_id, current))
             case c.ReadCommitted():
                 return c.CommittedRead(self._read_committed())
-            case c.RunEpoch(checkpoint_id, producer, state):
-                assert engine is not None, "a recovery ends before the epoch runs"
-                delete_all(self._storage, self._stale_notes, at_a_time=1)
-                self._stale_notes = []
-                return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
-            case c.WriteManifest(manifest):
-                path = m.manifest_path(manifest, self._clock.nonce())
+            case c.PlanEpoch() | c.RunEpoch():
+                return self._work(action, by)
+            case c.WriteManifest(manifest, is_seed):
+                nonce = self._clock.nonce()
+                path = m.manifest_path(manifest, m.SEED + nonce if is_seed else nonce)
                 self._storage.put(path, manifest.encode())
                 return c.ManifestWritten(path)
             case c.CountOutput(producer, produced, committables):
@@ -242,6 +272,22 @@ class Driver:
                 raise AssertionError(f"{action} ends the loop")
             case _:
                 assert_never(action)
+
+    def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
+        match action:
+            case c.PlanEpoch(checkpoint_id, start):
+                assert isinstance(by, EpochSource), "who wants the next epoch plans it"
+                self._asked_for = checkpoint_id
+                planned = by.plan(checkpoint_id, start)
+                return c.EpochPlanned(planned.sources, planned.start)
+            case c.RunEpoch(checkpoint_id, producer, state, start, sources):
+                assert by is not None, "a recovery ends before the epoch runs"
+                engine = (
+                    by.engine(checkpoint_id, start, sources) if isinstance(by, EpochSource) else by
+                )
+                delete_all(self._storage, self._stale_notes, at_a_time=1)
+                self._stale_notes = []
+                return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
 
     def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
         """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
@@ -337,11 +383,17 @@ class Driver:
         committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
         return replace(
             committed,
-            logged=None if manifest is None else self._log.sources(epoch),
+            logged=self._logged(manifest),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
             is_partial=micro_batches.partial_path(epoch) in listed,
             has_failed=micro_batches.failed_path(epoch) in listed,
+            is_settled=micro_batches.settled_path(epoch) in listed,
         )
+
+    def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:
+        if manifest is None or not self._has_spark_log:
+            return None
+        return self._log.sources(manifest.checkpoint_id)
 
     def _manifest_at(self, path: str) -> Manifest | None:
         data = self._storage.get(path) if path else None

@@ -9,7 +9,7 @@ What a port raises is part of it:
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -242,6 +242,28 @@ class Engine(Protocol):
         Goes on from the committed `state`. Returns after every task has reported, and so has
         stopped writing.
         """
+        ...
+
+
+class PlannedEpoch(NamedTuple):
+    """What an epoch reads: JSON texts, one per source; `sources` is None if there is nothing."""
+
+    start: tuple[str, ...]
+    sources: tuple[str, ...] | None
+
+
+@runtime_checkable
+class EpochSource(Protocol):
+    """What plans a pipeline's epochs, and runs their tasks."""
+
+    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
+        """Plan an epoch that begins at `start`; where it is empty, at the very beginning."""
+        ...
+
+    def engine(
+        self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
+    ) -> Engine:
+        """What runs the tasks of an epoch that was planned so, in this run or an earlier one."""
         ...
 
 

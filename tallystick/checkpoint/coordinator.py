@@ -10,6 +10,10 @@
                │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
+A query of Spark's says which epoch it wants, and has logged what that reads. A loop of our own only
+wants the next one: behind RESTORING, or READY, comes PLANNING, so what an epoch reads is settled
+after the fence, and from what is committed. At its start the newest epoch is settled once more.
+
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
 them. Whether an epoch happened is therefore one fact, and Kafka keeps it. Without such a
 transaction the checkpoint's log of decisions keeps it, behind the same port.
@@ -50,7 +54,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.checkpoint import lost_output, strays, verdict
+from tallystick.checkpoint import lost_output, refusals, strays, verdict
 from tallystick.checkpoint.facts import Committed, Identity, Request
 from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import second_call
@@ -67,8 +71,10 @@ from tallystick.checkpoint.protocol import (
     ConfirmOutput,
     CountOutput,
     EndEpoch,
+    EpochPlanned,
     EpochRan,
     EpochRequested,
+    EpochWanted,
     Event,
     FenceProducer,
     ManifestWritten,
@@ -76,6 +82,7 @@ from tallystick.checkpoint.protocol import (
     OutputCounted,
     OutputSettled,
     Phase,
+    PlanEpoch,
     ProducerFenced,
     ReadCommitted,
     Recovered,
@@ -122,19 +129,21 @@ class Coordinator:
         self._has_strays = False
         self._error: Exception | None = None
         self._refused_before = False
+        self._is_recovered = False  # nothing of an earlier run lingers in other sinks
+        self._is_settling = False  # the newest epoch is looked after, before the next is planned
 
     def step(self, event: Event) -> Action:
         """Take one fact and return what must be done about it."""
         match event:
-            case EpochRequested(request, logged):
-                return self._start(request, logged)
+            case EpochRequested() | EpochWanted() | EpochPlanned():
+                return self._take_up(event)
             case ProducerFenced(producer):
-                self._owner = producer
+                self._owner, self._is_recovered = producer, False
                 self._become(Phase.RESTORING)
                 return ReadCommitted()
             case CommittedRead(committed):
                 self._committed = replace(committed, decided_by=self._decided_by)
-                return self._decide()
+                return self._look_behind() if self._request is None else self._decide()
             case EpochRan():
                 return self._prepare(event)
             case ManifestWritten(path):
@@ -155,6 +164,15 @@ class Coordinator:
             case _:
                 assert_never(event)
 
+    def _take_up(self, event: EpochRequested | EpochWanted | EpochPlanned) -> Action:
+        match event:
+            case EpochRequested(request, logged):
+                return self._start(request, logged)
+            case EpochWanted():
+                return self._want()
+            case EpochPlanned(sources, start):
+                return self._planned(sources, start)
+
     def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
         before, self._request = self._request, request
@@ -172,6 +190,51 @@ class Coordinator:
         self._become(Phase.FENCING)
         return FenceProducer(current=None)
 
+    def _want(self) -> Action:
+        """Our own loop asks: what is committed comes first, then the plan."""
+        assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
+        self._request, self._attempt, self._refused_before = None, 1, False
+        if self.phase is Phase.READY:
+            return self._plan()
+        self._become(Phase.FENCING)
+        return FenceProducer(current=None)
+
+    def _look_behind(self) -> Action:
+        """Find what forbids to go on; settle the newest epoch, if a run may not have done so."""
+        known = self._known
+        epoch, start = verdict.following(known, self._identity)
+        probe = Request(epoch, start or ("",), may_skip=False)
+        judged = verdict.judge(probe, known, self._identity)
+        if isinstance(judged, verdict.Refused):
+            return self._refuse(judged.error)
+        token = known.token
+        if token is not None and any(each > epoch for each in known.begun):
+            # A run begins an epoch only where the one before is decided.
+            return self._refuse(refusals.off_beat(probe, token, self._identity, known))
+        manifest = known.manifest
+        if isinstance(judged, verdict.Open) or manifest is None or known.is_settled:
+            return self._plan()
+        if not manifest.produced and not manifest.committables:
+            return self._plan()
+        self._is_settling = True
+        self._request = Request(manifest.checkpoint_id, manifest.sources, may_skip=False)
+        return self._decide()
+
+    def _plan(self) -> Action:
+        self._become(Phase.PLANNING)
+        self._request = None
+        return PlanEpoch(*verdict.following(self._known, self._identity))
+
+    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> Action:
+        epoch, _ = verdict.following(self._known, self._identity)
+        request = Request(epoch, sources or start, may_skip=False, start=start)
+        judged = verdict.judge(request, self._known, self._identity)
+        if sources is None and not isinstance(judged, verdict.Open):
+            self._become(Phase.READY)
+            return EndEpoch(None)
+        self._request = request
+        return self._decide()
+
     def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
         known = self._known
@@ -179,6 +242,8 @@ class Coordinator:
         match judged:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
+                if self._asked.start and not base_path:
+                    return WriteManifest(self._beginning(), is_seed=True)
                 # A user's function may have left out epochs behind its base.
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
                 epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
@@ -199,7 +264,19 @@ class Coordinator:
     def _is_to_recover(self) -> bool:
         """At the start and after a failure; and now and then, for what failed attempts left."""
         due = self._asked.checkpoint_id % RECOVER_EVERY == 0
-        return self.phase is Phase.RESTORING or (self.phase is Phase.READY and due)
+        return not self._is_recovered or due
+
+    def _beginning(self) -> Manifest:
+        """What a lineage of our own loop goes on from: where it begins to read, and no state."""
+        return Manifest(
+            checkpoint_id=self._asked.checkpoint_id - 1,
+            pipeline=self._identity.pipeline,
+            lineage=self._identity.lineage,
+            sources=self._asked.start,
+            produced=(),
+            producer=self._producer,
+            decided_by=self._decided_by,
+        )
 
     def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
         match judged:
@@ -215,13 +292,14 @@ class Coordinator:
     def _run(self, base: Manifest | None, base_path: str) -> Action:
         self._base_path = base_path
         self._become(Phase.RUNNING)
-        state = () if base is None else base.state
-        return RunEpoch(self._asked.checkpoint_id, self._producer, state)
+        state, start = ((), self._asked.start) if base is None else (base.state, base.sources)
+        asked = self._asked
+        return RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
 
     def _after_participants(self, event: Recovered | OutputSettled) -> Action:
         match event:
             case Recovered(lost, producer):
-                self._owner = producer
+                self._owner, self._is_recovered = producer, True
                 return self._after_recovery(lost)
             case OutputSettled(lost, new_producer):
                 self._owner = new_producer or self._owner
@@ -260,7 +338,7 @@ class Coordinator:
         A successor that took over between the fence and the question leaves a token or a manifest
         that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
         """
-        looked = self.phase in (Phase.RESTORING, Phase.RECOVERING, Phase.READY)
+        looked = self.phase in (Phase.RESTORING, Phase.PLANNING, Phase.RECOVERING, Phase.READY)
         if looked and not self._refused_before:
             self._refused_before = True
             self._become(Phase.FENCING)
@@ -286,6 +364,9 @@ class Coordinator:
         return WriteManifest(self._manifest)
 
     def _complete(self, path: str) -> Action:
+        if self.phase is Phase.OPENING:
+            token = self._token(self._asked.checkpoint_id - 1, path)
+            return CommitTransaction(self._producer, token, ())
         assert self._manifest is not None
         self._become(Phase.COMPLETED)
         token = self._token(self._manifest.checkpoint_id, path)
@@ -310,6 +391,8 @@ class Coordinator:
         self._owner = next_producer
         if self.phase is Phase.OPENING:
             self._become(Phase.RESTORING)
+            if self._asked.start:
+                self._request = None  # where it begins is settled, whatever it was planned for
             return ReadCommitted()
         assert self._manifest is not None
         if self._manifest.committables:
@@ -323,6 +406,9 @@ class Coordinator:
         if foreign_rows and word not in self._identity.accepted:
             return self._stop(strays.foreign_rows_error(self._asked.checkpoint_id, foreign_rows))
         self._become(Phase.READY)
+        if self._is_settling:
+            self._is_settling = False
+            return self._plan()
         return EndEpoch(self._asked)
 
     def _broken(self, error: Exception) -> Action:

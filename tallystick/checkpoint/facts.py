@@ -21,18 +21,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The epoch that Spark asks for, with the end offsets that it logged for it.
+    """The epoch to run, with its end offsets: Spark logged them, or our own loop has planned it.
 
     Args:
         checkpoint_id: the epoch.
         sources: its end offsets, a JSON text per source.
         may_skip: a user's own function stands between Spark and the driver, and may have left out
             epochs before this one.
+        start: where it begins, of an epoch that our own loop has planned.
     """
 
     checkpoint_id: int
     sources: tuple[str, ...]
     may_skip: bool
+    start: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= 0, self
@@ -68,6 +70,7 @@ class Committed:
         begun: epochs between the token's, or the bases', and the requested one of which there is a
             trace.
         is_partial: the token's epoch lacks the rows of a second call.
+        is_settled: a run of our own loop has seen the token's epoch through to its end.
         has_failed: a call for the token's epoch failed, perhaps behind its decision; the function
             may have returned all the same.
     """
@@ -83,6 +86,7 @@ class Committed:
     logged: tuple[str, ...] | None = None
     begun: tuple[int, ...] = ()
     is_partial: bool = False
+    is_settled: bool = False
     has_failed: bool = False
 
     @property

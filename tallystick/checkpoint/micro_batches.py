@@ -5,6 +5,10 @@ things cannot be seen afterwards, so they are written down beside the manifests 
 
     partial-N   the function called a sink again after epoch N was committed: those rows are missing
     failed-N    the call for epoch N failed; a function that returns all the same loses its rows
+
+A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline:
+
+    settled-N   epoch N is committed in all sinks
 """
 
 import re
@@ -13,12 +17,17 @@ from collections.abc import Iterable, Iterator
 from tallystick.checkpoint.manifest import FOLDER, epoch_of, manifests
 from tallystick.errors import SecondCallError
 
-_NOTE = re.compile(rf"{FOLDER}/(partial|failed)-(\d+)", re.ASCII)
+_NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)", re.ASCII)
 
 
 def partial_path(checkpoint_id: int) -> str:
     """Return the path of the note that a second call for an epoch was refused."""
     return f"{FOLDER}/partial-{checkpoint_id:012d}"
+
+
+def settled_path(checkpoint_id: int) -> str:
+    """Return the path of the note that an epoch is committed in all sinks."""
+    return f"{FOLDER}/settled-{checkpoint_id:012d}"
 
 
 def failed_path(checkpoint_id: int) -> str:

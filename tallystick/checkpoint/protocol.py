@@ -21,6 +21,7 @@ class Phase(Enum):
     IDLE = auto()  # nothing is known of Kafka yet
     FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
     RESTORING = auto()  # they are not; what Kafka committed last is being asked
+    PLANNING = auto()  # it is known; what the next epoch reads is being planned
     RECOVERING = auto()  # what is decided is being committed in other sinks, the rest aborted
     OPENING = auto()  # the lineage is new: its first token is being committed
     RUNNING = auto()  # tasks read and write into the open transaction
@@ -40,10 +41,18 @@ NEXT_PHASES = {
     Phase.IDLE: {Phase.FENCING},
     Phase.FENCING: {Phase.RESTORING, *_GIVEN_UP},
     Phase.RESTORING: {
+        Phase.PLANNING,
         Phase.OPENING,
         Phase.RECOVERING,
         Phase.RUNNING,
         Phase.CONFIRMING,
+        *_GIVEN_UP,
+    },
+    Phase.PLANNING: {
+        Phase.OPENING,
+        Phase.RECOVERING,
+        Phase.RUNNING,
+        Phase.READY,
         *_GIVEN_UP,
     },
     Phase.RECOVERING: {Phase.RUNNING, Phase.CONFIRMING, *_GIVEN_UP},
@@ -54,7 +63,7 @@ NEXT_PHASES = {
     Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
     Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
     Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
+    Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),
 }
@@ -75,6 +84,22 @@ class EpochRequested:
 
     request: Request
     logged: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWanted:
+    """The next epoch may run; what it reads is planned once it is known what is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlanned:
+    """What the next epoch reads: up to `sources`; None: there is nothing to do.
+
+    `start`: where it begins, as the planner was told, or found for a lineage without any epoch.
+    """
+
+    sources: tuple[str, ...] | None
+    start: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +195,8 @@ class TransactionAborted:
 
 Event = (
     EpochRequested
+    | EpochWanted
+    | EpochPlanned
     | ProducerFenced
     | CommittedRead
     | EpochRan
@@ -198,22 +225,36 @@ class ReadCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanEpoch:
+    """Say what an epoch reads that begins at `start`; where it is empty, at the very beginning."""
+
+    checkpoint_id: int
+    start: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunEpoch:
     """Read, transform and write everything of the epoch into the transaction of `producer`.
 
-    `state` is the committed state that it goes on from.
+    `state` is the committed state that it goes on from. It reads from `start` to `sources`.
     """
 
     checkpoint_id: int
     producer: Producer
     state: tuple[StepState, ...] = ()
+    start: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Make the manifest durable, at a path that no other run can write."""
+    """Make the manifest durable, at a path that no other run can write.
+
+    `is_seed`: no epoch has run behind it; a lineage may begin there.
+    """
 
     manifest: Manifest
+    is_seed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +316,9 @@ class AbortTransaction:
 
 @dataclass(frozen=True, slots=True)
 class EndEpoch:
-    """Tell Spark that the epoch is done, and the sources' groups how far it read."""
+    """The epoch is done, and the sources' groups show how far it read; None: none was due."""
 
-    request: Request
+    request: Request | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +331,7 @@ class Stop:
 Action = (
     FenceProducer
     | ReadCommitted
+    | PlanEpoch
     | RunEpoch
     | WriteManifest
     | CountOutput

@@ -92,6 +92,23 @@ def judge(request: Request, committed: Committed, identity: Identity) -> Verdict
     return Done(manifest)
 
 
+FIRST_EPOCH = 1
+"""Of a loop of our own. The one before has no rows: it is where the lineage begins to read."""
+
+
+def following(committed: Committed, identity: Identity) -> tuple[int, tuple[str, ...]]:
+    """Which epoch comes next, and where it begins to read; empty: nothing says so yet."""
+    token, manifest = committed.token, committed.manifest
+    if token is not None and token.lineage == identity.lineage:
+        epoch = token.checkpoint_id
+    elif committed.bases:
+        manifest = committed.bases[0].manifest
+        epoch = manifest.checkpoint_id
+    else:
+        epoch = FIRST_EPOCH - 1
+    return epoch + 1, () if manifest is None else manifest.sources
+
+
 def _follows(request: Request, token: Token, committed: Committed, identity: Identity) -> bool:
     """Whether nothing is missing between the token's epoch and the requested one."""
     if token.checkpoint_id >= request.checkpoint_id - 1:

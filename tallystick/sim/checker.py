@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tallystick.checkpoint.manifest import is_seed
+from tallystick.checkpoint.manifest import decode, is_seed
 from tallystick.errors import (
     DataLossError,
     FencedError,
@@ -87,15 +87,18 @@ class Checker:
         tokens = [what for (group, _), what in done.offsets.items() if group == self._token_group]
         manifest_path = json.loads(tokens[0][1])["manifest"] if tokens else ""
         if not rows and tokens and (not manifest_path or is_seed(manifest_path)):
+            self._record(manifest_path)
             return  # the first token of a lineage
         following = self.committed_epoch + 1
         epoch = tokens[0][0] - 1 if tokens else max((row.epoch for row in rows), default=following)
+        self._record(manifest_path)
         self._check_epoch(epoch, done, manifest_path)
         if manifest_path:
             self.on_decision(epoch, manifest_path, self.committer)
 
     def on_log_decision(self, token: Token, by: str) -> None:
         """The checkpoint's own log decided; what is decided a second time is not judged here."""
+        self._record(token.manifest_path)
         if not token.manifest_path or is_seed(token.manifest_path):
             return  # the first token of a lineage
         epoch = token.checkpoint_id
@@ -103,6 +106,12 @@ class Checker:
             self.note(f"epoch {epoch} decided after epoch {self.committed_epoch}")
         self.committed_epoch = max(epoch, self.committed_epoch)
         self.on_decision(epoch, token.manifest_path, by)
+
+    def _record(self, manifest_path: str) -> None:
+        data = self.checkpoint.files.get(manifest_path)
+        if data is not None:
+            found = decode(data, manifest_path)
+            self.checkpoint.record(found.checkpoint_id, found.sources)
 
     def _check_epoch(self, epoch: int, done: Committed, manifest_path: str) -> None:
         between = set(range(self.committed_epoch + 1, epoch))
@@ -141,7 +150,7 @@ class Checker:
     def begin(self, checkpoint: Checkpoint, epoch: int) -> None:
         """The pipeline goes on with a checkpoint, behind an epoch that is committed, or -1."""
         self.checkpoint = checkpoint
-        self.committed_epoch = epoch  # of this checkpoint
+        self.committed_epoch = epoch if checkpoint.recorded is None else max(epoch, 0)
         if self.state is not None:
             self.state.begin(checkpoint.lineage, epoch)
 
@@ -155,7 +164,8 @@ class Checker:
             return
         ends = self.checkpoint.start_of(self.committed_epoch + 1)
         wrong = {p: offset for p, offset in shown.items() if offset != ends[p]}
-        if wrong or (not shown and self.committed_epoch >= 0):
+        none_yet = -1 if self.checkpoint.recorded is None else 0
+        if wrong or (not shown and self.committed_epoch > none_yet):
             self.note(f"epoch {self.committed_epoch} ends at {ends}, the group shows {shown}")
 
     def on_end(self, name: str, offered: int, error: BaseException | None) -> str:

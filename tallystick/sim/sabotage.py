@@ -45,7 +45,8 @@ def sabotage(world: World, fault: Fault) -> type[Exception] | None:
 
 def _expire_token(world: World) -> type[Exception] | None:
     world.sink.offsets.pop(TOKEN, None)
-    has_manifests = any(path.startswith(manifest.FOLDER) for path in world.checkpoint.files)
+    named = manifest.manifests(world.checkpoint.files)
+    has_manifests = not all(map(manifest.is_seed, named))
     return DataLossError if has_manifests else None
 
 
@@ -59,6 +60,7 @@ def _set_back_checkpoint(world: World) -> type[Exception] | None:
     if newest < 2:
         return None
     kept = world.dice.randrange(newest - 1)  # two entries are written again from the manifests
+    has_loop = world.checkpoint.recorded is not None
     world.checkpoint.forget_from(kept)
     left = {
         path: data
@@ -67,16 +69,18 @@ def _set_back_checkpoint(world: World) -> type[Exception] | None:
     }
     # Without manifests and decisions it looks like a beginning: only Kafka knows better.
     may_cut = world.decided_by == KAFKA or bool(manifest.manifests(left))
-    if may_cut and world.dice.random() < 0.5:
+    if may_cut and (has_loop or world.dice.random() < 0.5):
         world.checkpoint.files = left
         if world.sinks is not None:
             world.sinks.slots_were_changed(are_gone=True)
-    return DataLossError
+    elif has_loop:
+        return None
+    return ManifestError if has_loop and world.decided_by == KAFKA else DataLossError
 
 
 def _lose_offset_log(world: World) -> type[Exception] | None:
     newest = world.checker.committed_epoch
-    if newest < 0:
+    if newest < 0 or world.checkpoint.recorded is not None:
         return None
     world.checkpoint.forget_from(newest)
     if world.dice.random() < 0.5:
@@ -89,7 +93,7 @@ def _lose_offset_log(world: World) -> type[Exception] | None:
 def _replace_offsets(world: World) -> type[Exception] | None:
     """Another driver's entry takes the place of the one that the newest epoch ran with."""
     newest = world.checker.committed_epoch
-    if newest < 0:
+    if newest < 0 or world.checkpoint.recorded is not None:
         return None
     was_done = newest in world.checkpoint.commits
     is_longer = world.dice.random() < 0.5
@@ -137,7 +141,9 @@ def _start_elsewhere(world: World) -> type[Exception] | None:
     if TOKEN not in world.sink.offsets:
         return None
     newest = max(old.offsets)
-    world.checkpoint = Checkpoint("lineage-2", "sim:/checkpoint-2", old.offsets[newest])
+    ends = old.offsets[newest]
+    recorded = None if old.recorded is None else {0: ends}
+    world.checkpoint = Checkpoint("lineage-2", "sim:/checkpoint-2", ends, recorded=recorded)
     world.checker.begin(world.checkpoint, -1)
     return DataLossError
 
@@ -203,7 +209,9 @@ def _restore_savepoint(world: World) -> type[Exception] | None:
         old.base,
         {manifest.manifest_path(seed, f"{manifest.SEED}1"): seed.encode(), **copies},
     )
-    for number, ends in old.offsets.items():
+    if old.recorded is not None:
+        new.recorded = {number: ends for number, ends in old.recorded.items() if number <= epoch}
+    for number, ends in old.offsets.items() if old.recorded is None else ():
         if number <= epoch:
             new.log_offsets(number, ends, world.sources)
     for number in old.commits:

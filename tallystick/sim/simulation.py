@@ -33,6 +33,7 @@ def simulate(
     kinds: Collection[Fault] | None = None,
     is_keyed: bool | None = None,
     decided_by: str | None = None,
+    has_loop: bool | None = None,
 ) -> Outcome:
     """Live through one world.
 
@@ -41,8 +42,9 @@ def simulate(
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks; see `World`.
+        has_loop: epochs are planned by a loop of our own; see `World`.
     """
-    world = World(seed, kinds, is_keyed, decided_by)
+    world = World(seed, kinds, is_keyed, decided_by, has_loop)
     with _silent_driver():
         try:
             verdict = _live(world)
@@ -119,7 +121,7 @@ def _is_made_good(world: World, act: Fault | None) -> bool:
 def _read(world: World) -> list[Row]:
     """All input that was written so far, as the rows that it must have become (of no epoch)."""
     left_out = {(row.source, row.offset) for row in world.query.left_out_rows()}
-    rows = rows_between(dict.fromkeys(world.consumed, 0), world.consumed)
+    rows = rows_between(world.origin.beginning, world.consumed)
     return [row for row in rows if (row.source, row.offset) not in left_out]
 
 

@@ -66,6 +66,7 @@ class SinkOracle:
         self._takeovers = 0
         self._named: set[str] = set()
         self.replays = 0
+        self.has_loop = False  # each run asks for the sinks of the newest epoch
         self.logged_early: set[int] = set()  # epochs that Spark has for done, settled or not
         self.by = ""  # whose request is being processed
         for system in systems.values():
@@ -158,7 +159,8 @@ class SinkOracle:
         newest = self._newest
         if newest is None:
             return False
-        epoch = newest.epoch if newest.epoch in self.logged_early else offered
+        is_newest = self.has_loop or newest.epoch in self.logged_early
+        epoch = newest.epoch if is_newest else offered
         if (decision := self._decisions.get((newest.lineage, epoch))) is None:
             return False
         gone = {each.sink for each in decision.committables if each.sink not in present}

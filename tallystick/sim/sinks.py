@@ -283,7 +283,7 @@ class SlotWatch:
 def numbered(checkpoint: Checkpoint, epoch: int) -> list[Row]:
     """The rows of an epoch, each with its number in the whole input."""
     starts = checkpoint.start_of(epoch)
-    before = sum(starts[partition] - checkpoint.base[partition] for partition in starts)
+    before = sum(starts[partition] - checkpoint.beginning[partition] for partition in starts)
     return [row._replace(nth=before + at) for at, row in enumerate(rows_of(checkpoint, epoch))]
 
 

@@ -11,11 +11,15 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tallystick.sim.faults import Fault, FaultPlan
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.spark_log import COMMITS, OFFSETS, parse_entry
 from tallystick.topic_partition import TopicPartition
 
 Positions = Mapping[TopicPartition, int]
+
+
+EPOCH_ROWS_MAX = 5
 
 
 class ConcurrentRunError(Exception):
@@ -39,6 +43,8 @@ class Checkpoint:
         left_out: start and end of epochs for which the user's function does not call the sink.
         called_twice: those for which it does so twice.
         refused_twice: those of which its author knows by now.
+        recorded: for a loop of our own, which has no log of Spark's: the end of each epoch that was
+            decided, as the oracle was told; of epoch 0, where the lineage begins. None: Spark's.
         caught: start and end of epochs whose error the function caught, so that they may be lost.
     """
 
@@ -50,11 +56,19 @@ class Checkpoint:
     left_out: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
     called_twice: set[int] = field(default_factory=set)
     refused_twice: set[int] = field(default_factory=set)
+    recorded: dict[int, Positions] | None = None
     caught: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
+
+    @property
+    def beginning(self) -> Positions:
+        """Where its first epoch begins to read."""
+        return self.base if self.recorded is None else self.recorded[0]
 
     @property
     def offsets(self) -> dict[int, Positions]:
         """The end of each epoch that is in the log, and whole."""
+        if self.recorded is not None:
+            return self.recorded
         found = {epoch: self._ends(epoch) for epoch in self._entries(OFFSETS)}
         return {epoch: ends for epoch, ends in found.items() if ends is not None}
 
@@ -65,6 +79,8 @@ class Checkpoint:
 
     def first_epoch(self) -> int:
         """The epoch that a query offers first when it starts."""
+        if self.recorded is not None:
+            return max(self.recorded) + 1
         newest = max(self._entries(OFFSETS), default=-1)
         return newest + 1 if newest in self.commits else max(newest, 0)
 
@@ -85,9 +101,16 @@ class Checkpoint:
 
     def start_of(self, epoch: int) -> Positions:
         """Where an epoch begins to read."""
+        if self.recorded is not None:
+            return self.recorded[epoch - 1]
         ends = self._ends(epoch - 1) if epoch else self.base
         assert ends is not None, f"offsets/{epoch - 1} is not there"
         return ends
+
+    def record(self, epoch: int, sources: Sequence[str]) -> None:
+        """A loop of our own has decided an epoch, or where the lineage begins."""
+        if self.recorded is not None:
+            self.recorded[epoch] = positions_in(sources)
 
     def log_offsets(self, epoch: int, ends: Positions, sources: Sequence["Source"]) -> None:
         """Write `offsets/N`."""
@@ -129,8 +152,28 @@ class Checkpoint:
         entry = parse_entry(self.files.get(f"{OFFSETS}/{epoch}"))
         if entry is None:
             return None
-        parsed = [parse_source(text) for text in entry.sources]
-        return {place: at for each in parsed if each for place, at in each.positions.items()}
+        return positions_in(entry.sources)
+
+
+def plan_ends(
+    dice: random.Random, plan: FaultPlan, available: Positions, starts: Positions
+) -> Positions | None:
+    """The end of the next epoch; None when there is nothing to read."""
+    if all(starts[partition] >= end for partition, end in available.items()):
+        return None
+    if plan.strikes(Fault.EMPTY_EPOCH):
+        return dict(starts)
+    ends = {
+        partition: min(end, starts[partition] + dice.randint(0, EPOCH_ROWS_MAX))
+        for partition, end in available.items()
+    }
+    return dict(available) if ends == starts else ends
+
+
+def positions_in(sources: Sequence[str]) -> Positions:
+    """The positions of all sources of an epoch."""
+    parsed = [parse_source(text) for text in sources]
+    return {place: at for each in parsed if each for place, at in each.positions.items()}
 
 
 @dataclass(frozen=True, slots=True)

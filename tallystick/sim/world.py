@@ -26,11 +26,12 @@ from tallystick.sim.checker import Checker, offered_words, stated_after
 from tallystick.sim.engine import Attempt, SimulatedEngine
 from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
+from tallystick.sim.loop import Loop
 from tallystick.sim.query import Query, whose_function
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
 from tallystick.sim.sinks import Sinks, deciders, rows_of
-from tallystick.sim.spark import Checkpoint, Positions, Source
+from tallystick.sim.spark import Checkpoint, Positions, Source, plan_ends
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
 from tallystick.sim.workers import Workers
@@ -50,10 +51,11 @@ TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
 KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
+LOOP_EVERY = 3
+"""Of so many seeds one has a loop of our own."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
-EPOCH_ROWS_MAX = 5
 RELEASED_MAX = 6
 DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
 KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
@@ -72,6 +74,7 @@ class World:
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
             the seed says.
+        has_loop: epochs are planned by a loop of our own, not by Spark; None: the seed says.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class World:
         kinds: Collection[Fault] | None = None,
         is_keyed: bool | None = None,
         decided_by: str | None = None,
+        has_loop: bool | None = None,
     ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
@@ -107,7 +111,12 @@ class World:
         partitions = [partition for source in self.sources for partition in source.partitions]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
+        has_loop = seed % LOOP_EVERY == 2 if has_loop is None else has_loop
+        self.begins_late = has_loop and self.dice.random() < 0.3
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
+        if has_loop:
+            self.checkpoint.recorded = {0: self.checkpoint.base}
+        self.origin = self.checkpoint
         self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
@@ -123,7 +132,10 @@ class World:
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
-        self.query = Query(self, whose_function(seed, decided_by, is_keyed=self.is_keyed))
+        if self.sinks is not None:
+            self.sinks.oracle.has_loop = has_loop
+        function = whose_function(seed, decided_by, is_keyed=self.is_keyed)
+        self.query = Loop(self) if has_loop else Query(self, function)
 
     def _cluster(self, name: str, version: int) -> KafkaCluster:
         return KafkaCluster(
@@ -133,17 +145,12 @@ class World:
     # What Spark offers
     def plan_positions(self, starts: Positions) -> Positions | None:
         """The end of the next micro-batch; None when there is nothing to read."""
-        if all(starts[partition] >= end for partition, end in self.available.items()):
-            return None
-        if self.plan.strikes(Fault.EMPTY_EPOCH):
-            return dict(starts)
-        ends = {
-            partition: min(end, starts[partition] + self.dice.randint(0, EPOCH_ROWS_MAX))
-            for partition, end in self.available.items()
-        }
-        if ends == starts:
-            return dict(self.available)
-        return ends
+        return plan_ends(self.dice, self.plan, self.available, starts)
+
+    def first_positions(self) -> Positions:
+        """Where a lineage of a loop of our own begins."""
+        is_late = self.begins_late and self.checkpoint is self.origin
+        return dict(self.available) if is_late else self.checkpoint.base
 
     def rows_of(
         self, checkpoint: Checkpoint, epoch: int
@@ -193,15 +200,15 @@ class World:
         ends = self.checkpoint.offsets[epoch]
         texts = tuple(source.text(ends) for source in self.sources)
         request = Request(epoch, texts, may_skip=self.query.is_users)
-        driver.run_epoch(request, self._engine(process, epoch))
+        driver.run_epoch(request, self.engine(process, self.checkpoint, epoch))
 
-    def _engine(self, process: Process, epoch: int) -> Engine:
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
+        """What runs an epoch whose input a checkpoint tells."""
         if self.is_keyed:
-            return self.workers.engine(process, self.checkpoint, epoch)
-        rows = self.rows_of(self.checkpoint, epoch)
-        engine = SimulatedEngine(self, process, self.sink, rows)
+            return self.workers.engine(process, checkpoint, epoch)
+        engine = SimulatedEngine(self, process, self.sink, self.rows_of(checkpoint, epoch))
         if self.sinks is not None:
-            return self.sinks.engine(process, self.checkpoint, epoch, engine)
+            return self.sinks.engine(process, checkpoint, epoch, engine)
         return engine
 
     @property

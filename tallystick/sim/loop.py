@@ -1,0 +1,89 @@
+"""A pipeline's own loop: it plans an epoch behind the fence, and keeps no log but the manifests."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from tallystick.job import Driver
+from tallystick.ports import Engine, PlannedEpoch
+from tallystick.sim.rows import Row
+from tallystick.sim.scheduler import Process
+from tallystick.sim.spark import Checkpoint, Positions, Source, positions_in
+
+
+class Surroundings(Protocol):
+    """What a loop needs of the world."""
+
+    checkpoint: Checkpoint
+    sources: tuple[Source, ...]
+
+    def make_driver(self, process: Process) -> Driver:
+        """The driver that is tested."""
+        ...
+
+    def first_positions(self) -> Positions:
+        """Where a lineage begins that reads what comes from now on."""
+        ...
+
+    def plan_positions(self, starts: Positions) -> Positions | None:
+        """The end of the next epoch; None when there is nothing to read."""
+        ...
+
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
+        """What runs an epoch whose input a checkpoint tells."""
+        ...
+
+    def pass_by(self, process: Process) -> None:
+        """Let time pass; the process may be paused, or die, here."""
+        ...
+
+
+class Loop:
+    """The pipeline of a world, which each of its processes runs; instead of a `Query`."""
+
+    is_users = False
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+
+    def run(self, process: Process) -> None:
+        """Run until there is nothing left to read."""
+        driver = self._world.make_driver(process)
+        while driver.run_next(_Epochs(self._world, process)):
+            self._world.pass_by(process)
+        driver.end()
+
+    def left_out_rows(self) -> list[Row]:
+        """It leaves nothing out."""
+        return []
+
+    def give_up(self, refusal: str) -> None:
+        """It catches nothing, so nobody is ever asked."""
+        raise AssertionError(refusal)
+
+
+class _Epochs:
+    """See `ports.EpochSource`."""
+
+    def __init__(self, world: Surroundings, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
+        """See `ports.EpochSource.plan`."""
+        world = self._world
+        self._process.offered = checkpoint_id
+        starts = positions_in(start) if start else world.first_positions()
+        world.pass_by(self._process)
+        ends = world.plan_positions(starts)
+        return PlannedEpoch(self._texts(starts), None if ends is None else self._texts(ends))
+
+    def engine(
+        self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
+    ) -> Engine:
+        """See `ports.EpochSource.engine`."""
+        ends = {checkpoint_id - 1: positions_in(start), checkpoint_id: positions_in(sources)}
+        planned = replace(self._world.checkpoint, recorded=ends)
+        return self._world.engine(self._process, planned, checkpoint_id)
+
+    def _texts(self, positions: Positions) -> tuple[str, ...]:
+        return tuple(source.text(positions) for source in self._world.sources)
