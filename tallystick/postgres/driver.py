@@ -152,10 +152,11 @@ class PostgresCommitter:
 
         def look(connection: Connection) -> list[Committable]:
             # In the order that a transaction goes through: what moves on meanwhile is seen twice.
+            # Both stay: somebody else's row or session may have the name of a transaction of ours.
             made = self._open(connection, owner)
             made += self._prepared(connection, owner)
             made += self._staged(connection, owner)
-            return list({each.name: each for each in made}.values())
+            return list({(each.name, each.details): each for each in made}.values())
 
         with self._lock:
             return self._session.run("looking for what is pending", look)

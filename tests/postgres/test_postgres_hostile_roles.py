@@ -402,6 +402,35 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
     driver.close()
 
 
+def test_a_row_by_the_name_of_something_else_of_ours_does_not_hide_it(place: Place) -> None:
+    """What is prepared would keep its locks, and what is open could be prepared, for ever."""
+    opened(place.high, place.table, transactions="staged").close()
+    place.let_low_in()
+    driver = opened(place.high, place.table)
+    (decided,) = prepared(driver, rows_of(1))
+    (left,) = prepared(driver, rows_of(2), checkpoint_id=2)
+    zombie = begun(driver, rows_of(3), checkpoint_id=3)
+    (still_open,) = [e for e in driver.lingering(OWNER) if e.checkpoint_id == 3]
+    for number, each in enumerate((decided, left, still_open)):
+        insert = INSERT.format(place.schema)
+        place.as_low(insert, each.name, number, place.payroll, place.payroll, 0, 0)
+
+    assert driver.commit(decided) is Outcome.COMMITTED
+    found = list(driver.lingering(OWNER))
+    names = [decided.name, left.name, left.name, still_open.name, still_open.name]
+    assert sorted(each.name for each in found) == sorted(names)
+    for each in found:
+        driver.abort(each)
+
+    with pytest.raises(RetriableError):
+        zombie.prepare()
+    zombie.abort()
+    assert driver.commit(left) is Outcome.LOST
+    assert list(driver.lingering(OWNER)) == []
+    assert (place.paid(), place.numbers()) == (2, [1])
+    driver.close()
+
+
 def test_a_token_of_somebody_else_is_not_taken_for_ours(place: Place) -> None:
     """It would say later what became of the transaction, and it would be wrong."""
     driver = opened(place.high, place.table)
