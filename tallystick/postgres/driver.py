@@ -31,6 +31,7 @@ from tallystick.postgres.names import (
     prefix_of,
 )
 from tallystick.postgres.outcome import (
+    MAY_END,
     SESSIONS,
     abort_open,
     abort_prepared,
@@ -178,9 +179,8 @@ class PostgresCommitter:
     def _prepared(self, connection: Connection, owner: Owner) -> list[Committable]:
         prepared = connection.execute(
             "SELECT gid, database = current_database(), database, "
-            "(extract(epoch FROM prepared) * 1000)::bigint, owner, owner = current_user "
-            "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper) "
-            "FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
+            f"(extract(epoch FROM prepared) * 1000)::bigint, owner, {MAY_END} "
+            f"FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
             [owner_prefix(owner)],
         ).fetchall()
         mine = self._plan.details

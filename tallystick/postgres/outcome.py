@@ -50,6 +50,11 @@ SESSIONS = (
     "AND (usename = session_user OR pg_has_role(usesysid, 'USAGE'))"
 )
 """Those that this role may end: anybody may call a session what he likes."""
+MAY_END = (
+    "(owner = current_user "
+    "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper))"
+)
+"""Of pg_prepared_xacts; to have been granted the owner's role is not enough."""
 
 
 def commit_prepared(
@@ -64,14 +69,38 @@ def commit_prepared(
         # them, before the server forgets the name.
         return _proved(connection, committable, details)
     except errors.InsufficientPrivilege:
-        # Once ours is committed, its name is anybody's.
-        if _told_by_token(connection, committable, details) is not Outcome.COMMITTED:
-            raise
+        # Once ours is settled, its name is anybody's.
+        outcome = _told_by_token(connection, committable, details)
+        if outcome is None:
+            raise _of_another_role(connection, committable) from None
+        return outcome
     return Outcome.COMMITTED
 
 
+def _of_another_role(connection: Connection, committable: Committable) -> OptionError:
+    row = connection.execute(
+        "SELECT owner FROM pg_prepared_xacts WHERE gid = $1", [committable.name]
+    ).fetchone()
+    return OptionError(
+        f"PostgreSQL: prepared transaction {committable.name!r} of epoch "
+        f"{committable.checkpoint_id} is decided, and belongs to role {row and row[0]!r}: only "
+        f"that role or a superuser may commit it (42501). If the pipeline ran with that role "
+        f"before, have one of them say COMMIT PREPARED, and start again; if not, somebody has "
+        f"taken the name: have it rolled back, and start again to see what became of ours"
+    )
+
+
 def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
-    """Roll a prepared transaction back, if it is there."""
+    """Roll a prepared transaction back, if it is there and ours; `lingering` tells of others."""
+    ours = connection.execute(
+        query(
+            f"SELECT FROM pg_prepared_xacts "
+            f"WHERE gid = $1 AND database = current_database() AND {MAY_END}"
+        ),
+        [committable.name],
+    )
+    if not ours.rowcount:
+        return
     try:
         connection.execute(query(f"ROLLBACK PREPARED {literal(committable.name)}"))
     except errors.UndefinedObject:

@@ -381,7 +381,7 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
         assert driver.commit(decided) is Outcome.COMMITTED
         low.execute("BEGIN")
         low.execute(f"PREPARE TRANSACTION '{left.name}'")
-        with pytest.raises(OptionError, match="42501"):
+        with pytest.raises(OptionError, match=r"decided.*belongs to role .*o'Low.*COMMIT PREPARED"):
             driver.commit(left)
 
         # It takes the name of one that is being written.
@@ -428,6 +428,36 @@ def test_a_row_by_the_name_of_something_else_of_ours_does_not_hide_it(place: Pla
     assert driver.commit(left) is Outcome.LOST
     assert list(driver.lingering(OWNER)) == []
     assert (place.paid(), place.numbers()) == (2, [1])
+    driver.close()
+
+
+def test_a_granted_role_that_takes_a_name_does_not_stop_an_abort(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a session that this role may end, and a transaction that it may not."""
+    place.postgres.query(f"GRANT {LOW} TO {HIGH}")
+    driver = opened(place.high, place.table)
+    (left,) = prepared(driver, rows_of(1))
+    rest = "7:0:0:ab"
+    taken = f"{owner_prefix(OWNER)}{rest}"
+    session = psycopg.connect(place.low)
+    session.execute(f"SET application_name = '{application_prefix(OWNER)}{rest}'")
+    with (
+        psycopg.connect(place.low, autocommit=True) as low,
+        caplog.at_level(logging.WARNING),
+    ):
+        low.execute("BEGIN")
+        low.execute(f"PREPARE TRANSACTION '{taken}'")
+        found = list(driver.lingering(OWNER))
+        assert {each.name for each in found} == {left.name, taken}
+        for each in found:
+            driver.abort(each)
+    session.close()
+    assert list(driver.lingering(OWNER)) == []
+    (told,) = [each for each in caplog.messages if taken in each]
+    assert "belongs to role" in told
+    assert LOW[1:-1] in told
+    assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == [(taken,)]
     driver.close()
 
 
