@@ -42,6 +42,7 @@ from tallystick.postgres.outcome import (
 )
 from tallystick.postgres.schema import (
     NO_TABLE,
+    lock_without_code,
     registry_of,
     staging_named,
     strangers_hand,
@@ -59,15 +60,17 @@ COMMITS_S = 120.0
 """How long all commits of an epoch may wait together, as for Kafka by default."""
 MILLISECOND_S = 0.001
 _REGISTRIES = """
-    SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
+           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
       AND has_schema_privilege(n.oid, 'USAGE')
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
-      AND (quote_ident(n.nspname) = $1
-           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user))
 """
-"""Besides the one of the sink's own schema only those that this user has made: a row names tables
-that are then written to, and must not be anybody's."""
+"""Which of them is ours: besides the one of the sink's own schema only those that this user has
+made: a row names tables that are then written to, and must not be anybody's."""
+_LOOK_MS = 2_000
+"""How long it is looked into a table of another role, which may be large."""
 
 
 class PostgresCommitter:
@@ -205,8 +208,11 @@ class PostgresCommitter:
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
         made: list[Committable] = []
         schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
-        for (schema,) in schemas:
+        for schema, is_ours in schemas:
             registry, is_mine = registry_of(schema), schema == self._plan.details.schema
+            if not is_ours:
+                self._look_elsewhere(connection, registry, owner)
+                continue
             if problem := strangers_hand(connection, registry, self._target(schema)):
                 self._tell(f"{problem}. What this pipeline staged there stays for now")
                 continue
@@ -236,14 +242,44 @@ class PostgresCommitter:
                 made += self._readable([(name, owner.sink, text, count, begun_ms)])
         return made
 
+    def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
+        """Tell of what an earlier run may have staged in a table that another role has made."""
+        problem, found = "it has triggers, rules or policies", None
+        try:
+            with connection.transaction():
+                connection.execute(query(f"SET LOCAL statement_timeout = {_LOOK_MS}"))
+                if lock_without_code(connection, registry, ("name", "text"), nowait=True):
+                    found = connection.execute(
+                        query(
+                            f"SELECT name FROM ONLY {registry} WHERE starts_with(name, $1) LIMIT 1"
+                        ),
+                        [owner_prefix(owner)],
+                    ).fetchall()
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            problem = str(error.diag.message_primary)
+        if found is None:
+            self._tell(
+                f"{registry} belongs to another role, and cannot be looked into ({problem}): if "
+                f"this pipeline staged rows there, with another table=, they stay"
+            )
+        elif found:
+            self._tell(
+                f"{registry} belongs to another role, and has rows of this pipeline, such as "
+                f"{found[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
+                f"another table=, run ALTER TABLE {registry} OWNER TO its role, and start again"
+            )
+
     def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
         """The user's table that a row names, as SQL; empty: it may be a trap."""
         table, own = table_at(schema, target), self._target(schema)
         if table is None or table.staging != staging:
             return ""
-        if staging_named(connection, schema, staging, own) is None:
+        if staging_named(connection, schema, staging) is None:
             return ""
-        return "" if strangers_hand(connection, table.sql, own) else table.sql
+        is_ours = not any(strangers_hand(connection, it, own) for it in (staging, table.sql))
+        return table.sql if is_ours else ""
 
     def _target(self, schema: str) -> str:
         """The user's table in a schema, as this run knows it, not as a row says."""

@@ -19,7 +19,9 @@ from tallystick.postgres.connection import (
 from tallystick.postgres.names import application_of, prefix_of, staged_id
 from tallystick.postgres.schema import (
     ID,
+    NO_TABLE,
     Table,
+    lock_without_code,
     registry_of,
     staging_named,
     strangers_hand,
@@ -121,14 +123,20 @@ def commit_staged(
         details: of the committable.
         patience_s: how long a lock is waited for, if not as ever.
     """
-    name = committable.name
+    name, table = committable.name, table_at(details.schema, details.table)
+    registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
+    if problem := strangers_hand(connection, registry, target):
+        raise OptionError(
+            f"PostgreSQL: {name!r} is decided, and is committed at the next start behind this: "
+            f"{problem}"
+        )
     with transaction(connection):
         if patience_s is not None:
             connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
         # Whoever else commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 "
+                f"DELETE FROM {registry} WHERE name = $1 "
                 f"RETURNING target, staging, columns, key, record_count"
             ),
             [name],
@@ -153,7 +161,7 @@ def commit_staged(
                 raise DataLossError(
                     f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
                     f"there: somebody has changed them by hand. Nothing was committed; to go on "
-                    f"without them, delete it from {registry_of(details.schema)}"
+                    f"without them, delete it from {registry}"
                 )
     return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
 
@@ -186,10 +194,14 @@ def _checked(
             f"{staging!r} to {target!r}: expected a table of schema {details.schema} and its own "
             f"staging table. It was not made by this pipeline, or tables were renamed since"
         )
-    if staging_named(connection, details.schema, staging, target) is None:
+    if staging_named(connection, details.schema, staging) is None:
         raise OptionError(
-            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone, or is "
-            f"not a table that this role, or the owner of {target} or of its schema, has made"
+            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone"
+        )
+    if problem := strangers_hand(connection, staging, target):
+        raise OptionError(
+            f"PostgreSQL: {committable.name!r} is decided, and {record_count} rows of it wait in "
+            f"{staging}; they are committed at the next start behind this: {problem}"
         )
     return table, columns, key, record_count
 
@@ -205,24 +217,44 @@ def abort_staged(
         details: of the committable.
         target: the user's table, whose owner is trusted.
     """
-    name, schema = committable.name, details.schema
+    name, number, registry = (
+        committable.name,
+        staged_id(committable.name),
+        registry_of(details.schema),
+    )
     with transaction(connection):
         row = connection.execute(
-            query(f"DELETE FROM {registry_of(schema)} WHERE name = $1 RETURNING staging"), [name]
+            query(f"DELETE FROM {registry} WHERE name = $1 RETURNING staging"), [name]
         ).fetchone()
-        said = None if row is None else row[0]
-        staging = None if said is None else staging_named(connection, schema, said, target)
-        if staging is not None:
-            connection.execute(query(f"DELETE FROM {staging} WHERE {ID} = $1"), [staged_id(name)])
-        elif said is not None:
+        if row is None:
+            return
+        staging = staging_named(connection, details.schema, row[0])
+        if staging is None:
             logger.warning(
                 "PostgreSQL: row %r of %s says that its rows are in %r, which is no staging table "
                 "of ours in that schema: the row is deleted, and no other table touched. If this "
                 "pipeline did not write it, see who may write into %s",
                 name,
-                registry_of(schema),
-                said[:_SAID_MAX],
-                registry_of(schema),
+                registry,
+                row[0][:_SAID_MAX],
+                registry,
+            )
+            return
+        problem = strangers_hand(connection, staging, target)
+        # As when table= is another one now, or its owner: what holds rows only is cleared anyway.
+        if not problem or lock_without_code(connection, staging, (ID, "int8")):
+            connection.execute(query(f"DELETE FROM ONLY {staging} WHERE {ID} = $1"), [number])
+        else:
+            logger.warning(
+                "PostgreSQL: row %r of %s, which no epoch needs, is deleted, and what may belong "
+                "to it in %r is not: %s. Then run DELETE FROM %s WHERE %s = %d",
+                name,
+                registry,
+                row[0][:_SAID_MAX],
+                problem,
+                staging,
+                ID,
+                number,
             )
 
 

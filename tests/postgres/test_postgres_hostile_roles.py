@@ -14,7 +14,7 @@ from real_postgres import PostgresServer
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.names import application_prefix, owner_prefix
-from tallystick.sink.two_phase import Outcome
+from tallystick.sink.two_phase import Committable, Outcome
 
 Create = Callable[..., str]
 HIGH, LOW = '"The ""high"" one"', '"o\'Low"'
@@ -485,3 +485,128 @@ def test_a_token_of_somebody_else_is_not_taken_for_ours(place: Place) -> None:
     assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == []
     assert place.numbers() == []
     driver.close()
+
+
+def moved_on(place: Place) -> tuple[Committable, Committable]:
+    """What `high` has staged for a table of `low`, who made our tables too, and sold his since."""
+    driver = opened(place.high, place.table, transactions="staged")
+    (decided,) = prepared(driver, rows_of(1, 2))
+    (left,) = prepared(driver, rows_of(3), checkpoint_id=2)
+    driver.close()
+    place.let_low_in()
+    staging = f"{place.schema}.tallystick_staged_t"
+    place.postgres.query(f"ALTER TABLE {staging} OWNER TO {LOW}")
+    place.postgres.query(f"GRANT ALL ON {staging} TO {HIGH}")
+    return decided, left
+
+
+def staged_in(place: Place) -> list[int]:
+    return [a for (a,) in place.postgres.query(f"SELECT a FROM {place.schema}.tallystick_staged_t")]
+
+
+def test_what_was_staged_beside_a_table_whose_owner_is_another_one_is_settled(
+    place: Place, table: Create
+) -> None:
+    """Its rows are data only: what is given up goes; what is decided waits, and says for what."""
+    decided, left = moved_on(place)
+    place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
+
+    later = opened(place.high, f"{place.schema}.u", transactions="staged")
+    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
+    later.abort(left)
+    assert staged_in(place) == [1, 2]
+    with pytest.raises(OptionError, match=r"2 rows .*staged_t.*OWNER TO") as raised:
+        later.commit(decided)
+    assert LOW[1:-1] in str(raised.value)
+    assert (staged_in(place), place.numbers()) == ([1, 2], [])
+
+    place.postgres.query(f"ALTER TABLE {place.schema}.tallystick_staged_t OWNER TO {HIGH}")
+    assert later.commit(decided) is Outcome.COMMITTED
+    assert (staged_in(place), place.numbers()) == ([], [1, 2])
+    assert list(later.lingering(OWNER)) == []
+    later.close()
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "CREATE TRIGGER trap BEFORE DELETE ON {staging} EXECUTE FUNCTION {schema}.trap()",
+        "CREATE RULE trap AS ON DELETE TO {staging} DO ALSO SELECT {schema}.trapped()",
+        "CREATE POLICY trap ON {staging} USING ({schema}.trapped()); "
+        "ALTER TABLE {staging} ENABLE ROW LEVEL SECURITY",
+        "CREATE INDEX trap ON {staging} (a) WHERE {schema}.frozen()",
+        "CREATE STATISTICS {schema}.trap ON ({schema}.frozen()), a FROM {staging}",
+    ],
+)
+def test_what_was_staged_where_a_stranger_has_code_is_named_not_touched(
+    place: Place, table: Create, caplog: pytest.LogCaptureFixture, trap: str
+) -> None:
+    decided, left = moved_on(place)
+    schema, staging = place.schema, f"{place.schema}.tallystick_staged_t"
+    place.postgres.query(f"GRANT CREATE ON SCHEMA {schema} TO {LOW}")
+    place.postgres.query(f"CREATE TABLE {schema}.seen (who text)")
+    place.postgres.query(f"GRANT INSERT ON {schema}.seen TO PUBLIC")
+    noted = (
+        f"IF current_user <> $low${LOW[1:-1]}$low$ "
+        f"THEN INSERT INTO {schema}.seen VALUES (current_user); END IF;"
+    )
+    for signature, body in {
+        "trap() RETURNS trigger": f"{noted} RETURN NULL;",
+        "trapped() RETURNS boolean": f"{noted} RETURN true;",
+        "frozen() RETURNS boolean IMMUTABLE": f"PERFORM {schema}.trapped(); RETURN true;",
+    }.items():
+        place.as_low(
+            f"CREATE FUNCTION {schema}.{signature} LANGUAGE plpgsql AS $$BEGIN {body} END$$"
+        )
+    for each in trap.format(staging=staging, schema=schema).split("; "):
+        place.as_low(each)
+    place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
+
+    later = opened(place.high, f"{schema}.u", transactions="staged")
+    with caplog.at_level(logging.WARNING):
+        later.abort(left)
+        with pytest.raises(OptionError, match=r"OWNER TO"):
+            later.commit(decided)
+    seen = f"SELECT * FROM {schema}.seen WHERE who = %s"
+    assert place.postgres.query(seen, HIGH[1:-1].replace('""', '"')) == []
+    assert sorted(staged_in(place)) == [1, 2, 3]
+    (told,) = [each for each in caplog.messages if left.name in each]
+    assert "OWNER TO" in told
+    later.close()
+    cleared = told.rpartition("DELETE FROM ")[2]
+    place.as_low(f"DELETE FROM {cleared}")
+    assert sorted(staged_in(place)) == [1, 2]
+
+
+def test_what_was_staged_in_another_roles_schema_is_told_of(
+    place: Place, table: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sink writes into another schema now: whose registry has its rows, it may not believe."""
+    decided, left = moved_on(place)
+    registry = f"{place.schema}.tallystick_staged"
+    place.postgres.query(f"ALTER TABLE {registry} OWNER TO {LOW}")
+    place.postgres.query(f"GRANT ALL ON {registry} TO {HIGH}")
+
+    later = opened(place.high, place.payroll, transactions="staged")
+    another = replace(OWNER, lineage="another")
+    with caplog.at_level(logging.WARNING):
+        assert list(later.lingering(another)) == []
+        assert caplog.messages == []
+        assert [*later.lingering(OWNER), *later.lingering(OWNER)] == []
+        (told,) = caplog.messages
+        assert f"ALTER TABLE {registry} OWNER TO" in told
+        with psycopg.connect(place.low) as low:
+            low.execute(f"LOCK TABLE {registry}")
+            assert list(later.lingering(OWNER)) == []
+        assert "cannot be looked into" in caplog.text
+    with pytest.raises(OptionError, match=rf"decided.*ALTER TABLE {registry} OWNER TO"):
+        later.commit(decided)
+
+    place.postgres.query(f"ALTER TABLE {registry} OWNER TO {HIGH}")
+    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
+    later.abort(left)
+    assert staged_in(place) == [1, 2]
+    place.postgres.query(f"ALTER TABLE {place.schema}.tallystick_staged_t OWNER TO {HIGH}")
+    assert later.commit(decided) is Outcome.COMMITTED
+    assert (staged_in(place), place.numbers()) == ([], [1, 2])
+    later.close()
