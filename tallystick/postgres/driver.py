@@ -49,16 +49,20 @@ from tallystick.postgres.schema import (
     table_at,
 )
 from tallystick.postgres.transactions import Details, PostgresPlan
-from tallystick.sink.two_phase import Committable, Outcome, Owner, Timeout, TransactionPlan
+from tallystick.sink.two_phase import (
+    PATIENCE_S,
+    Committable,
+    Outcome,
+    Owner,
+    Timeout,
+    TransactionPlan,
+)
 
 logger = logging.getLogger(__name__)
 
 EPOCHS_PROVED = 100
 """For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
-COMMITS_S = 120.0
-"""How long all commits of an epoch may wait together, as for Kafka by default."""
-MILLISECOND_S = 0.001
 _REGISTRIES = """
     SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
            OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
@@ -108,43 +112,52 @@ class PostgresCommitter:
     @property
     def commit_patience_s(self) -> float:
         """See `participants.CommitsBeside`."""
-        return COMMITS_S
+        return PATIENCE_S
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """See `participants.CommitsBeside`; no wait for a connection or a lock is longer."""
-        return self._commit(committable, max(MILLISECOND_S, until - time.monotonic()))
+        """See `participants.CommitsBeside`; two seconds more for a connection, half a one else."""
+        return self._commit(committable, until)
 
-    def _commit(self, committable: Committable, patience_s: float | None) -> Outcome:
+    def _commit(self, committable: Committable, until: float | None) -> Outcome:
         details = Details.from_text(committable.details)
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = commit_prepared if details.mode == "prepared" else commit_staged
 
         def work(connection: Connection) -> Outcome:
-            return way(connection, committable, details, patience_s)
+            return way(connection, committable, details, until)
 
         with self._lock:
             try:
-                outcome = self._session.run(f"committing {committable.name}", work, patience_s)
+                outcome = self._session.run(f"committing {committable.name}", work, until)
             except RecordError as error:
                 raise RecordError(
                     f"{error}. It stays as it is ({self.describe(committable)}) and is tried again "
                     f"at the next start: change the table, or the rows that are in the way"
                 ) from None
             if outcome is Outcome.COMMITTED:
-                self._prune(committable, details)
+                self._prune(committable, details, until)
         return outcome
 
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
+        self._abort(committable, None)
+
+    def abort_by(self, committable: Committable, until: float) -> None:
+        """See `participants.AbortsBy`; as for `commit_by`."""
+        self._abort(committable, until)
+
+    def _abort(self, committable: Committable, until: float | None) -> None:
         details = Details.from_text(committable.details)
-        ways: dict[str, Callable[[Connection, Committable, Details, str], None]]
+        ways: dict[str, Callable[[Connection, Committable, Details, str, float | None], None]]
         ways = {"prepared": abort_prepared, "staged": abort_staged, "open": abort_open}
         way, target = ways[details.mode], self._target(details.schema)
+
+        def work(connection: Connection) -> None:
+            way(connection, committable, details, target, until)
+
         with self._lock:
-            self._session.run(
-                f"aborting {committable.name}", lambda each: way(each, committable, details, target)
-            )
+            self._session.run(f"aborting {committable.name}", work, until)
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
@@ -331,7 +344,7 @@ class PostgresCommitter:
         with self._lock:
             self._session.close()
 
-    def _prune(self, committable: Committable, details: Details) -> None:
+    def _prune(self, committable: Committable, details: Details, until: float | None) -> None:
         """Delete old tokens now and then; that it fails harms nothing, and says so."""
         prefix, epoch = prefix_of(committable.name), committable.checkpoint_id
         if epoch < self._pruned_at.get(prefix, EPOCHS_PROVED):
@@ -341,6 +354,7 @@ class PostgresCommitter:
             self._session.run(
                 "deleting old tokens",
                 lambda each: prune(each, prefix, details.schema, epoch - EPOCHS_PROVED),
+                until,
             )
         except (RetriableError, OptionError, RecordError) as error:
             logger.warning("old tokens were not deleted: %s", error)

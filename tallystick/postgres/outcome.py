@@ -14,6 +14,7 @@ from tallystick.postgres.connection import (
     Connection,
     literal,
     query,
+    seconds_until,
     transaction,
 )
 from tallystick.postgres.names import application_of, prefix_of, staged_id
@@ -113,7 +114,7 @@ def commit_staged(
     connection: Connection,
     committable: Committable,
     details: Details,
-    patience_s: float | None = None,
+    until: float | None = None,
 ) -> Outcome:
     """Move staged rows into the user's table, or return what became of them.
 
@@ -121,7 +122,7 @@ def commit_staged(
         connection: to the server.
         committable: the rows.
         details: of the committable.
-        patience_s: how long a lock is waited for, if not as ever.
+        until: a point of `time.monotonic` up to which a lock is waited for, if not as ever.
     """
     name, table = committable.name, table_at(details.schema, details.table)
     registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
@@ -131,8 +132,7 @@ def commit_staged(
             f"{problem}"
         )
     with transaction(connection):
-        if patience_s is not None:
-            connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
+        _wait_less(connection, until)
         # Whoever else commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
@@ -164,6 +164,13 @@ def commit_staged(
                     f"without them, delete it from {registry}"
                 )
     return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
+
+
+def _wait_less(connection: Connection, until: float | None) -> None:
+    """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
+    patience_s = seconds_until(until)
+    if patience_s is not None:
+        connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
 
 
 def _checked(
@@ -207,7 +214,11 @@ def _checked(
 
 
 def abort_staged(
-    connection: Connection, committable: Committable, details: Details, target: str
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    target: str,
+    until: float | None = None,
 ) -> None:
     """Delete staged rows; of a row that somebody else has written, only the row itself.
 
@@ -216,6 +227,7 @@ def abort_staged(
         committable: the rows.
         details: of the committable.
         target: the user's table, whose owner is trusted.
+        until: see `commit_staged`.
     """
     name, number, registry = (
         committable.name,
@@ -223,6 +235,7 @@ def abort_staged(
         registry_of(details.schema),
     )
     with transaction(connection):
+        _wait_less(connection, until)
         row = connection.execute(
             query(f"DELETE FROM {registry} WHERE name = $1 RETURNING staging"), [name]
         ).fetchone()
@@ -259,7 +272,11 @@ def abort_staged(
 
 
 def abort_open(
-    connection: Connection, committable: Committable, details: Details, target: str
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    target: str,
+    until: float | None = None,
 ) -> None:
     """End the session, then undo what it may have finished before that."""
     sessions = f"{SESSIONS} AND application_name = $1"
@@ -278,7 +295,7 @@ def abort_open(
     registry = registry_of(details.schema)
     is_ours = connection.execute(_CHANGEABLE, [registry]).fetchone() is not None
     if is_ours and not strangers_hand(connection, registry, target):
-        abort_staged(connection, committable, details, target)
+        abort_staged(connection, committable, details, target, until)
 
 
 def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:
