@@ -1,19 +1,21 @@
 """`ports.Participants` for real: the sinks of a pipeline that wait for its decision.
 
-Every call is idempotent, and every committable is tried before an error is raised: what one sink
-cannot do now must not leave another's output unseen.
+Every call is idempotent, and every committable is tried before an error is raised, as long as its
+own sink has time: what one sink cannot do now must not leave another's output unseen.
 """
 
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Protocol, runtime_checkable
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RetriableError
 from tallystick.sink.two_phase import (
+    PATIENCE_S,
     Answer,
     Committable,
     Committer,
@@ -59,7 +61,8 @@ class CommitsBeside(Protocol):
     """A sink that commits several at a time, all of an epoch's within one deadline.
 
     A sink without these is called in the thread that runs the epoch, with one after the other, and
-    says itself how long each may take.
+    says itself how long each may take. When `PATIENCE_S` is over, and one has failed for now, the
+    others are not tried; so it is with a sink that takes one at a time.
     """
 
     @property
@@ -69,7 +72,7 @@ class CommitsBeside(Protocol):
 
     @property
     def commit_patience_s(self) -> float:
-        """How long all commits of an epoch may take together."""
+        """How long all commits of an epoch may take together; and all aborts at a time."""
         ...
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
@@ -80,6 +83,57 @@ class CommitsBeside(Protocol):
             until: a point of `time.monotonic`.
         """
         ...
+
+
+@runtime_checkable
+class AbortsBy(Protocol):
+    """A sink whose aborts can be given an end; another one says itself how long each may take."""
+
+    def abort_by(self, committable: Committable, until: float) -> None:
+        """Do as `TwoPhaseCommitSink.abort`, and raise a RetriableError at `until`.
+
+        Args:
+            committable: which.
+            until: a point of `time.monotonic`.
+        """
+        ...
+
+
+class _Turns:
+    """The time that all commits of a call, or all its aborts, share in each sink."""
+
+    def __init__(self) -> None:
+        self._all_end_at: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+
+    @contextmanager
+    def turn(
+        self, sink: TwoPhaseCommitSink, committable: Committable, *, always: bool = False
+    ) -> Iterator[float]:
+        """Run the block for one of them, which gets to know when it must end.
+
+        Args:
+            sink: the time begins with its first one.
+            committable: which.
+            always: try it also when the time is over, whatever became of others.
+
+        Raises:
+            RetriableError: the time is over, and another one has failed.
+        """
+        uid, now = committable.sink, time.monotonic()
+        patience_s = sink.commit_patience_s if isinstance(sink, CommitsBeside) else PATIENCE_S
+        all_end_at = self._all_end_at.setdefault(uid, now + patience_s)
+        failed = self._failed.get(uid)
+        if failed is not None and now >= all_end_at and not always:
+            raise RetriableError(
+                f"sink {uid}: {committable.name} was not tried, since there is no time left: "
+                f"{failed}"
+            )
+        try:
+            yield try_ends_at(all_end_at, now)
+        except RetriableError as error:
+            self._failed.setdefault(uid, str(error))
+            raise
 
 
 def _now_ms() -> int:
@@ -105,7 +159,7 @@ class OpenSinks:
         self._sinks = sinks
         self._owners = owners
         self._now_ms = now_ms
-        self._all_end_at: dict[str, float] = {}  # of the commits under way, by sink
+        self._turns = _Turns()  # of the commits, or aborts, under way
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`.
@@ -117,12 +171,7 @@ class OpenSinks:
         for epoch in sorted({each.checkpoint_id for each in committables}):
             committer.prepared(epoch, (c for c in committables if c.checkpoint_id == epoch))
         due = committer.completed(max((each.checkpoint_id for each in committables), default=-1))
-        began = time.monotonic()
-        self._all_end_at = {
-            uid: began + sink.commit_patience_s
-            for uid, sink in self._sinks.items()
-            if isinstance(sink, CommitsBeside)
-        }
+        self._turns = _Turns()
         settled = commit_all(due, self._commit_one, committer.settled, self._beside)
         if settled.error is not None:
             raise settled.error
@@ -143,11 +192,11 @@ class OpenSinks:
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
         """See `ports.Participants.abort`."""
+        self._turns = _Turns()
         first: Exception | None = None
         for each in committables:
-            logger.info("aborting what no completed checkpoint names: %s", each.name)
             try:
-                self._sinks[each.sink].abort(each)
+                self._abort_one(each)
             except Exception as error:
                 first = first or error
         if first is not None:
@@ -217,10 +266,21 @@ class OpenSinks:
                 f"committed. Add the sink again, with this uid, for one start."
             )
         self._warn_of_timeout(sink, committable)
-        if isinstance(sink, CommitsBeside):
-            until = try_ends_at(self._all_end_at[committable.sink], time.monotonic())
+        if not isinstance(sink, CommitsBeside):
+            with self._turns.turn(sink, committable):
+                return sink.commit(committable)
+        # Of several at a time one may hang while the others' systems are well.
+        with self._turns.turn(sink, committable, always=sink.commits_at_once > 1) as until:
             return sink.commit_by(committable, until)
-        return sink.commit(committable)
+
+    def _abort_one(self, committable: Committable) -> None:
+        sink = self._sinks[committable.sink]
+        with self._turns.turn(sink, committable) as until:
+            logger.info("aborting what no completed checkpoint names: %s", committable.name)
+            if isinstance(sink, AbortsBy):
+                sink.abort_by(committable, until)
+            else:
+                sink.abort(committable)
 
     def _warn_of_timeout(self, sink: TwoPhaseCommitSink, committable: Committable) -> None:
         """As Flink's enableTransactionTimeoutWarnings."""

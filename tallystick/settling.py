@@ -288,7 +288,7 @@ class SinkDoor:
         """See `Door.abort`: a sink leaves alone what it has begun to commit."""
         assert lingering.found is not None, "found by its sink"
         self._sink.abort(lingering.found)
-        return all(each.name != lingering.name for each in self.lingering())
+        return all(each.found != lingering.found for each in self.lingering())
 
     def close(self) -> None:
         """See `Door.close`."""

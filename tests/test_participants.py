@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tallystick import participants
 from tallystick.errors import (
     BrokerUnavailableError,
     EpochAbortedError,
@@ -226,6 +227,59 @@ def test_all_are_aborted_before_the_first_error_is_told():
     assert well.asked == [("abort", "b")]
 
 
+@dataclass
+class Slow(Noting):
+    """A sink that takes its time, and fails for now or not at all."""
+
+    def _note(self, what: str, name: str) -> None:
+        time.sleep(0.05)
+        super()._note(what, name)
+
+
+@dataclass
+class SlowBeside(Beside):
+    """The same, of a sink that can be given an end."""
+
+    def commit(self, committable: Committable) -> Outcome:
+        time.sleep(0.05)
+        return super().commit(committable)
+
+    def abort_by(self, committable: Committable, until: float) -> None:
+        self.untils.append(until)
+        time.sleep(0.05)
+        self.abort(committable)
+
+
+@pytest.mark.parametrize("act", ["commit", "abort"])
+@pytest.mark.parametrize("make", [Slow, lambda: SlowBeside(at_once=1, patience_s=0.2)])
+def test_what_all_fails_in_turn_shares_one_deadline(monkeypatch, act, make):
+    """Two hundred tasks' transactions, one after the other, hold nothing up for hours."""
+    monkeypatch.setattr(participants, "PATIENCE_S", 0.2)
+    sink, other = make(), Noting()
+    sinks = opened(db=sink, other=other)
+    many = tuple(of("db", f"{number:02}") for number in range(40))
+    sink.error = BrokerUnavailableError("away")
+
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        getattr(sinks, act)((*many, of("other", "x")))
+    assert 2 <= len(sink.asked) <= 5
+    assert other.asked == [(act, "x")]
+
+    sink.error = None
+    sink.asked.clear()
+    getattr(sinks, act)(many)
+    assert sink.asked == [(act, each.name) for each in many], "what goes on has all the time"
+
+
+def test_all_aborts_are_given_one_end():
+    sink = SlowBeside(patience_s=60)
+
+    opened(db=sink).abort((of("db", "a"), of("db", "b")))
+
+    assert sink.asked == [("abort", "a"), ("abort", "b")]
+    assert len(set(sink.untils)) == 1
+
+
 def test_all_are_closed_before_the_first_error_is_told():
     away, well = Noting(error=BrokerUnavailableError("away")), Noting()
 
@@ -296,3 +350,4 @@ def test_kafka_says_how_many_commits_it_takes() -> None:
     for each in ("commits_at_once", "commit_patience_s", "commit_by"):
         assert hasattr(KafkaTaskSink, each)
         assert hasattr(CommitsBeside, each)
+    assert hasattr(KafkaTaskSink, "abort_by")

@@ -186,6 +186,11 @@ class KafkaTaskSink:
         transaction = self._here(committable)
         give_up(self._client, transaction, self._settings.transaction_timeout_ms)
 
+    def abort_by(self, committable: Committable, until: float) -> None:
+        """See `participants.AbortsBy`."""
+        with self._client.within(until):
+            self.abort(committable)
+
     def check_prepared(self, committable: Committable) -> None:
         """See `participants.KnowsPrepared`: its transaction is open still.
 

@@ -12,6 +12,9 @@ Invariants:
 """
 
 import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, TypeAlias, TypeVar
@@ -48,6 +51,9 @@ _TIMEOUTS = {
     "idle_in_transaction_session_timeout": "1h",
 }
 """Set where neither the server, the role nor the connection string has set one."""
+_MILLISECOND_S = 0.001
+_GRACE_S = 0.5
+"""A server that is well says itself, before it is cut off, what it waits for."""
 _KEPT_MAX = 2
 """Idle connections of a process and connection string: two sinks may write in one task."""
 
@@ -76,7 +82,8 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
 
     Args:
         dsn: how to connect.
-        patience_s: how long each of the server's addresses is tried at most.
+        patience_s: how long each of the server's addresses is tried at most, in whole seconds and
+            for two of them at least.
 
     Raises:
         OptionError: the connection string is wrong, or refused.
@@ -106,7 +113,7 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
             **defaults,
         )
     try:
-        with ours("setting up the session", secrets):
+        with ours("setting up the session", secrets), cut_off(made, patience_s):
             _set_up(made)
     except BaseException:
         made.close()
@@ -190,6 +197,45 @@ def close_kept() -> None:
             close(connection)
 
 
+def seconds_until(until: float | None) -> float | None:
+    """How long that is from now, if it is at all; there is a little time always."""
+    return None if until is None else max(_MILLISECOND_S, until - time.monotonic())
+
+
+@contextmanager
+def cut_off(connection: Connection, patience_s: float | None) -> Iterator[None]:
+    """Cut a connection whose server does not answer in time: a frozen one keeps to no timeout.
+
+    Raises:
+        RetriableError: it was cut; what became of the last statement is not known.
+    """
+    if patience_s is None:
+        yield
+        return
+    is_cut = threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        timer = threading.Timer(patience_s + _GRACE_S, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except psycopg.Error:
+            if not is_cut.is_set():
+                raise
+        else:
+            return
+        finally:
+            timer.cancel()
+            timer.join()
+    raise RetriableError(f"PostgreSQL: the server did not answer in {patience_s:.3g} s") from None
+
+
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
     """A transaction that is committed at the end of the block; on failure nobody says ROLLBACK.
@@ -224,34 +270,32 @@ class Session:
         self._connection: Connection | None = None
 
     def run(
-        self, doing: str, work: Callable[[Connection], Result], patience_s: float | None = None
+        self, doing: str, work: Callable[[Connection], Result], until: float | None = None
     ) -> Result:
         """Do work that may be done twice: once more where a kept connection turns out to be cut.
 
         Args:
             doing: for the error.
             work: what is done.
-            patience_s: see `connect`.
+            until: a point of `time.monotonic` at which nothing is waited for any more.
 
         Raises:
             TallystickError: as `ours` says it.
         """
         was_kept = self._connection is not None
         try:
-            return self._run(doing, work, patience_s)
+            return self._run(doing, work, until)
         except RetriableError:
             cut = self._connection is None
-            if not (was_kept and cut):
+            if not (was_kept and cut) or (until is not None and time.monotonic() >= until):
                 raise
-        return self._run(doing, work, patience_s)
+        return self._run(doing, work, until)
 
-    def _run(
-        self, doing: str, work: Callable[[Connection], Result], patience_s: float | None
-    ) -> Result:
+    def _run(self, doing: str, work: Callable[[Connection], Result], until: float | None) -> Result:
         if self._connection is None:
-            self._connection = connect(self._dsn, patience_s)
+            self._connection = connect(self._dsn, seconds_until(until))
         try:
-            with ours(doing, self.secrets):
+            with ours(doing, self.secrets), cut_off(self._connection, seconds_until(until)):
                 return work(self._connection)
         except BaseException:
             self.close()

@@ -31,6 +31,7 @@ from tallystick.postgres.names import (
     prefix_of,
 )
 from tallystick.postgres.outcome import (
+    MAY_END,
     SESSIONS,
     abort_open,
     abort_prepared,
@@ -41,32 +42,39 @@ from tallystick.postgres.outcome import (
 )
 from tallystick.postgres.schema import (
     NO_TABLE,
+    lock_without_code,
     registry_of,
     staging_named,
     strangers_hand,
     table_at,
 )
 from tallystick.postgres.transactions import Details, PostgresPlan
-from tallystick.sink.two_phase import Committable, Outcome, Owner, Timeout, TransactionPlan
+from tallystick.sink.two_phase import (
+    PATIENCE_S,
+    Committable,
+    Outcome,
+    Owner,
+    Timeout,
+    TransactionPlan,
+)
 
 logger = logging.getLogger(__name__)
 
 EPOCHS_PROVED = 100
 """For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
-COMMITS_S = 120.0
-"""How long all commits of an epoch may wait together, as for Kafka by default."""
-MILLISECOND_S = 0.001
 _REGISTRIES = """
-    SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
+           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
       AND has_schema_privilege(n.oid, 'USAGE')
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
-      AND (quote_ident(n.nspname) = $1
-           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user))
 """
-"""Besides the one of the sink's own schema only those that this user has made: a row names tables
-that are then written to, and must not be anybody's."""
+"""Which of them is ours: besides the one of the sink's own schema only those that this user has
+made: a row names tables that are then written to, and must not be anybody's."""
+_LOOK_MS = 2_000
+"""How long it is looked into a table of another role, which may be large."""
 
 
 class PostgresCommitter:
@@ -104,43 +112,52 @@ class PostgresCommitter:
     @property
     def commit_patience_s(self) -> float:
         """See `participants.CommitsBeside`."""
-        return COMMITS_S
+        return PATIENCE_S
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """See `participants.CommitsBeside`; no wait for a connection or a lock is longer."""
-        return self._commit(committable, max(MILLISECOND_S, until - time.monotonic()))
+        """See `participants.CommitsBeside`; two seconds more for a connection, half a one else."""
+        return self._commit(committable, until)
 
-    def _commit(self, committable: Committable, patience_s: float | None) -> Outcome:
+    def _commit(self, committable: Committable, until: float | None) -> Outcome:
         details = Details.from_text(committable.details)
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = commit_prepared if details.mode == "prepared" else commit_staged
 
         def work(connection: Connection) -> Outcome:
-            return way(connection, committable, details, patience_s)
+            return way(connection, committable, details, until)
 
         with self._lock:
             try:
-                outcome = self._session.run(f"committing {committable.name}", work, patience_s)
+                outcome = self._session.run(f"committing {committable.name}", work, until)
             except RecordError as error:
                 raise RecordError(
                     f"{error}. It stays as it is ({self.describe(committable)}) and is tried again "
                     f"at the next start: change the table, or the rows that are in the way"
                 ) from None
             if outcome is Outcome.COMMITTED:
-                self._prune(committable, details)
+                self._prune(committable, details, until)
         return outcome
 
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
+        self._abort(committable, None)
+
+    def abort_by(self, committable: Committable, until: float) -> None:
+        """See `participants.AbortsBy`; as for `commit_by`."""
+        self._abort(committable, until)
+
+    def _abort(self, committable: Committable, until: float | None) -> None:
         details = Details.from_text(committable.details)
-        ways: dict[str, Callable[[Connection, Committable, Details, str], None]]
+        ways: dict[str, Callable[[Connection, Committable, Details, str, float | None], None]]
         ways = {"prepared": abort_prepared, "staged": abort_staged, "open": abort_open}
         way, target = ways[details.mode], self._target(details.schema)
+
+        def work(connection: Connection) -> None:
+            way(connection, committable, details, target, until)
+
         with self._lock:
-            self._session.run(
-                f"aborting {committable.name}", lambda each: way(each, committable, details, target)
-            )
+            self._session.run(f"aborting {committable.name}", work, until)
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
@@ -152,10 +169,11 @@ class PostgresCommitter:
 
         def look(connection: Connection) -> list[Committable]:
             # In the order that a transaction goes through: what moves on meanwhile is seen twice.
+            # Both stay: somebody else's row or session may have the name of a transaction of ours.
             made = self._open(connection, owner)
             made += self._prepared(connection, owner)
             made += self._staged(connection, owner)
-            return list({each.name: each for each in made}.values())
+            return list({(each.name, each.details): each for each in made}.values())
 
         with self._lock:
             return self._session.run("looking for what is pending", look)
@@ -177,9 +195,8 @@ class PostgresCommitter:
     def _prepared(self, connection: Connection, owner: Owner) -> list[Committable]:
         prepared = connection.execute(
             "SELECT gid, database = current_database(), database, "
-            "(extract(epoch FROM prepared) * 1000)::bigint, owner, owner = current_user "
-            "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper) "
-            "FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
+            f"(extract(epoch FROM prepared) * 1000)::bigint, owner, {MAY_END} "
+            f"FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
             [owner_prefix(owner)],
         ).fetchall()
         mine = self._plan.details
@@ -204,8 +221,11 @@ class PostgresCommitter:
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
         made: list[Committable] = []
         schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
-        for (schema,) in schemas:
+        for schema, is_ours in schemas:
             registry, is_mine = registry_of(schema), schema == self._plan.details.schema
+            if not is_ours:
+                self._look_elsewhere(connection, registry, owner)
+                continue
             if problem := strangers_hand(connection, registry, self._target(schema)):
                 self._tell(f"{problem}. What this pipeline staged there stays for now")
                 continue
@@ -235,14 +255,44 @@ class PostgresCommitter:
                 made += self._readable([(name, owner.sink, text, count, begun_ms)])
         return made
 
+    def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
+        """Tell of what an earlier run may have staged in a table that another role has made."""
+        problem, found = "it has triggers, rules or policies", None
+        try:
+            with connection.transaction():
+                connection.execute(query(f"SET LOCAL statement_timeout = {_LOOK_MS}"))
+                if lock_without_code(connection, registry, ("name", "text"), nowait=True):
+                    found = connection.execute(
+                        query(
+                            f"SELECT name FROM ONLY {registry} WHERE starts_with(name, $1) LIMIT 1"
+                        ),
+                        [owner_prefix(owner)],
+                    ).fetchall()
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            problem = str(error.diag.message_primary)
+        if found is None:
+            self._tell(
+                f"{registry} belongs to another role, and cannot be looked into ({problem}): if "
+                f"this pipeline staged rows there, with another table=, they stay"
+            )
+        elif found:
+            self._tell(
+                f"{registry} belongs to another role, and has rows of this pipeline, such as "
+                f"{found[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
+                f"another table=, run ALTER TABLE {registry} OWNER TO its role, and start again"
+            )
+
     def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
         """The user's table that a row names, as SQL; empty: it may be a trap."""
         table, own = table_at(schema, target), self._target(schema)
         if table is None or table.staging != staging:
             return ""
-        if staging_named(connection, schema, staging, own) is None:
+        if staging_named(connection, schema, staging) is None:
             return ""
-        return "" if strangers_hand(connection, table.sql, own) else table.sql
+        is_ours = not any(strangers_hand(connection, it, own) for it in (staging, table.sql))
+        return table.sql if is_ours else ""
 
     def _target(self, schema: str) -> str:
         """The user's table in a schema, as this run knows it, not as a row says."""
@@ -294,7 +344,7 @@ class PostgresCommitter:
         with self._lock:
             self._session.close()
 
-    def _prune(self, committable: Committable, details: Details) -> None:
+    def _prune(self, committable: Committable, details: Details, until: float | None) -> None:
         """Delete old tokens now and then; that it fails harms nothing, and says so."""
         prefix, epoch = prefix_of(committable.name), committable.checkpoint_id
         if epoch < self._pruned_at.get(prefix, EPOCHS_PROVED):
@@ -304,6 +354,7 @@ class PostgresCommitter:
             self._session.run(
                 "deleting old tokens",
                 lambda each: prune(each, prefix, details.schema, epoch - EPOCHS_PROVED),
+                until,
             )
         except (RetriableError, OptionError, RecordError) as error:
             logger.warning("old tokens were not deleted: %s", error)

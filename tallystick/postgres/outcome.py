@@ -14,12 +14,15 @@ from tallystick.postgres.connection import (
     Connection,
     literal,
     query,
+    seconds_until,
     transaction,
 )
 from tallystick.postgres.names import application_of, prefix_of, staged_id
 from tallystick.postgres.schema import (
     ID,
+    NO_TABLE,
     Table,
+    lock_without_code,
     registry_of,
     staging_named,
     strangers_hand,
@@ -50,6 +53,11 @@ SESSIONS = (
     "AND (usename = session_user OR pg_has_role(usesysid, 'USAGE'))"
 )
 """Those that this role may end: anybody may call a session what he likes."""
+MAY_END = (
+    "(owner = current_user "
+    "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper))"
+)
+"""Of pg_prepared_xacts; to have been granted the owner's role is not enough."""
 
 
 def commit_prepared(
@@ -64,14 +72,38 @@ def commit_prepared(
         # them, before the server forgets the name.
         return _proved(connection, committable, details)
     except errors.InsufficientPrivilege:
-        # Once ours is committed, its name is anybody's.
-        if _told_by_token(connection, committable, details) is not Outcome.COMMITTED:
-            raise
+        # Once ours is settled, its name is anybody's.
+        outcome = _told_by_token(connection, committable, details)
+        if outcome is None:
+            raise _of_another_role(connection, committable) from None
+        return outcome
     return Outcome.COMMITTED
 
 
+def _of_another_role(connection: Connection, committable: Committable) -> OptionError:
+    row = connection.execute(
+        "SELECT owner FROM pg_prepared_xacts WHERE gid = $1", [committable.name]
+    ).fetchone()
+    return OptionError(
+        f"PostgreSQL: prepared transaction {committable.name!r} of epoch "
+        f"{committable.checkpoint_id} is decided, and belongs to role {row and row[0]!r}: only "
+        f"that role or a superuser may commit it (42501). If the pipeline ran with that role "
+        f"before, have one of them say COMMIT PREPARED, and start again; if not, somebody has "
+        f"taken the name: have it rolled back, and start again to see what became of ours"
+    )
+
+
 def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
-    """Roll a prepared transaction back, if it is there."""
+    """Roll a prepared transaction back, if it is there and ours; `lingering` tells of others."""
+    ours = connection.execute(
+        query(
+            f"SELECT FROM pg_prepared_xacts "
+            f"WHERE gid = $1 AND database = current_database() AND {MAY_END}"
+        ),
+        [committable.name],
+    )
+    if not ours.rowcount:
+        return
     try:
         connection.execute(query(f"ROLLBACK PREPARED {literal(committable.name)}"))
     except errors.UndefinedObject:
@@ -82,7 +114,7 @@ def commit_staged(
     connection: Connection,
     committable: Committable,
     details: Details,
-    patience_s: float | None = None,
+    until: float | None = None,
 ) -> Outcome:
     """Move staged rows into the user's table, or return what became of them.
 
@@ -90,16 +122,21 @@ def commit_staged(
         connection: to the server.
         committable: the rows.
         details: of the committable.
-        patience_s: how long a lock is waited for, if not as ever.
+        until: a point of `time.monotonic` up to which a lock is waited for, if not as ever.
     """
-    name = committable.name
+    name, table = committable.name, table_at(details.schema, details.table)
+    registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
+    if problem := strangers_hand(connection, registry, target):
+        raise OptionError(
+            f"PostgreSQL: {name!r} is decided, and is committed at the next start behind this: "
+            f"{problem}"
+        )
     with transaction(connection):
-        if patience_s is not None:
-            connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
+        _wait_less(connection, until)
         # Whoever else commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
-                f"DELETE FROM {registry_of(details.schema)} WHERE name = $1 "
+                f"DELETE FROM {registry} WHERE name = $1 "
                 f"RETURNING target, staging, columns, key, record_count"
             ),
             [name],
@@ -124,9 +161,16 @@ def commit_staged(
                 raise DataLossError(
                     f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
                     f"there: somebody has changed them by hand. Nothing was committed; to go on "
-                    f"without them, delete it from {registry_of(details.schema)}"
+                    f"without them, delete it from {registry}"
                 )
     return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
+
+
+def _wait_less(connection: Connection, until: float | None) -> None:
+    """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
+    patience_s = seconds_until(until)
+    if patience_s is not None:
+        connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
 
 
 def _checked(
@@ -157,16 +201,24 @@ def _checked(
             f"{staging!r} to {target!r}: expected a table of schema {details.schema} and its own "
             f"staging table. It was not made by this pipeline, or tables were renamed since"
         )
-    if staging_named(connection, details.schema, staging, target) is None:
+    if staging_named(connection, details.schema, staging) is None:
         raise OptionError(
-            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone, or is "
-            f"not a table that this role, or the owner of {target} or of its schema, has made"
+            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone"
+        )
+    if problem := strangers_hand(connection, staging, target):
+        raise OptionError(
+            f"PostgreSQL: {committable.name!r} is decided, and {record_count} rows of it wait in "
+            f"{staging}; they are committed at the next start behind this: {problem}"
         )
     return table, columns, key, record_count
 
 
 def abort_staged(
-    connection: Connection, committable: Committable, details: Details, target: str
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    target: str,
+    until: float | None = None,
 ) -> None:
     """Delete staged rows; of a row that somebody else has written, only the row itself.
 
@@ -175,30 +227,56 @@ def abort_staged(
         committable: the rows.
         details: of the committable.
         target: the user's table, whose owner is trusted.
+        until: see `commit_staged`.
     """
-    name, schema = committable.name, details.schema
+    name, number, registry = (
+        committable.name,
+        staged_id(committable.name),
+        registry_of(details.schema),
+    )
     with transaction(connection):
+        _wait_less(connection, until)
         row = connection.execute(
-            query(f"DELETE FROM {registry_of(schema)} WHERE name = $1 RETURNING staging"), [name]
+            query(f"DELETE FROM {registry} WHERE name = $1 RETURNING staging"), [name]
         ).fetchone()
-        said = None if row is None else row[0]
-        staging = None if said is None else staging_named(connection, schema, said, target)
-        if staging is not None:
-            connection.execute(query(f"DELETE FROM {staging} WHERE {ID} = $1"), [staged_id(name)])
-        elif said is not None:
+        if row is None:
+            return
+        staging = staging_named(connection, details.schema, row[0])
+        if staging is None:
             logger.warning(
                 "PostgreSQL: row %r of %s says that its rows are in %r, which is no staging table "
                 "of ours in that schema: the row is deleted, and no other table touched. If this "
                 "pipeline did not write it, see who may write into %s",
                 name,
-                registry_of(schema),
-                said[:_SAID_MAX],
-                registry_of(schema),
+                registry,
+                row[0][:_SAID_MAX],
+                registry,
+            )
+            return
+        problem = strangers_hand(connection, staging, target)
+        # As when table= is another one now, or its owner: what holds rows only is cleared anyway.
+        if not problem or lock_without_code(connection, staging, (ID, "int8")):
+            connection.execute(query(f"DELETE FROM ONLY {staging} WHERE {ID} = $1"), [number])
+        else:
+            logger.warning(
+                "PostgreSQL: row %r of %s, which no epoch needs, is deleted, and what may belong "
+                "to it in %r is not: %s. Then run DELETE FROM %s WHERE %s = %d",
+                name,
+                registry,
+                row[0][:_SAID_MAX],
+                problem,
+                staging,
+                ID,
+                number,
             )
 
 
 def abort_open(
-    connection: Connection, committable: Committable, details: Details, target: str
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    target: str,
+    until: float | None = None,
 ) -> None:
     """End the session, then undo what it may have finished before that."""
     sessions = f"{SESSIONS} AND application_name = $1"
@@ -217,7 +295,7 @@ def abort_open(
     registry = registry_of(details.schema)
     is_ours = connection.execute(_CHANGEABLE, [registry]).fetchone() is not None
     if is_ours and not strangers_hand(connection, registry, target):
-        abort_staged(connection, committable, details, target)
+        abort_staged(connection, committable, details, target, until)
 
 
 def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:

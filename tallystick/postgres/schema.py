@@ -87,11 +87,23 @@ _STAGING = f"""
     SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE quote_ident(n.nspname) = $1 AND c.relkind = 'r'
       AND starts_with(c.relname::text, 'tallystick_staged_')
-      AND $3 = quote_ident(n.nspname) || '."' || replace(c.relname::text, '"', '""') || '"'
-      AND {_trusted("c.relowner")} AND {_STRANGERS_TRIGGER} IS NULL
+      AND $2 = quote_ident(n.nspname) || '."' || replace(c.relname::text, '"', '""') || '"'
       AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
                   AND a.attname = '{ID}' AND a.atttypid = 'int8'::regtype)
 """
+_WITHOUT_CODE = """
+    SELECT FROM pg_class c
+    WHERE c.oid = to_regclass($1) AND c.relkind = 'r'
+      AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
+      AND NOT (c.relhastriggers OR c.relhasrules OR c.relrowsecurity)
+      AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                  AND a.attname = $2 AND a.atttypid = $3::regtype)
+      AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid
+                      AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
+      AND NOT EXISTS (SELECT FROM pg_statistic_ext x WHERE x.stxrelid = c.oid
+                      AND x.stxexprs IS NOT NULL)
+"""
+"""Expressions of indexes and statistics are evaluated, where they can be, while it is planned."""
 _UNIQUE = """
     SELECT 1 FROM pg_index i
     WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate
@@ -234,7 +246,7 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
             f"{ours} belongs to role {owner!r}, whose triggers and defaults would run with this "
             f"role's rights: expected it to belong to this role, to the owner of {target} or of "
             f"its schema, or to a superuser. Look who made it, and what is in it; then ALTER "
-            f"TABLE {ours} OWNER TO one of them, or DROP it"
+            f"TABLE {ours} OWNER TO one of them, or DROP it if no pipeline has anything in it"
         )
     if trigger is not None:
         return (
@@ -244,17 +256,44 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
     return ""
 
 
-def staging_named(connection: Connection, schema: str, said: str, target: str) -> str | None:
-    """Return the staging table that a row names, as SQL; None: it is none of ours in that schema.
+def staging_named(connection: Connection, schema: str, said: str) -> str | None:
+    """Return the staging table that a row names, as SQL; None: there is none in that schema.
+
+    Whose it is, `strangers_hand` says.
 
     Args:
         connection: to the server.
         schema: of the registry, quoted.
         said: by the row, as `Table.staging`; compared letter by letter.
-        target: the user's table, as SQL.
     """
-    row = connection.execute(query(_STAGING), [schema, target, said]).fetchone()
+    row = connection.execute(query(_STAGING), [schema, said]).fetchone()
     return None if row is None else f"{schema}.{quoted(row[0])}"
+
+
+def lock_without_code(
+    connection: Connection, table: str, column: tuple[str, str], *, nowait: bool = False
+) -> bool:
+    """Return whether no code runs when a table is read, or deleted from, by one column.
+
+    Whoever owns it: where that holds, nothing is added until the transaction ends. It counts for
+    `ONLY` that table.
+
+    Args:
+        connection: in a transaction.
+        table: as SQL.
+        column: by which rows are found: its name and its type, one of PostgreSQL's own.
+        nowait: fail rather than wait for a lock.
+    """
+    for is_locked in (False, True):
+        asked = [table, *column]
+        if not connection.execute(query(_WITHOUT_CODE), asked).rowcount:
+            return False
+        if not is_locked:
+            # Against new statistics and indexes; then against triggers, and so all stronger locks.
+            for mode in ("SHARE UPDATE EXCLUSIVE", "ROW EXCLUSIVE"):
+                lock = f"LOCK TABLE ONLY {table} IN {mode} MODE{' NOWAIT' if nowait else ''}"
+                connection.execute(query(lock))
+    return True
 
 
 def ensure_tokens(connection: Connection, table: Table) -> None:

@@ -311,6 +311,8 @@ class Settled(NamedTuple):
     error: Exception | None
 
 
+PATIENCE_S = 120.0
+"""How long all commits of an epoch, or aborts, may take in one sink, as for Kafka by default."""
 LAST_TRY_S = 3.0
 """What a commit is given that has its turn when the time for all of them is over."""
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,11 +16,19 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from tallystick.errors import DataLossError, ManifestError, OptionError, RecordError
+from tallystick import participants
+from tallystick.errors import (
+    DataLossError,
+    ManifestError,
+    OptionError,
+    RecordError,
+    StorageError,
+)
 from tallystick.files import committing, writing
 from tallystick.files.drafts import name_of, parse_draft, parse_name
 from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
 from tallystick.files.sink import FileSink
+from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable, Outcome, Owner
 from tests.files.file_sinks import (
     OWNER,
@@ -622,3 +631,30 @@ def test_a_manifest_of_somebody_else_moves_and_removes_nothing_elsewhere(tmp_pat
             act(edited)
     assert sorted(tmp_path.rglob("*")) == before
     assert sink.commit(committable) is Outcome.COMMITTED
+
+
+def test_a_store_that_hangs_holds_up_an_epoch_for_one_deadline(tmp_path, monkeypatch):
+    """Each request gives up by itself, after a while; sixteen of them must not add up."""
+    sink, asked = opened(tmp_path), []
+    sinks = OpenSinks({OWNER.sink: sink}, {OWNER.sink: OWNER})
+    made = [prepared(sink, place(task=task), rows(task, task + 1)) for task in range(18)]
+    many = tuple(each for (each,) in made)
+
+    def hang(self, path):
+        asked.append(path)
+        time.sleep(0.1)
+        raise StorageError("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(participants, "PATIENCE_S", 0.3)
+        patched.setattr(Folder, "get", hang)
+        for act in (sinks.commit, sinks.abort):
+            asked.clear()
+            with pytest.raises(StorageError, match="does not answer"):
+                act(many)
+            assert 2 <= len(asked) <= 4
+
+    assert sinks.commit(many[:16]) == ()
+    sinks.abort(many[16:])
+    assert visible(tmp_path) == list(range(16))
+    assert sinks.lingering() == ()

@@ -302,6 +302,32 @@ def test_commits_that_nobody_answers_share_one_deadline(
     until(lambda: read_back(config, topic) == expected)  # markers follow the answers
 
 
+def test_aborts_that_nobody_answers_share_one_deadline(
+    kafka: EmbeddedKafka, config: KafkaConfig, topic: str, pipeline: str
+) -> None:
+    tasks, timeout_s = 8, 3
+    impatient = replace(config, delivery_timeout_ms=timeout_s * 1000, request_timeout_ms=2_000)
+    with opened(impatient, topic, pipeline) as sink:
+        sinks = OpenSinks({"out": sink}, {"out": place_of(pipeline).owner})
+        plan = replace(sink.plan(), config=config)
+        prepared = tuple(
+            written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
+        )
+        kafka.pause(1)
+        try:
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailableError):
+                sinks.abort(prepared)
+            took_s = time.monotonic() - began
+        finally:
+            kafka.resume(1)
+        assert timeout_s <= took_s < tasks * timeout_s / 2
+
+        sinks.abort(prepared)
+        until(lambda: sinks.lingering() == ())
+    assert read_back(config, topic) == []
+
+
 def test_right_before_the_decision_it_is_known_what_is_gone(
     config: KafkaConfig, client: Client, topic: str, pipeline: str
 ) -> None:

@@ -114,6 +114,18 @@ class PostgresServer:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
+    def pause(self) -> None:
+        """Freeze the server with all of its sessions: connections are taken, and nobody answers."""
+        os.kill(self._process.pid, signal.SIGSTOP)  # first: it would start others
+        self._paused = [*_children(self._process.pid), self._process.pid]
+        for each in self._paused:
+            os.kill(each, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let all that `pause` froze go on."""
+        for each in self._paused:
+            os.kill(each, signal.SIGCONT)
+
     def stop(self) -> None:
         """Stop it at once, and remove what it had."""
         try:

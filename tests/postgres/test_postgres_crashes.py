@@ -1,5 +1,6 @@
 """Kill -9 of writers and of servers, and a crash between every two statements: exactly once."""
 
+import gc
 import json
 import random
 import socket
@@ -20,7 +21,8 @@ from postgres_writing import COLUMNS, OWNER, WAYS, attempted, opened, place_of, 
 from real_postgres import PostgresServer
 
 from tallystick.errors import RetriableError
-from tallystick.participants import CommitsBeside
+from tallystick.participants import CommitsBeside, OpenSinks
+from tallystick.postgres import driver as driver_module
 from tallystick.postgres.connection import close_kept, connect
 from tallystick.sink.two_phase import Committable, Outcome, commit_all, to_abort
 
@@ -389,3 +391,57 @@ def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_told() -> N
         with pytest.raises(RetriableError, match="timeout"):
             connect(dsn, patience_s=1)
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("act", ["commit", "abort"])
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "new"])
+def test_what_a_frozen_server_does_not_answer_shares_one_deadline(
+    postgres: PostgresServer,
+    name: str,
+    way: str,
+    act: str,
+    is_kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether there is a connection or not: sixteen tasks' commits take no longer than one."""
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 2.0)
+    driver = opened(postgres.dsn, name, transactions=way)
+    sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
+    many = tuple(prepared(driver, rows_of(task), task=task)[0] for task in range(16))
+    if not is_kept:
+        driver.close()
+
+    postgres.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(RetriableError, match=r"did not answer|timeout"):
+            getattr(sinks, act)(many)
+        took_s = time.monotonic() - began
+    finally:
+        postgres.resume()
+    assert took_s < 10
+
+    gc.collect()  # psycopg's error about a connection that was not made in time keeps its socket
+    getattr(sinks, act)(many)
+    assert sinks.lingering() == ()
+    assert numbers(postgres, name) == (list(range(16)) if act == "commit" else [])
+    driver.close()
+
+
+def test_aborts_that_wait_for_a_lock_share_one_deadline(
+    postgres: PostgresServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 1.0)
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=10min'", name, transactions="staged")
+    sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
+    many = tuple(prepared(driver, rows_of(task), task=task)[0] for task in range(16))
+
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(f"LOCK TABLE {name.split('.')[0]}.tallystick_staged")
+        began = time.monotonic()
+        with pytest.raises(RetriableError, match="55P03"):
+            sinks.abort(many)
+        assert time.monotonic() - began < 10
+    sinks.abort(many)
+    assert sinks.lingering() == ()
+    driver.close()

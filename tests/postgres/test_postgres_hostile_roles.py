@@ -14,7 +14,7 @@ from real_postgres import PostgresServer
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.names import application_prefix, owner_prefix
-from tallystick.sink.two_phase import Outcome
+from tallystick.sink.two_phase import Committable, Outcome
 
 Create = Callable[..., str]
 HIGH, LOW = '"The ""high"" one"', '"o\'Low"'
@@ -381,7 +381,7 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
         assert driver.commit(decided) is Outcome.COMMITTED
         low.execute("BEGIN")
         low.execute(f"PREPARE TRANSACTION '{left.name}'")
-        with pytest.raises(OptionError, match="42501"):
+        with pytest.raises(OptionError, match=r"decided.*belongs to role .*o'Low.*COMMIT PREPARED"):
             driver.commit(left)
 
         # It takes the name of one that is being written.
@@ -399,6 +399,65 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
             slow.prepare()
         slow.abort()
     assert place.numbers() == [1]
+    driver.close()
+
+
+def test_a_row_by_the_name_of_something_else_of_ours_does_not_hide_it(place: Place) -> None:
+    """What is prepared would keep its locks, and what is open could be prepared, for ever."""
+    opened(place.high, place.table, transactions="staged").close()
+    place.let_low_in()
+    driver = opened(place.high, place.table)
+    (decided,) = prepared(driver, rows_of(1))
+    (left,) = prepared(driver, rows_of(2), checkpoint_id=2)
+    zombie = begun(driver, rows_of(3), checkpoint_id=3)
+    (still_open,) = [e for e in driver.lingering(OWNER) if e.checkpoint_id == 3]
+    for number, each in enumerate((decided, left, still_open)):
+        insert = INSERT.format(place.schema)
+        place.as_low(insert, each.name, number, place.payroll, place.payroll, 0, 0)
+
+    assert driver.commit(decided) is Outcome.COMMITTED
+    found = list(driver.lingering(OWNER))
+    names = [decided.name, left.name, left.name, still_open.name, still_open.name]
+    assert sorted(each.name for each in found) == sorted(names)
+    for each in found:
+        driver.abort(each)
+
+    with pytest.raises(RetriableError):
+        zombie.prepare()
+    zombie.abort()
+    assert driver.commit(left) is Outcome.LOST
+    assert list(driver.lingering(OWNER)) == []
+    assert (place.paid(), place.numbers()) == (2, [1])
+    driver.close()
+
+
+def test_a_granted_role_that_takes_a_name_does_not_stop_an_abort(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a session that this role may end, and a transaction that it may not."""
+    place.postgres.query(f"GRANT {LOW} TO {HIGH}")
+    driver = opened(place.high, place.table)
+    (left,) = prepared(driver, rows_of(1))
+    rest = "7:0:0:ab"
+    taken = f"{owner_prefix(OWNER)}{rest}"
+    session = psycopg.connect(place.low)
+    session.execute(f"SET application_name = '{application_prefix(OWNER)}{rest}'")
+    with (
+        psycopg.connect(place.low, autocommit=True) as low,
+        caplog.at_level(logging.WARNING),
+    ):
+        low.execute("BEGIN")
+        low.execute(f"PREPARE TRANSACTION '{taken}'")
+        found = list(driver.lingering(OWNER))
+        assert {each.name for each in found} == {left.name, taken}
+        for each in found:
+            driver.abort(each)
+    session.close()
+    assert list(driver.lingering(OWNER)) == []
+    (told,) = [each for each in caplog.messages if taken in each]
+    assert "belongs to role" in told
+    assert LOW[1:-1] in told
+    assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == [(taken,)]
     driver.close()
 
 
@@ -426,3 +485,128 @@ def test_a_token_of_somebody_else_is_not_taken_for_ours(place: Place) -> None:
     assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == []
     assert place.numbers() == []
     driver.close()
+
+
+def moved_on(place: Place) -> tuple[Committable, Committable]:
+    """What `high` has staged for a table of `low`, who made our tables too, and sold his since."""
+    driver = opened(place.high, place.table, transactions="staged")
+    (decided,) = prepared(driver, rows_of(1, 2))
+    (left,) = prepared(driver, rows_of(3), checkpoint_id=2)
+    driver.close()
+    place.let_low_in()
+    staging = f"{place.schema}.tallystick_staged_t"
+    place.postgres.query(f"ALTER TABLE {staging} OWNER TO {LOW}")
+    place.postgres.query(f"GRANT ALL ON {staging} TO {HIGH}")
+    return decided, left
+
+
+def staged_in(place: Place) -> list[int]:
+    return [a for (a,) in place.postgres.query(f"SELECT a FROM {place.schema}.tallystick_staged_t")]
+
+
+def test_what_was_staged_beside_a_table_whose_owner_is_another_one_is_settled(
+    place: Place, table: Create
+) -> None:
+    """Its rows are data only: what is given up goes; what is decided waits, and says for what."""
+    decided, left = moved_on(place)
+    place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
+
+    later = opened(place.high, f"{place.schema}.u", transactions="staged")
+    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
+    later.abort(left)
+    assert staged_in(place) == [1, 2]
+    with pytest.raises(OptionError, match=r"2 rows .*staged_t.*OWNER TO") as raised:
+        later.commit(decided)
+    assert LOW[1:-1] in str(raised.value)
+    assert (staged_in(place), place.numbers()) == ([1, 2], [])
+
+    place.postgres.query(f"ALTER TABLE {place.schema}.tallystick_staged_t OWNER TO {HIGH}")
+    assert later.commit(decided) is Outcome.COMMITTED
+    assert (staged_in(place), place.numbers()) == ([], [1, 2])
+    assert list(later.lingering(OWNER)) == []
+    later.close()
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "CREATE TRIGGER trap BEFORE DELETE ON {staging} EXECUTE FUNCTION {schema}.trap()",
+        "CREATE RULE trap AS ON DELETE TO {staging} DO ALSO SELECT {schema}.trapped()",
+        "CREATE POLICY trap ON {staging} USING ({schema}.trapped()); "
+        "ALTER TABLE {staging} ENABLE ROW LEVEL SECURITY",
+        "CREATE INDEX trap ON {staging} (a) WHERE {schema}.frozen()",
+        "CREATE STATISTICS {schema}.trap ON ({schema}.frozen()), a FROM {staging}",
+    ],
+)
+def test_what_was_staged_where_a_stranger_has_code_is_named_not_touched(
+    place: Place, table: Create, caplog: pytest.LogCaptureFixture, trap: str
+) -> None:
+    decided, left = moved_on(place)
+    schema, staging = place.schema, f"{place.schema}.tallystick_staged_t"
+    place.postgres.query(f"GRANT CREATE ON SCHEMA {schema} TO {LOW}")
+    place.postgres.query(f"CREATE TABLE {schema}.seen (who text)")
+    place.postgres.query(f"GRANT INSERT ON {schema}.seen TO PUBLIC")
+    noted = (
+        f"IF current_user <> $low${LOW[1:-1]}$low$ "
+        f"THEN INSERT INTO {schema}.seen VALUES (current_user); END IF;"
+    )
+    for signature, body in {
+        "trap() RETURNS trigger": f"{noted} RETURN NULL;",
+        "trapped() RETURNS boolean": f"{noted} RETURN true;",
+        "frozen() RETURNS boolean IMMUTABLE": f"PERFORM {schema}.trapped(); RETURN true;",
+    }.items():
+        place.as_low(
+            f"CREATE FUNCTION {schema}.{signature} LANGUAGE plpgsql AS $$BEGIN {body} END$$"
+        )
+    for each in trap.format(staging=staging, schema=schema).split("; "):
+        place.as_low(each)
+    place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
+
+    later = opened(place.high, f"{schema}.u", transactions="staged")
+    with caplog.at_level(logging.WARNING):
+        later.abort(left)
+        with pytest.raises(OptionError, match=r"OWNER TO"):
+            later.commit(decided)
+    seen = f"SELECT * FROM {schema}.seen WHERE who = %s"
+    assert place.postgres.query(seen, HIGH[1:-1].replace('""', '"')) == []
+    assert sorted(staged_in(place)) == [1, 2, 3]
+    (told,) = [each for each in caplog.messages if left.name in each]
+    assert "OWNER TO" in told
+    later.close()
+    cleared = told.rpartition("DELETE FROM ")[2]
+    place.as_low(f"DELETE FROM {cleared}")
+    assert sorted(staged_in(place)) == [1, 2]
+
+
+def test_what_was_staged_in_another_roles_schema_is_told_of(
+    place: Place, table: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sink writes into another schema now: whose registry has its rows, it may not believe."""
+    decided, left = moved_on(place)
+    registry = f"{place.schema}.tallystick_staged"
+    place.postgres.query(f"ALTER TABLE {registry} OWNER TO {LOW}")
+    place.postgres.query(f"GRANT ALL ON {registry} TO {HIGH}")
+
+    later = opened(place.high, place.payroll, transactions="staged")
+    another = replace(OWNER, lineage="another")
+    with caplog.at_level(logging.WARNING):
+        assert list(later.lingering(another)) == []
+        assert caplog.messages == []
+        assert [*later.lingering(OWNER), *later.lingering(OWNER)] == []
+        (told,) = caplog.messages
+        assert f"ALTER TABLE {registry} OWNER TO" in told
+        with psycopg.connect(place.low) as low:
+            low.execute(f"LOCK TABLE {registry}")
+            assert list(later.lingering(OWNER)) == []
+        assert "cannot be looked into" in caplog.text
+    with pytest.raises(OptionError, match=rf"decided.*ALTER TABLE {registry} OWNER TO"):
+        later.commit(decided)
+
+    place.postgres.query(f"ALTER TABLE {registry} OWNER TO {HIGH}")
+    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
+    later.abort(left)
+    assert staged_in(place) == [1, 2]
+    place.postgres.query(f"ALTER TABLE {place.schema}.tallystick_staged_t OWNER TO {HIGH}")
+    assert later.commit(decided) is Outcome.COMMITTED
+    assert (staged_in(place), place.numbers()) == ([], [1, 2])
+    later.close()
