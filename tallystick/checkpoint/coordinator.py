@@ -54,7 +54,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.checkpoint import lost_output, refusals, strays, verdict
+from tallystick.checkpoint import lost_output, strays, verdict
 from tallystick.checkpoint.facts import Committed, Identity, Request
 from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import second_call
@@ -130,6 +130,7 @@ class Coordinator:
         self._error: Exception | None = None
         self._refused_before = False
         self._is_recovered = False  # nothing of an earlier run lingers in other sinks
+        self._has_loop = False  # of our own, which has no log: epochs are planned behind the fence
         self._is_settling = False  # the newest epoch is looked after, before the next is planned
 
     def step(self, event: Event) -> Action:
@@ -139,6 +140,8 @@ class Coordinator:
                 return self._take_up(event)
             case ProducerFenced(producer):
                 self._owner, self._is_recovered = producer, False
+                if self._has_loop:
+                    self._request = None  # what is not decided by now did not happen
                 self._become(Phase.RESTORING)
                 return ReadCommitted()
             case CommittedRead(committed):
@@ -193,31 +196,20 @@ class Coordinator:
     def _want(self) -> Action:
         """Our own loop asks: what is committed comes first, then the plan."""
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
-        self._request, self._attempt, self._refused_before = None, 1, False
+        self._has_loop, self._attempt, self._refused_before = True, 1, False
         if self.phase is Phase.READY:
             return self._plan()
         self._become(Phase.FENCING)
         return FenceProducer(current=None)
 
     def _look_behind(self) -> Action:
-        """Find what forbids to go on; settle the newest epoch, if a run may not have done so."""
-        known = self._known
-        epoch, start = verdict.following(known, self._identity)
-        probe = Request(epoch, start or ("",), may_skip=False)
-        judged = verdict.judge(probe, known, self._identity)
-        if isinstance(judged, verdict.Refused):
-            return self._refuse(judged.error)
-        token = known.token
-        if token is not None and any(each > epoch for each in known.begun):
-            # A run begins an epoch only where the one before is decided.
-            return self._refuse(refusals.off_beat(probe, token, self._identity, known))
-        manifest = known.manifest
-        if isinstance(judged, verdict.Open) or manifest is None or known.is_settled:
+        """Settle the newest epoch, if a run may not have done so; then plan the next."""
+        found = verdict.look_behind(self._known, self._identity)
+        if found is None:
             return self._plan()
-        if not manifest.produced and not manifest.committables:
-            return self._plan()
-        self._is_settling = True
-        self._request = Request(manifest.checkpoint_id, manifest.sources, may_skip=False)
+        if isinstance(found, verdict.Refused):
+            return self._refuse(found.error)
+        self._is_settling, self._request = True, found
         return self._decide()
 
     def _plan(self) -> Action:
@@ -243,7 +235,8 @@ class Coordinator:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
                 if self._asked.start and not base_path:
-                    return WriteManifest(self._beginning(), is_seed=True)
+                    beginning = self._new_manifest(self._asked.checkpoint_id - 1, self._asked.start)
+                    return WriteManifest(beginning, is_seed=True)
                 # A user's function may have left out epochs behind its base.
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
                 epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
@@ -265,18 +258,6 @@ class Coordinator:
         """At the start and after a failure; and now and then, for what failed attempts left."""
         due = self._asked.checkpoint_id % RECOVER_EVERY == 0
         return not self._is_recovered or due
-
-    def _beginning(self) -> Manifest:
-        """What a lineage of our own loop goes on from: where it begins to read, and no state."""
-        return Manifest(
-            checkpoint_id=self._asked.checkpoint_id - 1,
-            pipeline=self._identity.pipeline,
-            lineage=self._identity.lineage,
-            sources=self._asked.start,
-            produced=(),
-            producer=self._producer,
-            decided_by=self._decided_by,
-        )
 
     def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
         match judged:
@@ -310,7 +291,7 @@ class Coordinator:
         judged = verdict.judge(self._asked, known, self._identity)
         assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
         manifest = known.manifest
-        if not lost or (manifest is not None and self._goes_on_without(manifest)):
+        if not lost or (manifest is not None and lost_output.is_accepted(self._identity, manifest)):
             return self._go_on(judged)
         assert manifest is not None, "only what was decided is lost"
         is_logged = isinstance(judged, verdict.Run)
@@ -321,16 +302,13 @@ class Coordinator:
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
         assert self._manifest is not None
-        if lost and not self._goes_on_without(self._manifest):
+        if lost and not lost_output.is_accepted(self._identity, self._manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
             return self._fence_again(
                 lost_output.again_and_again(self._identity, self._manifest, lost)
             )
         self._become(Phase.CONFIRMING)
         return ConfirmOutput(self._manifest.producer, self._manifest.produced)
-
-    def _goes_on_without(self, manifest: Manifest) -> bool:
-        return lost_output.accepting_word(manifest) in self._identity.accepted
 
     def _refuse(self, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
@@ -349,19 +327,26 @@ class Coordinator:
         self._become(Phase.PREPARED)
         self._has_strays = ran.has_strays
         keeps_base = bool(ran.committables) or self._decided_by != KAFKA
-        self._manifest = Manifest(
-            checkpoint_id=self._asked.checkpoint_id,
-            pipeline=self._identity.pipeline,
-            lineage=self._identity.lineage,
-            sources=self._asked.sources,
+        self._manifest = replace(
+            self._new_manifest(self._asked.checkpoint_id, self._asked.sources),
             produced=tuple(sorted(ran.produced)),
-            producer=self._producer,
             state=ran.state,
             committables=tuple(sorted(ran.committables)),
-            decided_by=self._decided_by,
             base_path=self._base_path if keeps_base else "",
         )
         return WriteManifest(self._manifest)
+
+    def _new_manifest(self, checkpoint_id: int, sources: tuple[str, ...]) -> Manifest:
+        """Of an epoch that has left nothing."""
+        return Manifest(
+            checkpoint_id,
+            pipeline=self._identity.pipeline,
+            lineage=self._identity.lineage,
+            sources=sources,
+            produced=(),
+            producer=self._producer,
+            decided_by=self._decided_by,
+        )
 
     def _complete(self, path: str) -> Action:
         if self.phase is Phase.OPENING:
@@ -391,8 +376,8 @@ class Coordinator:
         self._owner = next_producer
         if self.phase is Phase.OPENING:
             self._become(Phase.RESTORING)
-            if self._asked.start:
-                self._request = None  # where it begins is settled, whatever it was planned for
+            if self._has_loop:
+                self._request = None  # only where it begins is settled
             return ReadCommitted()
         assert self._manifest is not None
         if self._manifest.committables:

@@ -32,6 +32,11 @@ def accepting_word(manifest: Manifest) -> str:
     return f"lost-output-of-epoch-{manifest.checkpoint_id}"
 
 
+def is_accepted(identity: Identity, manifest: Manifest) -> bool:
+    """Whether a person stated so."""
+    return accepting_word(manifest) in identity.accepted
+
+
 def error(
     identity: Identity, manifest: Manifest, lost: tuple[Lost, ...], *, is_logged: bool = False
 ) -> DataLossError:

@@ -109,6 +109,30 @@ def following(committed: Committed, identity: Identity) -> tuple[int, tuple[str,
     return epoch + 1, () if manifest is None else manifest.sources
 
 
+def look_behind(committed: Committed, identity: Identity) -> Refused | Request | None:
+    """What comes before a loop of our own plans its next epoch.
+
+    Returns:
+        What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
+        whose rows nobody may have looked for strays; or nothing.
+    """
+    epoch, start = following(committed, identity)
+    probe = Request(epoch, start or ("",), may_skip=False)
+    judged = judge(probe, committed, identity)
+    if not isinstance(judged, Run):
+        return judged if isinstance(judged, Refused) else None
+    token, manifest = committed.token, committed.manifest
+    assert token is not None, "without a token a lineage is opened"
+    if any(begun > epoch for begun in committed.begun):
+        # An epoch begins only where the one before is decided, so the token was set back.
+        return Refused(refusals.off_beat(probe, token, identity, committed))
+    if manifest is None or committed.is_settled:
+        return None
+    if not manifest.produced and not manifest.committables:
+        return None
+    return Request(manifest.checkpoint_id, manifest.sources, may_skip=False)
+
+
 def _follows(request: Request, token: Token, committed: Committed, identity: Identity) -> bool:
     """Whether nothing is missing between the token's epoch and the requested one."""
     if token.checkpoint_id >= request.checkpoint_id - 1:

@@ -8,20 +8,20 @@ from tallystick.ports import Engine, PlannedEpoch
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Process
 from tallystick.sim.spark import Checkpoint, Positions, Source, positions_in
+from tallystick.topic_partition import TopicPartition
 
 
 class Surroundings(Protocol):
     """What a loop needs of the world."""
 
+    origin: Checkpoint
     checkpoint: Checkpoint
+    available: dict[TopicPartition, int]
+    begins_late: bool
     sources: tuple[Source, ...]
 
     def make_driver(self, process: Process) -> Driver:
         """The driver that is tested."""
-        ...
-
-    def first_positions(self) -> Positions:
-        """Where a lineage begins that reads what comes from now on."""
         ...
 
     def plan_positions(self, starts: Positions) -> Positions | None:
@@ -72,10 +72,16 @@ class _Epochs:
         """See `ports.EpochSource.plan`."""
         world = self._world
         self._process.offered = checkpoint_id
-        starts = positions_in(start) if start else world.first_positions()
+        starts = positions_in(start) if start else self._first_positions()
         world.pass_by(self._process)
         ends = world.plan_positions(starts)
         return PlannedEpoch(self._texts(starts), None if ends is None else self._texts(ends))
+
+    def _first_positions(self) -> Positions:
+        """Where a lineage begins: it may read what comes from now on."""
+        world = self._world
+        is_late = world.begins_late and world.checkpoint is world.origin
+        return dict(world.available) if is_late else world.checkpoint.base
 
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]

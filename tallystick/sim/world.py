@@ -114,8 +114,7 @@ class World:
         has_loop = seed % LOOP_EVERY == 2 if has_loop is None else has_loop
         self.begins_late = has_loop and self.dice.random() < 0.3
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
-        if has_loop:
-            self.checkpoint.recorded = {0: self.checkpoint.base}
+        self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
         self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
@@ -146,11 +145,6 @@ class World:
     def plan_positions(self, starts: Positions) -> Positions | None:
         """The end of the next micro-batch; None when there is nothing to read."""
         return plan_ends(self.dice, self.plan, self.available, starts)
-
-    def first_positions(self) -> Positions:
-        """Where a lineage of a loop of our own begins."""
-        is_late = self.begins_late and self.checkpoint is self.origin
-        return dict(self.available) if is_late else self.checkpoint.base
 
     def rows_of(
         self, checkpoint: Checkpoint, epoch: int

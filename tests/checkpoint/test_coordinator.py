@@ -55,6 +55,7 @@ class Kind:
     decided_by: str = KAFKA
     has_participants: bool = False
     accepted: frozenset[str] = frozenset()
+    has_loop: bool = False
 
     def new(self) -> Coordinator:
         identity = replace(OURS, accepted=self.accepted)
@@ -69,6 +70,8 @@ KINDS = (
     Kind(CHECKPOINT, True),
     Kind(CHECKPOINT, True, WORDS),
     Kind(CHECKPOINT, False),
+    Kind(has_loop=True),
+    Kind(CHECKPOINT, True, has_loop=True),
 )
 
 
@@ -111,6 +114,9 @@ def answers(  # noqa: PLR0912 - one case per action
                 yield c.CommittedRead(held(asked - 1, kind=kind))
             else:
                 yield from map(c.CommittedRead, possible_tokens(asked, kind))
+        case c.PlanEpoch(epoch, start):
+            yield c.EpochPlanned(None, start or ("the beginning",))
+            yield c.EpochPlanned(request(epoch).sources, start or ("the beginning",))
         case c.RunEpoch():
             yield from (c.EpochRan(()), c.EpochRan(WRITTEN))
             if kind.has_participants:
@@ -133,6 +139,9 @@ def answers(  # noqa: PLR0912 - one case per action
             yield from (c.OutputSettled(()), c.OutputSettled(LOST[:1]), c.OutputSettled(LOST))
         case c.AbortTransaction():
             yield c.TransactionAborted()
+        case c.EndEpoch() if kind.has_loop:
+            if asked < EPOCHS:
+                yield c.EpochWanted()
         case c.EndEpoch():
             for epoch in (asked, asked + 1, asked + 2):
                 if epoch <= EPOCHS:
@@ -156,6 +165,8 @@ def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
         yield replace(held(0, kind=kind), logged=("other ends",))
     if asked > 1:
         yield replace(held(0, kind=kind), begun=(1,))
+        yield replace(held(0, kind=kind), begun=(2,))
+        yield replace(held(0, kind=kind), is_settled=True)
     yield Committed(held(asked).token, None, manifest_exists=True)
     yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
     if asked > 0:
@@ -171,12 +182,14 @@ Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 def explore(kind: Kind) -> list[Step]:
     """Each reachable (state, last action) once, with every answer to it and what follows."""
     waiting, seen, steps = [], set(), []
-    for epoch in (0, 1):  # a restored checkpoint begins behind its savepoint
-        first, event = kind.new(), c.EpochRequested(request(epoch))
+    # A restored checkpoint begins behind its savepoint.
+    wanted = [c.EpochRequested(request(epoch)) for epoch in (0, 1)]
+    for event in [c.EpochWanted()] if kind.has_loop else wanted:
+        first = kind.new()
         waiting.append((first, first.step(event), event))
     while waiting:
         state, action, before = waiting.pop()
-        asked = state._asked.checkpoint_id
+        asked = state._request.checkpoint_id if state._request else EPOCHS
         for event in answers(action, asked, before, kind):
             following = copy.copy(state)
             order = following.step(event)
@@ -192,17 +205,28 @@ def explore(kind: Kind) -> list[Step]:
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
     """No answer leads off the table (`_become` asserts it), and there is an end to them all."""
-    return [step for kind in KINDS for step in explore(kind)]
+    return [step for kind in KINDS if not kind.has_loop for step in explore(kind)]
 
 
-def test_every_phase_is_reached(steps):
-    assert {state.phase for state, *_ in steps} | {Phase.STOPPED} == set(Phase) - {Phase.IDLE}
+@pytest.fixture(scope="module")
+def loop_steps() -> list[Step]:
+    """The same where a loop of our own plans the epochs."""
+    return [step for kind in KINDS if kind.has_loop for step in explore(kind)]
 
 
-def test_every_way_on_in_the_table_is_taken(steps):
+@pytest.fixture(scope="module")
+def all_steps(steps, loop_steps) -> list[Step]:
+    return steps + loop_steps
+
+
+def test_every_phase_is_reached(all_steps):
+    assert {state.phase for state, *_ in all_steps} | {Phase.STOPPED} == set(Phase) - {Phase.IDLE}
+
+
+def test_every_way_on_in_the_table_is_taken(all_steps):
     """A phase change that nothing takes would be one that nobody has thought through."""
     taken = {Phase.IDLE: {Phase.FENCING}}
-    for state, _, event, _ in steps:
+    for state, _, event, _ in all_steps:
         following = copy.copy(state)
         following.step(event)
         taken.setdefault(state.phase, set()).add(following.phase)
@@ -215,15 +239,15 @@ def test_every_way_on_in_the_table_is_taken(steps):
     assert unused == set(), unused
 
 
-def test_after_an_unanswered_commit_it_fences_as_the_owner_or_stops(steps):
+def test_after_an_unanswered_commit_it_fences_as_the_owner_or_stops(all_steps):
     """Never an abort, never another try of the commit, never a take-over."""
-    for _, action, event, order in steps:
+    for _, action, event, order in all_steps:
         if isinstance(action, c.CommitTransaction) and isinstance(event, c.ActionFailed):
             assert isinstance(order, c.Stop) or order == c.FenceProducer(action.producer)
 
 
-def test_only_a_run_that_never_owned_the_pipeline_takes_it_over(steps):
-    for state, _, _, order in steps:
+def test_only_a_run_that_never_owned_the_pipeline_takes_it_over(all_steps):
+    for state, _, _, order in all_steps:
         if isinstance(order, c.FenceProducer) and order.current is None:
             assert state._owner is None
 
@@ -240,17 +264,18 @@ def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps)
             assert event.last_sequences in (None, counted)
 
 
-def test_an_epoch_runs_only_after_the_question_what_is_committed(steps):
-    for _, _, event, order in steps:
+def test_an_epoch_runs_only_after_the_question_what_is_committed(all_steps):
+    for _, _, event, order in all_steps:
         if isinstance(order, c.RunEpoch):
-            assert isinstance(event, c.CommittedRead | c.EpochRequested | c.Recovered)
+            known = c.CommittedRead | c.EpochRequested | c.EpochPlanned | c.Recovered
+            assert isinstance(event, known)
 
 
-def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(steps):
+def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(all_steps):
     """Of the manifest that Kafka's token names, and of no other."""
     found = [
         (order, event.committed if isinstance(event, c.CommittedRead) else state._known)
-        for state, _, event, order in steps
+        for state, _, event, order in all_steps
         if isinstance(order, c.RunEpoch)
     ]
     for order, known in found:
@@ -272,13 +297,71 @@ def test_a_lineage_begins_with_a_token_that_names_its_seed_and_with_no_rows(step
     assert named == {"", "seed"}
 
 
-def test_the_error_that_stops_a_run_is_the_first_one(steps):
+def test_the_error_that_stops_a_run_is_the_first_one(all_steps):
     """What goes wrong while giving up does not hide why."""
-    for state, _, event, order in steps:
+    for state, _, event, order in all_steps:
         if state.phase is Phase.STOPPING:
             assert order == c.Stop(state._error)
         elif isinstance(order, c.Stop) and isinstance(event, c.ActionFailed):
             assert order.error is event.error
+
+
+# A loop of our own.
+
+
+def test_an_epoch_is_planned_behind_the_question_and_begins_where_the_one_before_ended(loop_steps):
+    planned = 0
+    for state, _, event, order in loop_steps:
+        if isinstance(order, c.PlanEpoch):
+            assert isinstance(event, c.CommittedRead | c.EpochWanted | c.OutputConfirmed)
+            known = event.committed if isinstance(event, c.CommittedRead) else state._known
+            manifest = known.manifest or (known.bases[0].manifest if known.bases else None)
+            assert order.start == (() if manifest is None else manifest.sources)
+            assert order.checkpoint_id == (1 if manifest is None else manifest.checkpoint_id + 1)
+            planned += 1
+        if isinstance(order, c.RunEpoch) and isinstance(event, c.EpochPlanned):
+            assert (order.start, order.sources) == (state._known.manifest.sources, event.sources)
+    assert planned
+
+
+def test_a_lineage_begins_with_a_token_that_names_where_it_reads_from(loop_steps):
+    """Before its first epoch is planned for good: `latest` must not move with a crash."""
+    found = 0
+    for _, action, event, order in loop_steps:
+        if isinstance(order, c.WriteManifest) and order.is_seed:
+            assert isinstance(event, c.EpochPlanned)
+            assert order.manifest.sources == event.start
+        if isinstance(action, c.WriteManifest) and isinstance(event, c.ManifestWritten):
+            is_commit = isinstance(order, c.CommitTransaction)
+            assert is_commit == action.is_seed
+            if is_commit:
+                assert order.sources == ()
+                assert order.token.manifest_path == event.path
+                assert order.token.checkpoint_id == action.manifest.checkpoint_id
+                found += 1
+    assert found
+
+
+def test_the_newest_epoch_is_settled_before_the_next_is_planned_unless_a_run_noted_that(loop_steps):
+    settled = 0
+    for _, _, event, order in loop_steps:
+        if isinstance(event, c.CommittedRead) and isinstance(order, c.PlanEpoch):
+            manifest = event.committed.manifest
+            assert manifest is None or event.committed.is_settled or not manifest.committables
+        if isinstance(event, c.CommittedRead) and isinstance(order, c.RecoverParticipants):
+            settled += bool(order.decided)
+    assert settled
+
+
+def test_a_manifest_two_epochs_behind_the_token_shows_that_it_was_set_back(loop_steps):
+    orders = [
+        order
+        for state, _, event, order in loop_steps
+        if isinstance(event, c.CommittedRead) and 2 in event.committed.begun and not state._request
+    ]
+    assert orders
+    for order in orders:
+        assert isinstance(order, c.FenceProducer | c.Stop)  # the proof that it still owns, first
 
 
 # Other sinks.
@@ -325,6 +408,7 @@ def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(step
 def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
     steady = Coordinator(OURS, CHECKPOINT, has_participants=True)
     steady.phase, steady._owner = Phase.READY, Producer("t", 1, 0)
+    steady._is_recovered = True
     due = []
     for epoch in range(1, 3 * RECOVER_EVERY):
         token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
