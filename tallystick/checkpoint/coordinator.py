@@ -193,6 +193,10 @@ class Coordinator:
                     return RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
             case verdict.Refused(error):
+                decided = known.manifest.committables if known.manifest is not None else ()
+                if decided and known.has_failed and self.phase is Phase.RESTORING:
+                    self._become(Phase.RECOVERING)  # a timeout would not wait for the person
+                    return RecoverParticipants(self._producer, decided)
                 return self._refuse(error)
 
     @property
@@ -203,14 +207,21 @@ class Coordinator:
 
     def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
         match judged:
+            case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
+                return self._confirm(self._known.manifest)  # nobody may have heard what it found
             case verdict.Run():
-                token = self._known.token
-                base_path = "" if token is None else token.manifest_path
-                return self._run(self._known.manifest, base_path)
+                return self._run_behind_newest()
             case verdict.Done(manifest):
-                self._manifest = manifest
-                self._become(Phase.CONFIRMING)
-                return ConfirmOutput(manifest.producer, manifest.produced)
+                return self._confirm(manifest)
+
+    def _confirm(self, manifest: Manifest) -> Action:
+        self._manifest = manifest
+        self._become(Phase.CONFIRMING)
+        return ConfirmOutput(manifest.producer, manifest.produced)
+
+    def _run_behind_newest(self) -> Action:
+        token = self._known.token
+        return self._run(self._known.manifest, "" if token is None else token.manifest_path)
 
     def _run(self, base: Manifest | None, base_path: str) -> Action:
         self._base_path = base_path
@@ -230,6 +241,8 @@ class Coordinator:
     def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
+        if isinstance(judged, verdict.Refused):
+            return self._refuse(judged.error)
         assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
         manifest = known.manifest
         if not lost or (manifest is not None and self._goes_on_without(manifest)):
@@ -248,8 +261,7 @@ class Coordinator:
             return self._fence_again(
                 lost_output.again_and_again(self._identity, self._manifest, lost)
             )
-        self._become(Phase.CONFIRMING)
-        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
+        return self._confirm(self._manifest)
 
     def _goes_on_without(self, manifest: Manifest) -> bool:
         return lost_output.accepting_word(manifest) in self._identity.accepted
@@ -315,13 +327,15 @@ class Coordinator:
         if self._manifest.committables:
             self._become(Phase.SETTLING)
             return CommitParticipants(self._manifest.committables, next_producer, self._has_strays)
-        self._become(Phase.CONFIRMING)
-        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
+        return self._confirm(self._manifest)
 
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        word = strays.accepting_word(self._asked.checkpoint_id)
-        if foreign_rows and word not in self._identity.accepted:
-            return self._stop(strays.foreign_rows_error(self._asked.checkpoint_id, foreign_rows))
+        assert self._manifest is not None
+        epoch = self._manifest.checkpoint_id
+        if foreign_rows and strays.accepting_word(epoch) not in self._identity.accepted:
+            return self._stop(strays.foreign_rows_error(epoch, foreign_rows))
+        if epoch < self._asked.checkpoint_id:
+            return self._run_behind_newest()
         self._become(Phase.READY)
         return EndEpoch(self._asked)
 
@@ -351,6 +365,17 @@ class Coordinator:
         return Token(
             checkpoint_id, self._identity.lineage, self._identity.checkpoint, manifest_path
         )
+
+    def manifest_path(self, checkpoint_id: int) -> str:
+        """The newest manifest that this run knows, if it is of this epoch; else nothing."""
+        token = None if self._committed is None else self._committed.token
+        is_its = token is not None and token.checkpoint_id == checkpoint_id
+        return token.manifest_path if token is not None and is_its else ""
+
+    @property
+    def had_failed(self) -> bool:
+        """Whether a call for the newest epoch had failed in an earlier run."""
+        return self._committed is not None and self._committed.has_failed
 
     @property
     def committed_manifest(self) -> Manifest | None:
