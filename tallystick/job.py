@@ -113,7 +113,6 @@ class Driver:
         self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
-        self._stale_notes: list[str] = []  # of the epoch asked for, by runs that did not commit it
         self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
@@ -163,7 +162,7 @@ class Driver:
         """Note that nothing is left to do for the newest epoch; behind `run_next`."""
         committed = self.coordinator.committed_manifest
         if committed is not None and committed.committables:
-            path = micro_batches.settled_path(committed.checkpoint_id)
+            path = micro_batches.settled_path(self.manifest_path(committed.checkpoint_id))
             if self._storage.get(path) is None:
                 self._storage.put(path, b"")
 
@@ -190,6 +189,7 @@ class Driver:
             match action:
                 case c.EndEpoch(request):
                     if request is not None:
+                        self._forget_failure(request.checkpoint_id)
                         self._clear_up(request.checkpoint_id)
                     return request
                 case c.Stop(error):
@@ -202,13 +202,17 @@ class Driver:
                 self._collect_at = self._asked_for  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
 
+    def manifest_path(self, checkpoint_id: int) -> str:
+        """The manifest of an epoch that is in flight, or the newest; else nothing."""
+        return self.coordinator.manifest_path(checkpoint_id)
+
     def _before_stop(self, error: Exception) -> None:
         """Do what the next run needs, which cannot see what this one has seen."""
         match error:
             case SparkLogError():
                 self._log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
             case SecondCallError():
-                path = micro_batches.partial_path(self._asked_for)
+                path = micro_batches.partial_path(self.manifest_path(self._asked_for))
                 if self._storage.get(path) is None:
                     self._storage.put(path, str(error).encode())
 
@@ -285,8 +289,6 @@ class Driver:
                 engine = (
                     by.engine(checkpoint_id, start, sources) if isinstance(by, EpochSource) else by
                 )
-                delete_all(self._storage, self._stale_notes, at_a_time=1)
-                self._stale_notes = []
                 return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
 
     def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
@@ -313,6 +315,15 @@ class Driver:
             producer = self._broker.fence(self._target.transactional_id, producer)
             self._participants.abort(found)
         return producer
+
+    def _forget_failure(self, epoch: int) -> None:
+        """The epoch is settled: a call for it that failed has left nothing undone."""
+        path = micro_batches.failed_path(epoch, self.manifest_path(epoch))
+        if self.coordinator.had_failed:
+            try:
+                self._storage.delete(path)
+            except StorageError as error:
+                logger.warning("%s stays, which does no harm: %s", path, error)
 
     def _clear_up(self, epoch: int) -> None:
         """Remove old manifests, and files of state that none needs; no epoch fails for it."""
@@ -377,7 +388,6 @@ class Driver:
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
         listed, epoch = self._storage.names(m.FOLDER), token.checkpoint_id
-        self._stale_notes = micro_batches.notes_of(listed, self._asked_for)
         manifest = self._manifest_at(token.manifest_path)
         before = None if manifest is None else self._manifest_at(manifest.base_path)
         committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
@@ -385,9 +395,9 @@ class Driver:
             committed,
             logged=self._logged(manifest),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
-            is_partial=micro_batches.partial_path(epoch) in listed,
-            has_failed=micro_batches.failed_path(epoch) in listed,
-            is_settled=micro_batches.settled_path(epoch) in listed,
+            is_partial=micro_batches.partial_path(token.manifest_path) in listed,
+            has_failed=micro_batches.failed_path(epoch, token.manifest_path) in listed,
+            is_settled=micro_batches.settled_path(token.manifest_path) in listed,
         )
 
     def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
+from tallystick.checkpoint.micro_batches import failed_path, partial_path
 from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
@@ -48,6 +49,7 @@ def newest_committed(
         wanted: an older epoch, whose manifest is still there.
 
     Raises:
+        DataLossError: a call of the sink failed in it, and the function of foreachBatch went on.
         OptionError: there is no committed epoch, or not the wanted one; or Kafka has to be asked,
             and cannot be.
         ManifestError: the epoch's manifest is missing or damaged.
@@ -72,6 +74,14 @@ def newest_committed(
     if len(paths) > 1:
         path = counting(checkpoint, epoch, paths) or _by_kafkas_word(
             checkpoint, epoch, paths, ask_kafka
+        )
+    notes = {failed_path(epoch, path), partial_path(path)}
+    if found := notes & set(checkpoint.names(m.FOLDER)):
+        raise DataLossError(
+            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but a call of "
+            f"its sink failed or was refused ({', '.join(sorted(found))}): whether all its rows "
+            f"are in the output is not known here. Start the query once, which commits what is "
+            f"left or says what is missing; then try again."
         )
     return Newest(epoch, path, read_manifest(checkpoint, path))
 

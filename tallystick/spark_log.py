@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tallystick.checkpoint import manifest as m
-from tallystick.errors import DataLossError
+from tallystick.errors import DataLossError, OptionError
 from tallystick.ports import Storage
 
 logger = logging.getLogger(__name__)
 
+FORMAT = "v1"
 OFFSETS, COMMITS, METADATA = "offsets", "commits", "metadata"
 
 
@@ -94,6 +95,13 @@ class SparkLog:
                 f"micro-batch {batch_id}, found {what}. Nothing was changed. Put a whole copy of "
                 f"the checkpoint back."
             )
+        if found.head[0] != FORMAT:
+            raise OptionError(
+                f"checkpoint {self._storage.location}: {path} has format {found.head[0]}, which "
+                f"Spark writes with spark.sql.streaming.offsetLog.formatVersion=2; known is "
+                f"{FORMAT}. Nothing was changed. Start the query from a new checkpoint without "
+                f"that setting."
+            )
         return found
 
     def sources(self, batch_id: int) -> tuple[str, ...] | None:
@@ -142,7 +150,8 @@ class SparkLog:
         """Undo what a power cut did to the log; call it before Spark reads the log.
 
         The newest entries may be missing or torn. Those of epochs with a manifest are written
-        again, the others are removed: Spark plans and runs them again.
+        again, the others are removed: Spark plans and runs them again. So are those behind a hole,
+        as a query leaves it that goes on although its log was put right.
         """
         commits = _numbers(self._storage.names(COMMITS))  # first: another driver may add to both
         paths = m.manifests(self._storage.names(m.FOLDER))
@@ -158,7 +167,10 @@ class SparkLog:
             if self._entry(epoch) is None and (epoch == 0 or self._entry(epoch - 1) is not None):
                 self._write_from_manifests(epoch, paths)
         entries = _numbers(self._storage.names(OFFSETS))
-        while entries and entries[-1] > newest and not self._is_usable(entries[-1]):
+        hole = next((n for n in entries[1:] if n > newest and n - 1 not in entries), None)
+        while entries and entries[-1] > newest:
+            if (hole is None or entries[-1] < hole) and self._is_usable(entries[-1]):
+                break
             self._remove(OFFSETS, entries.pop())
         last = entries[-1] if entries else -1
         while commits and (commits[-1] > last or not self._is_whole_commit(commits[-1])):
@@ -170,7 +182,7 @@ class SparkLog:
         if len(found) != 1:
             return  # which of them counts only the decision tells: the driver asks for it
         before = self._entry(epoch - 1)
-        head = ("v1", "{}") if before is None else before.head
+        head = (FORMAT, "{}") if before is None else before.head
         self._write(epoch, Logged(head, found.pop()))
 
     def _is_usable(self, batch_id: int) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from tallystick import savepoints
 from tallystick.errors import OptionError
-from tallystick.spark.query import EpochRunner, QueryRun
+from tallystick.spark.executions import QueryRun
+from tallystick.spark.query import EpochRunner
 from tallystick.spark.running import start_query
 from tallystick.spark.write_epochs import WriteEpochs
 from tallystick.storage import FileStorage

@@ -6,7 +6,9 @@ import pytest
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
-from tallystick.errors import FencedError
+from tallystick.checkpoint.micro_batches import failed_path, partial_path
+from tallystick.errors import DataLossError, FencedError, OptionError
+from tallystick.newest_epoch import newest_committed
 from tallystick.sink.transaction import Producer
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
 from tallystick.storage import FileStorage
@@ -215,3 +217,32 @@ def test_metadata_that_a_power_cut_emptied_goes_while_nothing_is_decided(
     SparkLog(storage).mend()
 
     assert storage.get(METADATA) is None
+
+
+def test_what_was_planned_behind_a_hole_is_planned_again(checkpoint):
+    """A query whose function catches our error goes on, though its log was put right."""
+    for epoch in (5, 6):
+        checkpoint.log_offsets(epoch, 40 + epoch)
+        checkpoint.storage.put(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":0}')
+
+    checkpoint.log.mend()
+
+    assert checkpoint.ends() == WHOLE
+    assert checkpoint.commits() == [f"commits/{epoch}" for epoch in range(4)]
+
+
+def test_an_entry_of_another_format_is_refused_with_the_setting_that_makes_it(checkpoint):
+    checkpoint.storage.put("offsets/4", f"v2\n{HEAD}\n0:{checkpoint.text(5)}".encode())
+
+    with pytest.raises(OptionError, match=r"offsetLog.formatVersion=2"):
+        checkpoint.log.batch(4)
+
+
+@pytest.mark.parametrize("note", [failed_path, lambda _, path: partial_path(path)])
+def test_an_epoch_whose_call_failed_is_no_savepoint_though_spark_has_logged_it(checkpoint, note):
+    newest = newest_committed(checkpoint.storage)
+    checkpoint.storage.put(note(newest.epoch, newest.manifest_path), b"")
+
+    with pytest.raises(DataLossError, match="epoch 3 as done, but a call of its sink failed"):
+        newest_committed(checkpoint.storage)
+    assert newest_committed(checkpoint.storage, wanted=2).epoch == 2

@@ -10,13 +10,13 @@
                │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
-A query of Spark's says which epoch it wants, and has logged what that reads. A loop of our own only
-wants the next one: behind RESTORING, or READY, comes PLANNING, so what an epoch reads is settled
-after the fence, and from what is committed. At its start the newest epoch is settled once more.
+A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
+one: it is planned behind RESTORING or READY, so after the fence and from what is committed
+(PLANNING). When it starts, the newest epoch is settled once more.
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
-them. Whether an epoch happened is therefore one fact, and Kafka keeps it. Without such a
-transaction the checkpoint's log of decisions keeps it, behind the same port.
+them. So whether an epoch happened is one fact, and Kafka keeps it; or, without such a transaction,
+the checkpoint's log of decisions, behind the same port.
 
 Other sinks are participants: what their tasks prepared is named by the manifest, and committed
 behind the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
@@ -55,46 +55,13 @@ from dataclasses import replace
 from typing import assert_never
 
 from tallystick.checkpoint import lost_output, strays, verdict
+from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.facts import Committed, Identity, Request
 from tallystick.checkpoint.manifest import KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import second_call
-from tallystick.checkpoint.protocol import (
-    ABORTABLE,
-    FINAL,
-    NEXT_PHASES,
-    AbortTransaction,
-    Action,
-    ActionFailed,
-    CommitParticipants,
-    CommittedRead,
-    CommitTransaction,
-    ConfirmOutput,
-    CountOutput,
-    EndEpoch,
-    EpochPlanned,
-    EpochRan,
-    EpochRequested,
-    EpochWanted,
-    Event,
-    FenceProducer,
-    ManifestWritten,
-    OutputConfirmed,
-    OutputCounted,
-    OutputSettled,
-    Phase,
-    PlanEpoch,
-    ProducerFenced,
-    ReadCommitted,
-    Recovered,
-    RecoverParticipants,
-    RunEpoch,
-    Stop,
-    TransactionAborted,
-    TransactionCommitted,
-    WriteManifest,
-)
+from tallystick.checkpoint.protocol import Phase
 from tallystick.errors import RetriableError, TallystickError
-from tallystick.sink.transaction import Producer, Token
+from tallystick.sink.transaction import Producer
 from tallystick.sink.two_phase import Lost
 from tallystick.topic_partition import TopicPartition
 
@@ -133,50 +100,58 @@ class Coordinator:
         self._has_loop = False  # of our own, which has no log: epochs are planned behind the fence
         self._is_settling = False  # the newest epoch is looked after, before the next is planned
 
-    def step(self, event: Event) -> Action:
+    def step(self, event: c.Event) -> c.Action:
         """Take one fact and return what must be done about it."""
         match event:
-            case EpochRequested() | EpochWanted() | EpochPlanned():
+            case c.EpochRequested() | c.EpochWanted() | c.EpochPlanned():
                 return self._take_up(event)
-            case ProducerFenced(producer):
-                self._owner, self._is_recovered = producer, False
-                if self._has_loop:
-                    self._request = None  # what is not decided by now did not happen
-                self._become(Phase.RESTORING)
-                return ReadCommitted()
-            case CommittedRead(committed):
-                self._committed = replace(committed, decided_by=self._decided_by)
+            case c.ProducerFenced(producer):
+                return self._restore(producer)
+            case c.CommittedRead(committed):
+                self._committed = self._take_in(committed)
                 return self._look_behind() if self._request is None else self._decide()
-            case EpochRan():
+            case c.EpochRan():
                 return self._prepare(event)
-            case ManifestWritten(path):
+            case c.ManifestWritten(path):
                 return self._complete(path)
-            case OutputCounted(last_sequences):
+            case c.OutputCounted(last_sequences):
                 return self._check_count(last_sequences)
-            case TransactionCommitted(next_producer):
+            case c.TransactionCommitted(next_producer):
                 return self._after_commit(next_producer)
-            case Recovered() | OutputSettled():
+            case c.Recovered() | c.OutputSettled():
                 return self._after_participants(event)
-            case OutputConfirmed(foreign_rows):
+            case c.OutputConfirmed(foreign_rows):
                 return self._finish(foreign_rows)
-            case ActionFailed(error):
+            case c.ActionFailed(error):
                 return self._broken(error)
-            case TransactionAborted():
+            case c.TransactionAborted():
                 assert self._error is not None
                 return self._stop(self._error)
             case _:
                 assert_never(event)
 
-    def _take_up(self, event: EpochRequested | EpochWanted | EpochPlanned) -> Action:
+    def _restore(self, producer: Producer) -> c.Action:
+        self._owner, self._is_recovered = producer, False
+        if self._has_loop:
+            self._request = None  # what is not decided by now did not happen
+        self._become(Phase.RESTORING)
+        return c.ReadCommitted()
+
+    def _take_in(self, committed: Committed) -> Committed:
+        """A loop of our own looks behind in any case, whether or not a call has failed."""
+        has_failed = committed.has_failed and not self._has_loop
+        return replace(committed, decided_by=self._decided_by, has_failed=has_failed)
+
+    def _take_up(self, event: c.EpochRequested | c.EpochWanted | c.EpochPlanned) -> c.Action:
         match event:
-            case EpochRequested(request, logged):
+            case c.EpochRequested(request, logged):
                 return self._start(request, logged)
-            case EpochWanted():
+            case c.EpochWanted():
                 return self._want()
-            case EpochPlanned(sources, start):
+            case c.EpochPlanned(sources, start):
                 return self._planned(sources, start)
 
-    def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
+    def _start(self, request: Request, logged: tuple[str, ...] | None) -> c.Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
         before, self._request = self._request, request
         self._attempt, self._refused_before = 1, False
@@ -191,43 +166,41 @@ class Coordinator:
             )
             return self._decide()
         self._become(Phase.FENCING)
-        return FenceProducer(current=None)
+        return c.FenceProducer(current=None)
 
-    def _want(self) -> Action:
+    def _want(self) -> c.Action:
         """Our own loop asks: what is committed comes first, then the plan."""
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
         self._has_loop, self._attempt, self._refused_before = True, 1, False
         if self.phase is Phase.READY:
             return self._plan()
         self._become(Phase.FENCING)
-        return FenceProducer(current=None)
+        return c.FenceProducer(current=None)
 
-    def _look_behind(self) -> Action:
+    def _look_behind(self) -> c.Action:
         """Settle the newest epoch, if a run may not have done so; then plan the next."""
         found = verdict.look_behind(self._known, self._identity)
-        if found is None:
-            return self._plan()
         if isinstance(found, verdict.Refused):
             return self._refuse(found.error)
-        self._is_settling, self._request = True, found
-        return self._decide()
+        self._is_settling, self._request = found is not None, found
+        return self._plan() if found is None else self._decide()
 
-    def _plan(self) -> Action:
+    def _plan(self) -> c.Action:
         self._become(Phase.PLANNING)
         self._request = None
-        return PlanEpoch(*verdict.following(self._known, self._identity))
+        return c.PlanEpoch(*verdict.following(self._known, self._identity))
 
-    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> Action:
+    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> c.Action:
         epoch, _ = verdict.following(self._known, self._identity)
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and not isinstance(judged, verdict.Open):
             self._become(Phase.READY)
-            return EndEpoch(None)
+            return c.EndEpoch(None)
         self._request = request
         return self._decide()
 
-    def _decide(self) -> Action:
+    def _decide(self) -> c.Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
@@ -235,22 +208,29 @@ class Coordinator:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
                 if self._asked.start and not base_path:
-                    beginning = self._new_manifest(self._asked.checkpoint_id - 1, self._asked.start)
-                    return WriteManifest(beginning, is_seed=True)
+                    asked = self._asked
+                    beginning = self._identity.manifest(
+                        asked.checkpoint_id - 1, asked.start, self._producer, self._decided_by
+                    )
+                    return c.WriteManifest(beginning, is_seed=True)
                 # A user's function may have left out epochs behind its base.
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
                 epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
-                token = self._token(epoch, base_path)
-                return CommitTransaction(self._producer, token, ())
+                token = self._identity.token(epoch, base_path)
+                return c.CommitTransaction(self._producer, token, ())
             case verdict.Run() | verdict.Done():
                 named = () if known.manifest is None else known.manifest.committables
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
                 decided, settled = ((), named) if is_settled else (named, ())
                 if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
-                    return RecoverParticipants(self._producer, decided, settled)
+                    return c.RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
             case verdict.Refused(error):
+                decided = known.manifest.committables if known.manifest is not None else ()
+                if decided and known.has_failed and self.phase is Phase.RESTORING:
+                    self._become(Phase.RECOVERING)  # a timeout would not wait for the person
+                    return c.RecoverParticipants(self._producer, decided)
                 return self._refuse(error)
 
     @property
@@ -259,36 +239,45 @@ class Coordinator:
         due = self._asked.checkpoint_id % RECOVER_EVERY == 0
         return not self._is_recovered or due
 
-    def _go_on(self, judged: verdict.Run | verdict.Done) -> Action:
+    def _go_on(self, judged: verdict.Run | verdict.Done) -> c.Action:
         match judged:
+            case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
+                return self._confirm(self._known.manifest)  # nobody may have heard what it found
             case verdict.Run():
-                token = self._known.token
-                base_path = "" if token is None else token.manifest_path
-                return self._run(self._known.manifest, base_path)
+                return self._run_behind_newest()
             case verdict.Done(manifest):
-                self._manifest = manifest
-                self._become(Phase.CONFIRMING)
-                return ConfirmOutput(manifest.producer, manifest.produced)
+                return self._confirm(manifest)
 
-    def _run(self, base: Manifest | None, base_path: str) -> Action:
+    def _confirm(self, manifest: Manifest) -> c.Action:
+        self._manifest = manifest
+        self._become(Phase.CONFIRMING)
+        return c.ConfirmOutput(manifest.producer, manifest.produced)
+
+    def _run_behind_newest(self) -> c.Action:
+        token = self._known.token
+        return self._run(self._known.manifest, "" if token is None else token.manifest_path)
+
+    def _run(self, base: Manifest | None, base_path: str) -> c.Action:
         self._base_path = base_path
         self._become(Phase.RUNNING)
         state, start = ((), self._asked.start) if base is None else (base.state, base.sources)
         asked = self._asked
-        return RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
+        return c.RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
 
-    def _after_participants(self, event: Recovered | OutputSettled) -> Action:
+    def _after_participants(self, event: c.Recovered | c.OutputSettled) -> c.Action:
         match event:
-            case Recovered(lost, producer):
+            case c.Recovered(lost, producer):
                 self._owner, self._is_recovered = producer, True
                 return self._after_recovery(lost)
-            case OutputSettled(lost, new_producer):
+            case c.OutputSettled(lost, new_producer):
                 self._owner = new_producer or self._owner
                 return self._after_settling(lost)
 
-    def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
+    def _after_recovery(self, lost: tuple[Lost, ...]) -> c.Action:
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
+        if isinstance(judged, verdict.Refused):
+            return self._refuse(judged.error)
         assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
         manifest = known.manifest
         if not lost or (manifest is not None and lost_output.is_accepted(self._identity, manifest)):
@@ -300,66 +289,60 @@ class Coordinator:
         error = lost_output.error(self._identity, manifest, lost, is_logged=is_logged)
         return self._refuse(error)
 
-    def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
+    def _after_settling(self, lost: tuple[Lost, ...]) -> c.Action:
         assert self._manifest is not None
         if lost and not lost_output.is_accepted(self._identity, self._manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
             return self._fence_again(
                 lost_output.again_and_again(self._identity, self._manifest, lost)
             )
-        self._become(Phase.CONFIRMING)
-        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
+        return self._confirm(self._manifest)
 
-    def _refuse(self, error: TallystickError) -> Action:
+    def _refuse(self, error: TallystickError) -> c.Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
 
         A successor that took over between the fence and the question leaves a token or a manifest
         that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
         """
-        looked = self.phase in (Phase.RESTORING, Phase.PLANNING, Phase.RECOVERING, Phase.READY)
+        looked = self.phase in (
+            Phase.RESTORING,
+            Phase.PLANNING,
+            Phase.RECOVERING,
+            Phase.READY,
+        )
         if looked and not self._refused_before:
             self._refused_before = True
             self._become(Phase.FENCING)
-            return FenceProducer(self._owner)
+            return c.FenceProducer(self._owner)
         return self._stop(error)
 
-    def _prepare(self, ran: EpochRan) -> Action:
+    def _prepare(self, ran: c.EpochRan) -> c.Action:
         self._become(Phase.PREPARED)
         self._has_strays = ran.has_strays
         keeps_base = bool(ran.committables) or self._decided_by != KAFKA
         self._manifest = replace(
-            self._new_manifest(self._asked.checkpoint_id, self._asked.sources),
+            self._identity.manifest(
+                self._asked.checkpoint_id, self._asked.sources, self._producer, self._decided_by
+            ),
             produced=tuple(sorted(ran.produced)),
             state=ran.state,
             committables=tuple(sorted(ran.committables)),
             base_path=self._base_path if keeps_base else "",
         )
-        return WriteManifest(self._manifest)
+        return c.WriteManifest(self._manifest)
 
-    def _new_manifest(self, checkpoint_id: int, sources: tuple[str, ...]) -> Manifest:
-        """Of an epoch that has left nothing."""
-        return Manifest(
-            checkpoint_id,
-            pipeline=self._identity.pipeline,
-            lineage=self._identity.lineage,
-            sources=sources,
-            produced=(),
-            producer=self._producer,
-            decided_by=self._decided_by,
-        )
-
-    def _complete(self, path: str) -> Action:
+    def _complete(self, path: str) -> c.Action:
         if self.phase is Phase.OPENING:
-            token = self._token(self._asked.checkpoint_id - 1, path)
-            return CommitTransaction(self._producer, token, ())
+            token = self._identity.token(self._asked.checkpoint_id - 1, path)
+            return c.CommitTransaction(self._producer, token, ())
         assert self._manifest is not None
         self._become(Phase.COMPLETED)
-        token = self._token(self._manifest.checkpoint_id, path)
+        token = self._identity.token(self._manifest.checkpoint_id, path)
         self._committed = Committed(token, self._manifest, manifest_exists=True)
         manifest = self._manifest
-        return CountOutput(self._producer, manifest.produced, manifest.committables)
+        return c.CountOutput(self._producer, manifest.produced, manifest.committables)
 
-    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
+    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> c.Action:
         """Commit only what the reporting tasks wrote: Kafka cannot tell their attempts apart."""
         assert self._manifest is not None
         assert self._committed is not None
@@ -370,58 +353,68 @@ class Coordinator:
                 strays.miscount(self._asked.checkpoint_id, reported, last_sequences)
             )
         self._become(Phase.COMMITTING)
-        return CommitTransaction(self._producer, self._committed.token, self._asked.sources)
+        return c.CommitTransaction(self._producer, self._committed.token, self._asked.sources)
 
-    def _after_commit(self, next_producer: Producer) -> Action:
+    def _after_commit(self, next_producer: Producer) -> c.Action:
         self._owner = next_producer
         if self.phase is Phase.OPENING:
             self._become(Phase.RESTORING)
             if self._has_loop:
                 self._request = None  # only where it begins is settled
-            return ReadCommitted()
+            return c.ReadCommitted()
         assert self._manifest is not None
         if self._manifest.committables:
             self._become(Phase.SETTLING)
-            return CommitParticipants(self._manifest.committables, next_producer, self._has_strays)
-        self._become(Phase.CONFIRMING)
-        return ConfirmOutput(self._manifest.producer, self._manifest.produced)
+            return c.CommitParticipants(
+                self._manifest.committables, next_producer, self._has_strays
+            )
+        return self._confirm(self._manifest)
 
-    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        word = strays.accepting_word(self._asked.checkpoint_id)
-        if foreign_rows and word not in self._identity.accepted:
-            return self._stop(strays.foreign_rows_error(self._asked.checkpoint_id, foreign_rows))
+    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> c.Action:
+        assert self._manifest is not None
+        epoch = self._manifest.checkpoint_id
+        if foreign_rows and strays.accepting_word(epoch) not in self._identity.accepted:
+            return self._stop(strays.foreign_rows_error(epoch, foreign_rows))
+        if epoch < self._asked.checkpoint_id:
+            return self._run_behind_newest()
         self._become(Phase.READY)
         if self._is_settling:
             self._is_settling = False
             return self._plan()
-        return EndEpoch(self._asked)
+        return c.EndEpoch(self._asked)
 
-    def _broken(self, error: Exception) -> Action:
+    def _broken(self, error: Exception) -> c.Action:
         """Fence and ask after what may pass; abort and raise after what will not."""
         again = self._attempt < ATTEMPTS_MAX or self.phase is Phase.COMMITTING
-        if isinstance(error, RetriableError) and self.phase not in FINAL and again:
+        if isinstance(error, RetriableError) and self.phase not in c.FINAL and again:
             self._attempt += 1
             return self._fence_again(error)
-        if self.phase in ABORTABLE:
+        if self.phase in c.ABORTABLE:
             self._error = error
             self._become(Phase.STOPPING)
-            return AbortTransaction(self._producer)
+            return c.AbortTransaction(self._producer)
         return self._stop(self._error or error)
 
-    def _fence_again(self, error: Exception) -> Action:
+    def _fence_again(self, error: Exception) -> c.Action:
         if self._attempt > 2 * ATTEMPTS_MAX:  # commit after commit went unanswered
             return self._stop(error)
         self._become(Phase.FENCING)
-        return FenceProducer(self._owner)
+        return c.FenceProducer(self._owner)
 
-    def _stop(self, error: Exception) -> Stop:
+    def _stop(self, error: Exception) -> c.Stop:
         self._become(Phase.STOPPED)
-        return Stop(error)
+        return c.Stop(error)
 
-    def _token(self, checkpoint_id: int, manifest_path: str) -> Token:
-        return Token(
-            checkpoint_id, self._identity.lineage, self._identity.checkpoint, manifest_path
-        )
+    def manifest_path(self, checkpoint_id: int) -> str:
+        """The newest manifest that this run knows, if it is of this epoch; else nothing."""
+        token = None if self._committed is None else self._committed.token
+        is_its = token is not None and token.checkpoint_id == checkpoint_id
+        return token.manifest_path if token is not None and is_its else ""
+
+    @property
+    def had_failed(self) -> bool:
+        """Whether a call for the newest epoch had failed in an earlier run."""
+        return self._committed is not None and self._committed.has_failed
 
     @property
     def committed_manifest(self) -> Manifest | None:
@@ -449,6 +442,6 @@ class Coordinator:
         assert self._request is not None, "an epoch runs only when it was asked for"
         return self._request
 
-    def _become(self, phase: Phase) -> None:
-        assert phase in NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
+    def _become(self, phase: c.Phase) -> None:
+        assert phase in c.NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
         self.phase = phase

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.sink.transaction import Token
+from tallystick.sink.transaction import Producer, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,24 @@ class Identity:
     lineage: str
     checkpoint: str
     accepted: frozenset[str] = frozenset()
+
+    def token(self, checkpoint_id: int, manifest_path: str) -> Token:
+        """Return what says that an epoch is decided, with this manifest."""
+        return Token(checkpoint_id, self.lineage, self.checkpoint, manifest_path)
+
+    def manifest(
+        self, checkpoint_id: int, sources: tuple[str, ...], producer: Producer, decided_by: str
+    ) -> Manifest:
+        """Return the manifest of an epoch that has left nothing."""
+        return Manifest(
+            checkpoint_id,
+            self.pipeline,
+            self.lineage,
+            sources,
+            produced=(),
+            producer=producer,
+            decided_by=decided_by,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,17 @@
 Spark logs a micro-batch as done once the function returns, whatever became of our part in it. Two
 things cannot be seen afterwards, so they are written down beside the manifests while they happen:
 
-    partial-N   the function called a sink again after epoch N was committed: those rows are missing
-    failed-N    the call for epoch N failed; a function that returns all the same loses its rows
+    failed-N         a call for epoch N failed: if the function returns all the same, and the epoch
+                     was not committed, its rows are lost
+    failed-N-M       the same, behind manifest M of the epoch: what it decided may not be committed
+    partial-N-M      the function called a sink again behind manifest M: those rows are missing
+
+Runs of one checkpoint share these names, so a note about M is written, and removed, only by who
+knows what became of M; and failed-N is removed only when a later epoch is committed.
 
 A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline:
 
-    settled-N   epoch N is committed in all sinks
+    settled-N-M      what manifest M of epoch N decided is committed in all sinks
 """
 
 import re
@@ -17,44 +22,43 @@ from collections.abc import Iterable, Iterator
 from tallystick.checkpoint.manifest import FOLDER, epoch_of, manifests
 from tallystick.errors import SecondCallError
 
-_NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)", re.ASCII)
+_NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)(?:-.+)?", re.ASCII)
 
 
-def partial_path(checkpoint_id: int) -> str:
-    """Return the path of the note that a second call for an epoch was refused."""
-    return f"{FOLDER}/partial-{checkpoint_id:012d}"
+def partial_path(manifest_path: str) -> str:
+    """Return the path of the note that another call was refused behind a manifest."""
+    return f"{FOLDER}/partial-{_name(manifest_path)}"
 
 
-def settled_path(checkpoint_id: int) -> str:
-    """Return the path of the note that an epoch is committed in all sinks."""
-    return f"{FOLDER}/settled-{checkpoint_id:012d}"
+def settled_path(manifest_path: str) -> str:
+    """Return the path of the note that all that a manifest decided is committed."""
+    return f"{FOLDER}/settled-{_name(manifest_path)}"
 
 
-def failed_path(checkpoint_id: int) -> str:
-    """Return the path of the note that the call for an epoch failed."""
-    return f"{FOLDER}/failed-{checkpoint_id:012d}"
+def failed_path(checkpoint_id: int, manifest_path: str = "") -> str:
+    """Return the path of the note that a call failed: behind a manifest, or before it had one."""
+    return f"{FOLDER}/failed-{_name(manifest_path) or f'{checkpoint_id:012d}'}"
+
+
+def _name(manifest_path: str) -> str:
+    return manifest_path.rpartition("/")[2].removesuffix(".json")
 
 
 def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ...]:
-    """Return the epochs in a range that were begun, by their manifests and notes of failure.
+    """Return the epochs in a range that were begun, by their manifests and notes.
 
     An epoch is committed only after its manifest is durable. So one without a trace was never
     committed, and no call for it failed: the function left it out.
     """
     listed = list(paths)
     begun = {epoch_of(path) for path in manifests(listed)}
-    begun |= {epoch for _, kind, epoch in _notes(listed) if kind == "failed"}
+    begun |= {epoch for _, kind, epoch in _notes(listed) if kind != "settled"}
     return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
 
 
 def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:
     """Return the notes about epochs before the committed one: nothing asks for them any more."""
     return [path for path, _, epoch in _notes(paths) if epoch < committed_epoch]
-
-
-def notes_of(paths: Iterable[str], checkpoint_id: int) -> list[str]:
-    """Return the notes about an epoch; once it is run again, they are about nothing."""
-    return [path for path, _, epoch in _notes(paths) if epoch == checkpoint_id]
 
 
 def _notes(paths: Iterable[str]) -> Iterator[tuple[str, str, int]]:

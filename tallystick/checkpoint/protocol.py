@@ -62,7 +62,7 @@ NEXT_PHASES = {
     Phase.COMPLETED: {Phase.COMMITTING, *_ABORTED},
     Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
     Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
-    Phase.CONFIRMING: {Phase.READY, Phase.STOPPED},
+    Phase.CONFIRMING: {Phase.RUNNING, Phase.READY, Phase.STOPPED},
     Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),

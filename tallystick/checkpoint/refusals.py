@@ -189,8 +189,9 @@ def _function_went_on(committed: Committed, word: str) -> str:
     begun = ", ".join(map(str, committed.begun[:POSITIONS_SHOWN_MAX]))
     return (
         f"the function of foreachBatch went on after the sink had failed (begun, and not "
-        f"committed: {begun}): what the sink raises must not be caught, for Spark takes a "
-        f"micro-batch whose function returns for done. To go on without their rows, start once "
+        f"committed: {begun}), or leaves out now what it gave to the sink before: what the sink "
+        f"raises must not be caught, for Spark takes a micro-batch whose function returns for "
+        f"done. To go on without their rows, start once "
         f"with accept={word!r}."
     )
 

@@ -106,7 +106,7 @@ class Query:
                 checkpoint.log_offsets(epoch, ends, world.sources)
                 self._decide_calls(epoch)
             if has_failed:
-                self._note_failure(epoch)
+                self._note_failure(driver, epoch)
             elif epoch not in checkpoint.left_out:
                 has_failed = self._call(process, driver, epoch)
             if epoch in checkpoint.called_twice - known:
@@ -128,7 +128,7 @@ class Query:
                 raise
             self._world.judge(process, error)
             self._world.log_early(epoch)
-            self._note_failure(epoch)
+            self._note_failure(driver, epoch)
             return True
         return False
 
@@ -140,10 +140,11 @@ class Query:
             return False
         return self._world.plan.strikes(Fault.CAUGHT)
 
-    def _note_failure(self, epoch: int) -> None:
+    def _note_failure(self, driver: Driver, epoch: int) -> None:
         """What `spark.query.EpochRunner` does; a note that cannot be written is a warning there."""
         checkpoint = self._world.checkpoint
-        checkpoint.files[micro_batches.failed_path(epoch)] = b""
+        path = micro_batches.failed_path(epoch, driver.manifest_path(epoch))
+        checkpoint.files[path] = b""
         checkpoint.caught[epoch] = (checkpoint.start_of(epoch), checkpoint.offsets[epoch])
 
     def give_up(self, refusal: str) -> None:
@@ -180,7 +181,8 @@ class Query:
     ) -> None:
         """Call the sink with other rows of the same micro-batch."""
         if has_failed:  # refused without asking the driver, and caught too
-            self._world.checkpoint.files[micro_batches.partial_path(epoch)] = b""
+            if path := driver.manifest_path(epoch):
+                self._world.checkpoint.files[micro_batches.partial_path(path)] = b""
             return
         try:
             self._world.offer(process, driver, epoch)

@@ -9,15 +9,9 @@ from tallystick.errors import OptionError
 from tallystick.job import Driver
 from tallystick.keyed_epoch import NO_STEPS, KeyedSteps
 from tallystick.spark.engine import DataFrameEngine, Unread
+from tallystick.spark.executions import QueryRun, active_runs, session_of
 from tallystick.spark.listening import at_end, listen
-from tallystick.spark.query import (
-    Batch,
-    EpochRunner,
-    QueryRun,
-    RunnerPerRun,
-    active_runs,
-    session_of,
-)
+from tallystick.spark.query import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT

@@ -39,7 +39,10 @@ def meaning_of(error: Exception) -> Exception:
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TallystickError)):
         return error
-    return kind(message)
+    try:
+        return kind(message)
+    except TypeError:  # more belongs to it than its text
+        return TallystickError(f"{name}: {message}")
 
 
 def _stage_lost(text: str) -> EpochAbortedError:

@@ -29,6 +29,12 @@ from tallystick.checkpoint.manifest import FOLDER, manifests
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options import parse_source_options
 from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.executions import (
+    committed_batch,
+    committed_sources,
+    execution_of,
+    source_options,
+)
 from tallystick.spark.group_offsets import (
     COUNTS,
     GroupOffsets,
@@ -37,12 +43,6 @@ from tallystick.spark.group_offsets import (
     in_transaction,
 )
 from tallystick.spark.progress import sources_of
-from tallystick.spark.query import (
-    committed_batch,
-    committed_sources,
-    execution_of,
-    source_options,
-)
 from tallystick.spark_log import SparkLog
 from tallystick.storage import FileStorage
 

@@ -7,14 +7,12 @@ together. The id of the query lives there too and is the lineage of our manifest
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.micro_batches import failed_path, partial_path, second_call
@@ -24,9 +22,15 @@ from tallystick.ports import Engine, Prepared
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import check_name
-from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.spark.executions import (
+    QueryRun,
+    active_runs,
+    check_is_read,
+    current_run,
+    current_run_id,
+)
 from tallystick.spark.group_offsets import shown_in_transaction
-from tallystick.spark_log import Logged, SparkLog, replaced
+from tallystick.spark_log import Logged, SparkLog
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
@@ -34,140 +38,6 @@ logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "state"
 """Where Spark keeps the state of its own operators; not there if a query has none."""
-NO_OFFSETS = "-"
-"""What Spark's log holds for a source that has no offset yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryRun:
-    """One run of a streaming query, as a micro-batch sees it."""
-
-    spark: SparkSession
-    query_id: str
-    query_name: str | None
-    checkpoint: str
-    trigger_interval_ms: int | None
-
-
-def current_run(spark: SparkSession) -> QueryRun:
-    """The run that the calling micro-batch belongs to.
-
-    Raises:
-        OptionError: the caller is not in `foreachBatch` of a classic (not Connect) session.
-    """
-    query_id = _query_id(spark)
-    execution = execution_of(spark, query_id)
-    trigger = execution.trigger()
-    timed = trigger.getClass().getSimpleName() == "ProcessingTimeTrigger"
-    return QueryRun(
-        spark=spark,
-        query_id=query_id,
-        query_name=execution.name(),
-        checkpoint=str(execution.resolvedCheckpointRoot()),
-        trigger_interval_ms=int(trigger.intervalMs()) if timed else None,
-    )
-
-
-def current_run_id(spark: SparkSession) -> str:
-    """Spark's id of the run that the calling micro-batch belongs to.
-
-    Not the thread's job group, which is the same at first: a user's function may set its own.
-
-    Raises:
-        OptionError: as `current_run`.
-    """
-    return str(execution_of(spark, _query_id(spark)).runId())
-
-
-def _query_id(spark: SparkSession) -> str:
-    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if query_id is None:
-        raise OptionError(
-            "KafkaSink is for writeStream.foreachBatch(sink): call it from there only"
-        )
-    return query_id
-
-
-def execution_of(spark: SparkSession, query_id: str) -> Any:
-    """Spark's own object of a running query, in the JVM."""
-    jvm: Any = spark.sparkContext._jvm
-    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-    return queries.get(jvm.java.util.UUID.fromString(query_id))
-
-
-def active_runs(spark: SparkSession) -> set[str]:
-    """The ids of all runs in this process that have not ended, of whatever session."""
-    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-    found = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
-    return {str(query.runId()) for query in found if query is not None}
-
-
-def session_of(spark: SparkSession) -> SparkSession:
-    """The session that the calling micro-batch's query was started in; Spark gives it a clone."""
-    started_in = execution_of(spark, _query_id(spark)).sparkSession()
-    return SparkSession(spark.sparkContext, started_in)
-
-
-def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
-    """The options of each source of a kind in a running query; they may hold secrets."""
-    leaves = [
-        leaf
-        for leaf in _items(execution.analyzedPlan().collectLeaves())
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
-    ]
-    ours = [leaf for leaf in leaves if leaf.sourceName().lower() == source_name]
-    return [dict(leaf.extraOptions().asCaseSensitiveMap()) for leaf in ours]
-
-
-def committed_batch(execution: Any) -> int | None:
-    """The newest micro-batch that Spark's commit log holds; None if there is none.
-
-    The log of a temporary checkpoint goes with its query: then it is the newest of this run.
-    """
-    try:
-        newest = execution.commitLog().getLatestBatchId()
-        if newest.isDefined():
-            return int(newest.get())
-    except Py4JJavaError:
-        pass  # its folder is deleted
-    progress = execution.lastProgress()
-    return None if progress is None else int(progress.batchId())
-
-
-def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOffsets]]:
-    """A committed micro-batch, and the end offsets of those of its sources that are ours."""
-    try:
-        entry = execution.offsetLog().get(batch_id)
-        found = [each for each in _items(entry.get().offsets()) if each.isDefined()]
-        texts = [each.get().json() for each in found]
-    except Py4JJavaError:
-        progress = execution.lastProgress()
-        if progress is None:
-            raise
-        batch_id = int(progress.batchId())
-        texts = [source.endOffset() for source in progress.sources()]
-    parsed = [parse_source(text or "") for text in texts]
-    return batch_id, [source for source in parsed if source is not None]
-
-
-def _check_is_read(
-    spark: SparkSession, location: str, batch_id: int, logged: tuple[str, ...]
-) -> None:
-    """Check that what was logged of the running micro-batch is what Spark reads for it.
-
-    On an object store another query's entry may replace it. The order of sources is the log's.
-    """
-    ends = execution_of(spark, _query_id(spark)).availableOffsets().values()
-    read = [end.json() for end in _items(ends)]
-    if sorted(read) != sorted(each for each in logged if each != NO_OFFSETS):
-        raise TallystickError(replaced(location, batch_id, logged, read))
-
-
-def _items(sequence: Any) -> Iterator[Any]:
-    """What a Scala collection holds."""
-    iterator = sequence.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
 
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
@@ -308,36 +178,48 @@ class EpochRunner:
                 further with the first sink.
         """
         with self._turn:
-            run = current_run(rows.sparkSession)
-            name = self._name or run.query_name or run.query_id
+            name = self._name_in(current_run(rows.sparkSession))
             self._failed = self._failed or second_call(name, batch_id, "another KafkaSink")
-            self._note_failure(rows, batch_id, is_second=batch_id == self._called)
+            self._note_failure(rows, batch_id)
         raise second_call(name, batch_id, "another KafkaSink")
 
+    def fail(self, error: Exception) -> None:
+        """A call came from where its micro-batch cannot be told: nothing is written any more."""
+        self._failed = self._failed or error
+
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
-        if self._failed is not None:
-            self._note_failure(rows, batch_id, is_second=batch_id == self._called)
-            raise TallystickError(
-                f"micro-batch {batch_id}: an earlier call of this sink failed ({self._failed}), "
-                f"and the function of foreachBatch went on. Nothing was written. Do not catch what "
-                f"the sink raises: Spark takes a micro-batch whose function returns for done. "
-                f"Start the query again."
-            ) from self._failed
+        if self._failed is not None or batch_id == self._called:
+            self._note_failure(rows, batch_id)
+            refusal = self._refusal(rows, batch_id)
+            self._failed = self._failed or refusal
+            raise refusal from self._failed
+        self._called = batch_id
         try:
-            self._called = batch_id
             self._run(rows, batch_id)
         except Exception as error:
             self._failed = error
-            self._note_failure(rows, batch_id, is_second=False)
+            self._note_failure(rows, batch_id, is_first=True)
             raise
 
-    def _note_failure(self, rows: DataFrame, batch_id: int, *, is_second: bool) -> None:
+    def _refusal(self, rows: DataFrame, batch_id: int) -> TallystickError:
+        if self._failed is None:
+            return second_call(self._name_in(current_run(rows.sparkSession)), batch_id)
+        return TallystickError(
+            f"micro-batch {batch_id}: an earlier call of this sink failed ({self._failed}), "
+            f"and the function of foreachBatch went on. Nothing was written. Do not catch what "
+            f"the sink raises: Spark takes a micro-batch whose function returns for done. "
+            f"Start the query again."
+        )
+
+    def _note_failure(self, rows: DataFrame, batch_id: int, *, is_first: bool = False) -> None:
         """Let the next run know: the function may return all the same, and Spark log its end.
 
-        `is_second`: behind another call in the same micro-batch, which may have committed it, even
-        if it failed.
+        A call behind another one in the same micro-batch is noted as such: the first one may have
+        committed it, even if it failed.
         """
-        path = partial_path(batch_id) if is_second else failed_path(batch_id)
+        manifest_path = "" if self._opened is None else self._opened.driver.manifest_path(batch_id)
+        is_second = not is_first and batch_id == self._called and bool(manifest_path)
+        path = partial_path(manifest_path) if is_second else failed_path(batch_id, manifest_path)
         try:
             FileStorage(current_run(rows.sparkSession).checkpoint).put(path, b"")
         except Exception as error:
@@ -355,7 +237,7 @@ class EpochRunner:
             self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
         opened.log.sync(batch_id)
         logged = opened.log.batch(batch_id)
-        _check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
+        check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
         engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
         request = Request(batch_id, logged.sources, may_skip=self._is_users)
         opened.driver.run_epoch(request, engine)
@@ -365,10 +247,13 @@ class EpochRunner:
             # same, and it comes about by running the plan; the rows of it are in Kafka already.
             rows.write.format("noop").mode("overwrite").save()
 
+    def _name_in(self, run: QueryRun) -> str:
+        return self._name or run.query_name or run.query_id
+
     def _open(self, run_id: str, run: QueryRun) -> _Opened:
         storage = FileStorage(run.checkpoint)
         refuse_savepoint(storage)
-        name = self._name or run.query_name or run.query_id
+        name = self._name_in(run)
         check_name(name)
         identity = Identity(
             pipeline=name,
@@ -412,7 +297,13 @@ class RunnerPerRun:
         Raises:
             SecondCallError: the function of this run calls another sink too.
         """
-        run_id = current_run_id(rows.sparkSession)
+        try:
+            run_id = current_run_id(rows.sparkSession)
+        except OptionError as error:
+            with self._lock:
+                for runner in self._runners.values():
+                    runner.fail(error)
+            raise
         with _sink_lock:
             owner = _sink_of_run.setdefault(run_id, self)
         if owner._sink != self._sink:

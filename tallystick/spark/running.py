@@ -37,11 +37,12 @@ from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
 from tallystick.spark.epochs import engine_of
+from tallystick.spark.executions import QueryRun
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import at_end
-from tallystick.spark.query import Batch, EpochRunner, QueryRun
+from tallystick.spark.query import Batch, EpochRunner
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register

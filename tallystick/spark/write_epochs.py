@@ -18,6 +18,7 @@ Invariants:
       also when a commit failed, before or behind the decision.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable
@@ -72,14 +73,14 @@ class PlannedEpoch:
     Args:
         checkpoint_id: the epoch.
         hold: under which it may be decided; None: it is decided and committed already.
-        sources: the end offsets that Spark's log had of it then.
+        digest: of the end offsets that Spark's log had of it then.
         lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
             that the epoch runs again.
     """
 
     checkpoint_id: int
     hold: Hold | None
-    sources: tuple[str, ...]
+    digest: str
     lost: tuple[Lost, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
@@ -87,17 +88,17 @@ class PlannedEpoch:
         return {
             "checkpoint_id": self.checkpoint_id,
             "hold": self.hold,
-            "sources": self.sources,
+            "digest": self.digest,
             "lost": [[each.committable.to_fields(), each.what] for each in self.lost],
         }
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Read back what `to_fields` made."""
-        hold, sources = fields["hold"], tuple(fields["sources"])
+        hold = fields["hold"]
         lost = (Lost(Committable.from_fields(each), what) for each, what in fields["lost"])
         held = None if hold is None else Hold(*hold)
-        return cls(fields["checkpoint_id"], held, sources, tuple(lost))
+        return cls(fields["checkpoint_id"], held, fields["digest"], tuple(lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +174,10 @@ class WriteEpochs:
         """
         assert planned.hold is not None, "what is decided has no tasks that write"
         request = self._request(planned.checkpoint_id)
-        if request.sources != planned.sources:
+        if digest_of(request.sources) != planned.digest:
+            what = "other offsets, when the micro-batch was planned"
             raise TallystickError(
-                replaced(
-                    self._storage.location,
-                    planned.checkpoint_id,
-                    request.sources,
-                    planned.sources,
-                )
+                replaced(self._storage.location, planned.checkpoint_id, request.sources, [what])
             )
         epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
         log = DecisionLog(self._storage, SystemClock(), planned.hold)
@@ -224,8 +221,8 @@ class WriteEpochs:
             return None
         if newest.token.checkpoint_id != checkpoint_id - 1:
             return None
-        sources = self._request(checkpoint_id).sources
-        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot), sources)
+        digest = digest_of(self._request(checkpoint_id).sources)
+        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot), digest)
 
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
         refuse_savepoint(self._storage)
@@ -235,7 +232,7 @@ class WriteEpochs:
         request = self._request(checkpoint_id)
         producer = self._driver(log, sinks, checkpoint_id).recover(request)
         hold = None if producer is None else log.hold_of(producer)
-        return PlannedEpoch(checkpoint_id, hold, request.sources, tuple(sinks.lost))
+        return PlannedEpoch(checkpoint_id, hold, digest_of(request.sources), tuple(sinks.lost))
 
     def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
         return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)
@@ -350,6 +347,11 @@ class _Noting:
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         self._sinks.check_newest(settled)
+
+
+def digest_of(sources: tuple[str, ...]) -> str:
+    """What tells one end of an epoch from another; it travels with every task's message."""
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
 
 def stored_lineage(storage: FileStorage) -> str:

@@ -437,11 +437,6 @@ def _(original: Any) -> Any:
     return lambda self: replace(original(self), is_partial=False)
 
 
-@mutation("notes about an epoch outlive its next run", micro_batches, "notes_of", *TWICE)
-def _(_: Any) -> Any:
-    return lambda paths, checkpoint_id: []
-
-
 @mutation("the checksum is not verified", m, "decode", Fault.MANIFEST_CORRUPTED)
 def _(original: Any) -> Any:
     def decode(data: bytes, path: str) -> m.Manifest:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from pyspark.sql import functions as f
 from tallystick.errors import BrokerUnavailableError, StorageError
 from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable
-from tallystick.spark.query import EpochRunner, active_runs, current_run_id
+from tallystick.spark.executions import active_runs, current_run_id
+from tallystick.spark.query import EpochRunner
+from tallystick.spark_log import SparkLog
 from tallystick.storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
@@ -323,6 +326,72 @@ def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the
     assert numbers(flow) == []
     write(flow, rows, flow.sink(transactions="task"))
     flow.assert_exact()
+
+
+def test_a_stream_that_is_used_twice_in_one_query_is_written(flow: Flow) -> None:
+    """Spark's log has a line for each use, its own memory one end."""
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    number = f.col("value").cast("string").cast("int")
+    both = rows.where(number % 2 == 0).union(rows.where(number % 2 == 1))
+    flow.feed(60)
+    write(flow, both, flow.sink())
+    flow.feed(20)
+    write(flow, both, flow.sink())
+
+    assert numbers(flow) == list(range(80))
+
+
+def test_a_call_from_a_thread_of_the_users_own_is_a_call_of_its_micro_batch(flow: Flow) -> None:
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    sink = flow.sink()
+
+    def in_threads(df: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(sink, df, batch_id).result()
+
+    flow.feed(60)
+    write(flow, rows, in_threads)
+    flow.assert_exact()
+
+    def twice_and_never_looked_at(df: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(2):
+                threads.submit(sink, df, batch_id)
+
+    flow.feed(60)
+    write(flow, rows, twice_and_never_looked_at)  # Spark has it for done
+    flow.feed(10)
+    words: set[str] = set()
+    for told in ("without-epochs-", "partial-epoch-"):
+        error = error_of(lambda: write(flow, rows, flow.sink(accept=words)))
+        words.add(error.partition("accept='")[2].partition("'")[0])
+        assert any(word.startswith(told) for word in words), error
+    before = numbers(flow)
+    write(flow, rows, flow.sink(accept=words))
+    assert len(numbers(flow)) == len(before) + 10
+
+
+def test_a_second_call_is_noted_also_where_the_checkpoint_cannot_be_read(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal asks nobody: what fails then would hide that the rows are missing."""
+    flow.feed(40)
+    rows = stream(flow).select("key", "value")
+    number = f.col("value").cast("string").cast("int")
+    sink = flow.sink()
+
+    def both(df: DataFrame, batch_id: int) -> None:
+        sink(df.where(number % 2 == 0), batch_id)
+        monkeypatch.setattr(SparkLog, "batch", refuse_to_read)
+        sink(df.where(number % 2 == 1), batch_id)
+
+    def refuse_to_read(*_: object) -> None:
+        raise StorageError("the checkpoint cannot be read")
+
+    assert "SecondCallError" in error_of(lambda: write(flow, rows, both))
+    monkeypatch.undo()
+    assert numbers(flow) == list(range(0, 40, 2))
+    assert "accept='partial-epoch-0'" in error_of(lambda: write(flow, rows, flow.sink()))
 
 
 def test_an_entry_of_sparks_log_that_is_not_what_spark_reads_is_not_committed(flow: Flow) -> None:
