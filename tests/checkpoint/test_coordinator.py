@@ -325,7 +325,9 @@ def test_an_epoch_is_planned_behind_the_question_and_begins_where_the_one_before
             assert order.checkpoint_id == (1 if newest is None else newest.checkpoint_id + 1)
             planned += 1
         if isinstance(order, c.RunEpoch) and isinstance(event, c.EpochPlanned):
-            assert (order.start, order.sources) == (state._known.manifest.sources, event.sources)
+            manifest = state._known.manifest
+            start = event.start if manifest is None else manifest.sources
+            assert (order.start, order.sources) == (start, event.sources)
     assert planned
 
 
