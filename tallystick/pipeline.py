@@ -31,8 +31,10 @@ from tallystick.errors import OptionError, StepMissingError
 from tallystick.job import Listener
 from tallystick.kafka_sink import check_for_pipeline, written
 from tallystick.processors.row_mode import row_processor
+from tallystick.run.query import Query
 from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
+from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.running import PipelineRun, start_query
 from tallystick.state.processing import NO_TIME, Processor
 from tallystick.state.ready_made import Aggregate
@@ -120,7 +122,8 @@ class Pipeline:
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
-    ) -> StreamingQuery:
+        execution: str | None = None,
+    ) -> StreamingQuery | Query:
         """Check everything that can be checked, then start.
 
         Args:
@@ -131,14 +134,20 @@ class Pipeline:
             allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
                 state may be given up.
             listener: told every event of the epoch protocol, in the driver.
+            execution: `"jobs"`: epochs run in a loop of our own, each as a Spark job; a checkpoint
+                of Structured Streaming is taken over, and cannot go back. Savepoints, `inspect`
+                and `read_state` do not know such checkpoints yet. None: in Structured Streaming.
 
         Returns:
-            Spark's StreamingQuery. Its exception holds the text of ours.
+            Spark's StreamingQuery, whose exception holds the text of ours; for a loop of our own a
+            `Query`, which has the same members.
 
         Raises:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
+        if execution not in (None, "jobs"):
+            raise OptionError(f"execution={execution!r}: expected 'jobs', or None")
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         check_for_pipeline(self.sinks)
@@ -158,7 +167,9 @@ class Pipeline:
             listener=listener,
             allow_dropped_state=_uids(allow_dropped_state),
         )
-        return start_query(run, checkpoint, trigger, frozenset(accept))
+        if execution is None:
+            return start_query(run, checkpoint, trigger, frozenset(accept))
+        return start_loop(run, checkpoint, trigger, frozenset(accept))
 
     if not TYPE_CHECKING:  # type checkers know what is there
 

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ports": VALUES,
     "spark_log": CORE,
     "job": CORE | {"spark_log", "state_files", "wholeness"},
+    "run": CORE | {"job"},
     "decision_log": CORE,
     "handover": CORE | {"decision_log"},
     "participants": VALUES,
@@ -95,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
-    | {"savepoint_files", "spark_log", "write_options"},
+    | {"run", "savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
@@ -104,7 +105,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"newest_epoch", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
-    "pipeline": VALUES | {"endpoints", "job", "kafka_sink", "processors", "spark", "steps", "task"},
+    "pipeline": VALUES
+    | {"endpoints", "job", "kafka_sink", "processors", "run", "spark", "steps", "task"},
     "__init__": WORDS
     | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres"}
     | {"sink", "source", "spark", "state", "state_table"},

@@ -67,6 +67,11 @@ class Batch:
         return self.logged.sources
 
     @property
+    def timestamp_ms(self) -> int:
+        """Its processing time, as Spark logged it."""
+        return self.logged.timestamp_ms
+
+    @property
     def previous_sources(self) -> tuple[str, ...]:
         """Those of the micro-batch before; none before the first."""
         return self.log.batch(self.batch_id - 1).sources if self.batch_id > 0 else ()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,6 +19,7 @@ from tallystick.formats import DEADLETTER, DROPMALFORMED
 from tallystick.job import Driver, Listener
 from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
 from tallystick.keyed_epoch import KeyedSteps
 from tallystick.local_state import LocalState
 from tallystick.options import (
@@ -42,7 +43,7 @@ from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.listening import at_end
-from tallystick.spark.query import Batch, EpochRunner
+from tallystick.spark.query import EpochRunner
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register
@@ -52,6 +53,25 @@ from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage, as_spark_takes_it
 
 logger = logging.getLogger(__name__)
+
+
+class EpochInput(Protocol):
+    """What an epoch reads, and its clock."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The end offsets of its sources, as JSON texts."""
+        ...
+
+    @property
+    def previous_sources(self) -> tuple[str, ...]:
+        """Those of the epoch before; none before the first."""
+        ...
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Its processing time."""
+        ...
 
 
 class PipelineRun:
@@ -199,7 +219,12 @@ class PipelineRun:
         listener = LateRows(self.name, self._listener)
         return self._sinks.make_driver(identity, storage, listener=listener)
 
-    def make_engine(self, batch: Batch) -> Engine:
+    @property
+    def source_config(self) -> KafkaConfig:
+        """How the source reaches its cluster."""
+        return self._read.config
+
+    def make_engine(self, batch: EpochInput) -> Engine:
         """Called once per epoch."""
         assert self._sinks is not None, "checked before it is started"
         sinks, stages = self._sinks, self._stages
@@ -216,14 +241,12 @@ class PipelineRun:
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,
                 keyed=self.keyed,
-                timestamp_ms=batch.logged.timestamp_ms,
+                timestamp_ms=batch.timestamp_ms,
             )
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
-        return engine_of(
-            sinks, self.spark, rows, after, twice, self.keyed, batch.logged.timestamp_ms
-        )
+        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """An epoch's rows behind the `transform` steps."""
@@ -349,7 +372,7 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
     return manifest if logged else None
 
 
-def splits_of(batch: Batch, stop: SourceOffsets) -> tuple[SplitRange, ...]:
+def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:
     """The ranges of an epoch, from what Spark logged for it (`stop`) and for the one before."""
     if batch.previous_sources:
         return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)

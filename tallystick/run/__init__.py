@@ -1,0 +1,1 @@
+"""What runs a pipeline's epochs, one after the other: shells over the ports."""

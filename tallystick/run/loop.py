@@ -1,0 +1,109 @@
+"""The loop of a pipeline's epochs: begin one when it is due, until it is stopped or has read all.
+
+The driver decides what an epoch is and whether it happened; the loop only asks for the next one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol
+
+from tallystick.job import Driver
+from tallystick.ports import EpochSource
+from tallystick.run.triggers import Trigger
+
+IDLE_MIN_S = 0.005
+IDLE_MAX_S = 0.1
+"""How long to wait before Kafka is asked again for new records; longer each time."""
+
+
+class LoopSource(EpochSource, Protocol):
+    """What plans a pipeline's epochs, and can be told that there is an end."""
+
+    def stop_at_what_is_there(self) -> None:
+        """Plan no further than what can be read now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """An epoch that the loop has run.
+
+    Args:
+        began_s: when it was asked for, on the wall clock.
+        took_s: from there to its end, planning included.
+    """
+
+    began_s: float
+    took_s: float
+
+
+class EpochLoop:
+    """Runs the epochs of one run of a pipeline.
+
+    Args:
+        driver: runs one at a time.
+        source: plans them, and runs their tasks.
+        trigger: when one begins.
+        on_end: told behind each epoch.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        source: LoopSource,
+        trigger: Trigger,
+        on_end: Callable[[EpochEnded], None],
+    ) -> None:
+        self._driver = driver
+        self._source = source
+        self._trigger = trigger
+        self._on_end = on_end
+        self._stopping = Event()
+        self._looked = 0  # how often there was nothing to do
+        self._has_work = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the newest look found nothing to read."""
+        return not self._has_work
+
+    @property
+    def looks(self) -> int:
+        """How often it found nothing to read."""
+        return self._looked
+
+    def stop(self) -> None:
+        """Begin no further epoch."""
+        self._stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no further epoch begins."""
+        return self._stopping.is_set()
+
+    def run(self) -> None:
+        """Run until stopped, or until all is read that was there.
+
+        Raises:
+            TallystickError, or what the user's function raised: see `Driver.run_epoch`.
+        """
+        if self._trigger.is_available_now:
+            self._source.stop_at_what_is_there()
+        idle_s = IDLE_MIN_S
+        while not self._stopping.is_set():
+            began, began_s = time.monotonic(), time.time()
+            self._has_work = self._driver.run_next(self._source)
+            took_s = time.monotonic() - began
+            if self._has_work:
+                idle_s = IDLE_MIN_S
+                self._on_end(EpochEnded(began_s, took_s))
+                self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
+                continue
+            self._looked += 1
+            if self._trigger.is_available_now:
+                break
+            self._stopping.wait(idle_s)
+            idle_s = min(2 * idle_s, IDLE_MAX_S)
+        self._driver.end()
