@@ -270,6 +270,7 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQue
         trigger={"availableNow": True},
         accept=spec.get("accept", ()),
         listener=fate,
+        execution=spec.get("execution"),
     )
 
 
