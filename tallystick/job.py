@@ -161,7 +161,7 @@ class Driver:
     def end(self) -> None:
         """Note that nothing is left to do for the newest epoch; behind `run_next`."""
         committed = self.coordinator.committed_manifest
-        if committed is not None and committed.committables:
+        if committed is not None:
             path = micro_batches.settled_path(self.manifest_path(committed.checkpoint_id))
             if self._storage.get(path) is None:
                 self._storage.put(path, b"")
@@ -397,6 +397,7 @@ class Driver:
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
             is_partial=micro_batches.partial_path(token.manifest_path) in listed,
             has_failed=micro_batches.failed_path(epoch, token.manifest_path) in listed,
+            is_set_back=micro_batches.newest_settled(listed) > epoch,
             is_settled=micro_batches.settled_path(token.manifest_path) in listed,
         )
 

@@ -88,6 +88,7 @@ class Committed:
         begun: epochs between the token's, or the bases', and the requested one of which there is a
             trace.
         is_partial: the token's epoch lacks the rows of a second call.
+        is_set_back: a run has noted a later epoch than the token's as settled.
         is_settled: a run of our own loop has seen the token's epoch through to its end.
         has_failed: a call for the token's epoch failed, perhaps behind its decision; the function
             may have returned all the same.
@@ -104,6 +105,7 @@ class Committed:
     logged: tuple[str, ...] | None = None
     begun: tuple[int, ...] = ()
     is_partial: bool = False
+    is_set_back: bool = False
     is_settled: bool = False
     has_failed: bool = False
 

@@ -11,7 +11,8 @@ things cannot be seen afterwards, so they are written down beside the manifests 
 Runs of one checkpoint share these names, so a note about M is written, and removed, only by who
 knows what became of M; and failed-N is removed only when a later epoch is committed.
 
-A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline:
+A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline,
+and that a token which is set back shows:
 
     settled-N-M      what manifest M of epoch N decided is committed in all sinks
 """
@@ -54,6 +55,11 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
     begun = {epoch_of(path) for path in manifests(listed)}
     begun |= {epoch for _, kind, epoch in _notes(listed) if kind != "settled"}
     return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
+
+
+def newest_settled(paths: Iterable[str]) -> int:
+    """Return the newest epoch that a run noted as settled; -1 if there is none."""
+    return max((epoch for _, kind, epoch in _notes(paths) if kind == "settled"), default=-1)
 
 
 def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:

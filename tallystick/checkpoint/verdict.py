@@ -123,7 +123,7 @@ def look_behind(committed: Committed, identity: Identity) -> Refused | Request |
         return judged if isinstance(judged, Refused) else None
     token, manifest = committed.token, committed.manifest
     assert token is not None, "without a token a lineage is opened"
-    if any(begun > epoch for begun in committed.begun):
+    if committed.is_set_back or any(begun > epoch for begun in committed.begun):
         # An epoch begins only where the one before is decided, so the token was set back.
         return Refused(refusals.off_beat(probe, token, identity, committed))
     if manifest is None or committed.is_settled:

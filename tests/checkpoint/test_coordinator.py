@@ -168,6 +168,7 @@ def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
         yield replace(held(0, kind=kind), begun=(1,))
         yield replace(held(0, kind=kind), begun=(2,))
         yield replace(held(0, kind=kind), is_settled=True)
+        yield replace(held(0, kind=kind), is_set_back=True)
         yield replace(held(0, kind=kind), begun=(1,), has_failed=True)
     yield Committed(held(asked).token, None, manifest_exists=True)
     yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
@@ -364,7 +365,9 @@ def test_a_manifest_two_epochs_behind_the_token_shows_that_it_was_set_back(loop_
     orders = [
         order
         for state, _, event, order in loop_steps
-        if isinstance(event, c.CommittedRead) and 2 in event.committed.begun and not state._request
+        if isinstance(event, c.CommittedRead)
+        and (2 in event.committed.begun or event.committed.is_set_back)
+        and not state._request
     ]
     assert orders
     for order in orders:

@@ -56,7 +56,7 @@ def _(original: Any) -> Any:
     "a token that was set back is not noticed", Driver, "_read_committed", Fault.TOKEN_SET_BACK
 )
 def _(original: Any) -> Any:
-    return lambda self: replace(original(self), begun=())
+    return lambda self: replace(original(self), begun=(), is_set_back=False)
 
 
 @mutation(

@@ -52,7 +52,7 @@ class Mutation:
     make: Callable[[Any], Any]
     is_keyed: bool = False
     decided_by: str = ""
-    has_loop: bool | None = None
+    has_loop: bool = False
 
     @contextmanager
     def broken(self) -> Iterator[None]:
