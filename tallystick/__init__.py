@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tallystick.kafka_sink import KafkaSink
     from tallystick.pipeline import Pipeline
     from tallystick.postgres.sink import PostgresSink
+    from tallystick.run.query import Query
     from tallystick.sink.two_phase import (
         Committable,
         Outcome,
@@ -89,6 +90,7 @@ __all__ = [
     "Pipeline",
     "Place",
     "PostgresSink",
+    "Query",
     "RecordError",
     "RecordsExpiredError",
     "RunFacts",
@@ -137,6 +139,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "Place": "sink.two_phase",
     "PostgresSink": "postgres.sink",
+    "Query": "run.query",
     "RunFacts": "sink.two_phase",
     "Sink": "sink.two_phase",
     "SourceProgress": "spark.progress",

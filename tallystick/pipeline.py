@@ -20,7 +20,7 @@ Behind `process` the functions run in the task that owns the key.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -113,6 +113,7 @@ class Pipeline:
         """
         return replace(self, sinks=sinks)
 
+    @overload
     def start(
         self,
         spark: SparkSession,
@@ -122,7 +123,32 @@ class Pipeline:
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
-        execution: str | None = None,
+        execution: None = None,
+    ) -> StreamingQuery: ...
+
+    @overload
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+        accept: Collection[str] = (),
+        allow_dropped_state: Collection[str] = (),
+        listener: Listener | None = None,
+        execution: Literal["jobs"],
+    ) -> Query: ...
+
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+        accept: Collection[str] = (),
+        allow_dropped_state: Collection[str] = (),
+        listener: Listener | None = None,
+        execution: Literal["jobs"] | None = None,
     ) -> StreamingQuery | Query:
         """Check everything that can be checked, then start.
 

@@ -108,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": VALUES
     | {"endpoints", "job", "kafka_sink", "processors", "run", "spark", "steps", "task"},
     "__init__": WORDS
-    | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres"}
+    | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres", "run"}
     | {"sink", "source", "spark", "state", "state_table"},
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
@@ -194,10 +194,11 @@ def parts_imported(tree: ast.AST) -> set[str]:
 
 
 def public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    """Public classes and functions, and what is public inside of them."""
+    """Public classes and functions, and what is public inside of them; overloads say no more."""
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            yield node
+            if not any(ast.unparse(each) == "overload" for each in node.decorator_list):
+                yield node
             if isinstance(node, ast.ClassDef):
                 yield from public(node.body)
 
