@@ -30,7 +30,7 @@ from pyarrow import fs
 
 from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.exclusive import ExclusiveStore
-from tallystick.local_files import fsync_folder, put_local, put_new_local
+from tallystick.local_files import fsync_folder, link_between, put_local, put_new_local
 
 DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
@@ -219,13 +219,13 @@ class FileStorage:
         """Return the place of a file that is written or removed."""
         place = self._place(path)
         if isinstance(place, Path) and isinstance(self._root, Path):
-            for folder in place.parents[: len(place.parts) - len(self._root.parts) - 1]:
-                if folder.is_symlink():
-                    raise OptionError(
-                        f"checkpoint {self._location}: {folder} is a symbolic link, and nothing "
-                        f"is written or removed through one: whoever made the folder may have "
-                        f"aimed it at other files. Put the folder itself there."
-                    )
+            link = link_between(self._root, place)
+            if link is not None:
+                raise OptionError(
+                    f"checkpoint {self._location}: {link} is a symbolic link, and nothing is "
+                    f"written or removed through one: whoever made the folder may have aimed it at "
+                    f"other files. Put the folder itself there."
+                )
         return place
 
     @contextlib.contextmanager
