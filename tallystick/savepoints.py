@@ -200,30 +200,43 @@ def read(location: Storage) -> Savepoint:
         OptionError: there is none.
         ManifestError: it is damaged.
     """
+    return s.decode(_description(location), f"{location.location}/{s.FILE}")
+
+
+def _description(location: Storage, *, or_tombstone: bool = False) -> bytes:
     data = location.get(s.FILE)
+    if data is not None:
+        return data
+    data = location.get(s.TOMBSTONE)
     if data is None:
         raise OptionError(
             f"{location.location} holds no savepoint (no {s.FILE}): `tallystick savepoint list` "
             f"shows those in a folder."
         )
-    return s.decode(data, f"{location.location}/{s.FILE}")
+    if not or_tombstone:
+        raise OptionError(s.unfinished_deletion(location.location))
+    return data
 
 
-def find(folder: str) -> list[tuple[str, Savepoint | TallystickError]]:
+def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
     """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
 
-    Of what cannot be read, a damaged one or a neighbour that may be none, the error.
+    Of what cannot be read, a damaged one, one that is being deleted or a neighbour that may be
+    none, the error.
     """
-    storage = FileStorage(folder)
+    storage = FileStorage(parent)
     home = whole_uri(storage.location)
     is_local = local_path(home) is not None
     found: list[tuple[str, Savepoint | TallystickError]] = []
     for name in ("", *storage.names("")):
         location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
         try:
-            data = storage.get(f"{name}/{s.FILE}" if name else s.FILE)
+            folder = f"{name}/" if name else ""
+            data = storage.get(folder + s.FILE)
             if data is not None:
                 found.append((location, s.decode(data, f"{location}/{s.FILE}")))
+            elif storage.get(folder + s.TOMBSTONE) is not None:
+                found.append((location, OptionError(s.unfinished_deletion(location))))
         except TallystickError as error:
             found.append((location, error))
     return found
@@ -274,6 +287,11 @@ def _restore(
     put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
     if claim:
         put_claim(savepoint_at, lineage, holder, state, written)
+        if read(savepoint_at) != savepoint:  # deleted before anybody could see the claim
+            raise OptionError(
+                f"savepoint {savepoint_at.location} was replaced by another one meanwhile. Nothing "
+                f"was restored. Try again."
+            )
         check_files(savepoint_at, files_of(before))
     copy_files(savepoint_at, checkpoint, before, state, written)
     for path, text in savepoint.spark.items():
@@ -285,7 +303,8 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
     """Remove a savepoint, and its claim on the checkpoint's files.
 
     Only what the savepoint names: other files in its folder are somebody else's. Its description
-    goes last: what was interrupted can be done again.
+    goes last, and has another name from the beginning: what was interrupted is no savepoint any
+    more, and can be done again.
 
     Args:
         savepoint_at: where it is.
@@ -300,33 +319,56 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         OptionError: there is none; or a checkpoint uses its files; or its claim is another's.
         ManifestError: its description is damaged, or its claim.
     """
-    savepoint = _read_unless(force, savepoint_at)
+    data = _description(savepoint_at, or_tombstone=True)
+    savepoint = _decoded_unless(force, data, savepoint_at)
     if savepoint_at.get("metadata") is not None:
         raise OptionError(
             f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
             f"state. Nothing was removed. If only the savepoint is to go, remove {s.FILE} by hand."
         )
-    if not force:
-        refuse_in_use(savepoint_at)
-    claims = savepoint_at.names(s.CLAIMS)
     if savepoint is None:
         steps = savepoint_at.names(STATE_FOLDER)
         own = [path for step in steps for path in savepoint_at.names(step)]
     else:
         own = [file.path for file in files_of(savepoint.manifest.state, is_own)]
     claim_in = None if savepoint is None else own_claim(savepoint, savepoint_at, force)
+    try:
+        _bury(savepoint_at, data, force)
+    except BaseException:
+        _bring_back(savepoint_at, data)
+        raise
     for path in own:
         savepoint_at.delete(path)
     if savepoint is not None and claim_in is not None:
         claim_in.delete(savepoint.claim)
-    for path in (*claims, s.FILE):
+    for path in (*savepoint_at.names(s.CLAIMS), s.TOMBSTONE):
         savepoint_at.delete(path)
     return savepoint
 
 
-def _read_unless(forced: bool, savepoint_at: Storage) -> Savepoint | None:
+def _bury(savepoint_at: Storage, data: bytes, force: bool) -> None:
+    """Make a savepoint unusable, unless a checkpoint uses it.
+
+    This looks for claims once the description is gone, a restore for the description once its claim
+    is there: whichever comes second sees the other.
+    """
+    if not force:
+        refuse_in_use(savepoint_at)  # as a rule nothing needs to be brought back
+    savepoint_at.put(s.TOMBSTONE, data)
+    savepoint_at.delete(s.FILE)
+    if not force:
+        refuse_in_use(savepoint_at)
+
+
+def _bring_back(savepoint_at: Storage, data: bytes) -> None:
+    if savepoint_at.get(s.TOMBSTONE) is not None:
+        savepoint_at.put(s.FILE, data)
+        savepoint_at.delete(s.TOMBSTONE)
+
+
+def _decoded_unless(forced: bool, data: bytes, savepoint_at: Storage) -> Savepoint | None:
     try:
-        return read(savepoint_at)
+        return s.decode(data, f"{savepoint_at.location}/{s.FILE}")
     except ManifestError:
         if forced:
             return None

@@ -1,17 +1,20 @@
 """Commands on savepoints that run at once, or end in the middle: who finished keeps what he has."""
 
+import contextlib
+import itertools
 import logging
 from pathlib import Path
 
 import pytest
 
 from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.errors import OptionError, StorageError, TallystickError
 from tallystick.migration import migrate
 from tallystick.savepoint_target import MARKER
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import Job
+from tests.checkpoint_on_disk import ALL, Job, entries_of
 
 
 @pytest.fixture
@@ -232,3 +235,111 @@ def test_a_retained_epoch_can_be_referred_to_where_epochs_were_left_out(job, tmp
     saved = savepoints.create(job.storage, folder(tmp_path / "old"), reference=True, epoch=2)
 
     assert saved.manifest.checkpoint_id == 2
+
+
+class Busy(FileStorage):
+    """Something is told of each operation before it is done."""
+
+    def telling(self, tell) -> "Busy":
+        self.tell = tell
+        return self
+
+    def put(self, path: str, data: bytes) -> None:
+        self.tell()
+        super().put(path, data)
+
+    def get(self, path: str) -> bytes | None:
+        self.tell()
+        return super().get(path)
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes | None:
+        self.tell()
+        return super().get_range(path, offset, length)
+
+    def names(self, path: str) -> list[str]:
+        self.tell()
+        return super().names(path)
+
+    def delete(self, path: str) -> None:
+        self.tell()
+        super().delete(path)
+
+
+@pytest.mark.parametrize("at", range(1, 15))
+@pytest.mark.parametrize("within", ["delete", "restore"])
+def test_a_savepoint_is_deleted_or_used_never_both(job, tmp_path, within, at):
+    """Both would succeed, and the new checkpoint have no state."""
+    saved, new = tmp_path / "saved", tmp_path / "new"
+    operations, ran, done, failed = itertools.count(1), [], [], []
+
+    def run(name: str, where: FileStorage) -> None:
+        try:
+            if name == "delete":
+                savepoints.delete(where)
+            else:
+                savepoints.restore(where, folder(new), claim=True)
+        except TallystickError:
+            failed.append(name)
+        else:
+            done.append(name)
+
+    def tell() -> None:
+        if next(operations) == at:  # files are looked at by several threads
+            ran.append(at)
+            run("restore" if within == "delete" else "delete", folder(saved))
+
+    run(within, Busy(str(saved)).telling(tell))
+
+    if not ran:
+        return  # the whole command has fewer
+    assert len(done) <= 1
+    assert len(done) + len(failed) == 2
+    if "delete" in done:
+        assert (content(saved), content(new)) == ({}, {})
+        return
+    assert savepoints.read(folder(saved))
+    assert s.TOMBSTONE not in content(saved)
+    if "restore" in done:
+        (name,) = folder(new).names(m.FOLDER)
+        seed = m.decode((new / name).read_bytes(), name)
+        assert entries_of(seed.state[0], ALL, folder(new)) == job.entries()
+    else:
+        assert content(new) == {}
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_deletion_that_was_cut_off_is_told_and_can_be_finished(job, tmp_path, at):
+    place, operations = tmp_path / "saved", []
+
+    def tell() -> None:
+        operations.append(at)
+        if len(operations) > at:
+            raise KeyboardInterrupt  # for good: nor is anything brought back
+
+    with contextlib.suppress(KeyboardInterrupt):
+        savepoints.delete(Busy(str(place)).telling(tell))
+    if s.FILE not in content(place) and content(place):
+        ((_, found),) = savepoints.find(str(place))
+        for told in (
+            lambda: savepoints.restore(folder(place), folder(tmp_path / "new")),
+            lambda: savepoints.create(job.storage, folder(place)),
+        ):
+            with pytest.raises(OptionError, match=r"deletion was cut off.*Delete it once more"):
+                told()
+        assert "deletion was cut off" in str(found)
+    if content(place):
+        savepoints.delete(folder(place))
+    assert content(place) == {}
+    savepoints.create(job.storage, folder(place))
+
+
+def test_a_deletion_that_was_cut_off_brings_back_what_is_used(job, tmp_path):
+    place = folder(tmp_path / "saved")
+    savepoints.restore(place, folder(tmp_path / "new"), claim=True)
+    (tmp_path / "saved" / s.FILE).rename(tmp_path / "saved" / s.TOMBSTONE)
+
+    with pytest.raises(OptionError, match="is in use"):
+        savepoints.delete(place)
+
+    assert savepoints.read(place)
+    assert place.get(s.TOMBSTONE) is None
