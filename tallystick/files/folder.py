@@ -190,7 +190,7 @@ class Folder:
         """
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
-            if self.renames and not self._is_folder(whole):
+            if self.renames and self._is_no_folder(whole):
                 self._files.delete_file(whole)
             elif self.is_local:
                 shutil.rmtree(whole)
@@ -203,9 +203,10 @@ class Folder:
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(whole)
 
-    def _is_folder(self, whole: str) -> bool:
+    def _is_no_folder(self, whole: str) -> bool:
         is_link = self.is_local and os.path.islink(whole)
-        return not is_link and self._files.get_file_info(whole).type == fs.FileType.Directory
+        folder_or_nothing = (fs.FileType.Directory, fs.FileType.NotFound)
+        return is_link or self._files.get_file_info(whole).type not in folder_or_nothing
 
     def _changed(self, path: str) -> str:
         """Return the whole path of what is written, moved or removed.

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import decimal
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -668,6 +669,7 @@ def test_what_strays_among_the_drafts_is_removed_and_of_a_link_nothing_else(tmp_
     (pending / "00000001-00001-ab").symlink_to(theirs)
     (pending / "00000001-00002-ab").symlink_to(theirs / "file")
     (pending / "00000001-00003-ab").symlink_to("nowhere")  # in nobody's way
+    os.mkfifo(pending / "00000001-00004-ab")
 
     for each in sink.lingering(OWNER):
         sink.abort(each)
