@@ -74,6 +74,16 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
         raise
 
 
+def link_between(root: Path, place: Path) -> Path | None:
+    """Return a symbolic link among the folders that lead from a folder to a file below it.
+
+    Whoever made it may have aimed it at other files. The folder itself may be one, and what the
+    place names, too: that is not followed.
+    """
+    above = place.parents[: len(place.parts) - len(root.parts) - 1]
+    return next((folder for folder in above if folder.is_symlink()), None)
+
+
 def make_folder(folder: Path) -> None:
     """Create a local folder, and those that lead to it, durably."""
     missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))

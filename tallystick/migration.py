@@ -13,17 +13,12 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from tallystick import savepoints
-from tallystick.checkpoint.savepoint import FILE, Savepoint
+from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.lmdb_store import open_store
 from tallystick.ports import Storage
-from tallystick.savepoint_files import (
-    all_or_none,
-    copy_step,
-    name_of,
-    put_description,
-    refuse_used,
-)
+from tallystick.savepoint_files import copy_step, name_of
+from tallystick.savepoint_target import Written, all_or_none, put_description, taken
 from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
@@ -67,38 +62,38 @@ def migrate(
             raise OptionError(
                 f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
             )
-    refuse_used(target)
     moved: list[StepState] = []
-    with all_or_none(target) as written:
+    with taken(target, "savepoint migrate"), all_or_none() as written:
         for step in state:
             if step.uid in max_parallelism:
-                moved.append(_moved(step, max_parallelism[step.uid], source, target, scratch))
+                count = max_parallelism[step.uid]
+                moved.append(_moved(step, count, source, target, scratch, written))
             else:
-                moved.append(copy_step(source, target, step))
-            written += [file.path for file in moved[-1].files]
+                moved.append(copy_step(source, target, step, written))
         new = replace(
             savepoint,
             name=name_of(target),
             manifest=replace(savepoint.manifest, state=tuple(moved)),
             claim="",
         )
-        written.append(FILE)
-        put_description(target, new)
+        put_description(target, new, written)
     return new
 
 
 def _moved(
-    step: StepState, max_parallelism: int, source: Storage, target: Storage, scratch: Path
+    step: StepState,
+    max_parallelism: int,
+    source: Storage,
+    target: Storage,
+    scratch: Path,
+    written: Written,
 ) -> StepState:
     files: list[StateFile] = []
     trail = step.trail
     if step.version is not None:
         version = Version(step.version.epoch, uuid.uuid4().hex)
         everything = KeyGroupRange(0, max_parallelism - 1)
-        with (
-            all_or_none(target) as written,
-            TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder,
-        ):
+        with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
             store = open_store(Path(folder), "migration", step.uid, everything)
             done = store.apply(None, version, _entries(step, max_parallelism, source))
             assert done, "the folder is nobody else's"
@@ -106,7 +101,7 @@ def _moved(
                 assert view is not None, "just written"
                 for file in _written(step, version, max_parallelism, view, target):
                     files.append(file)
-                    written.append(file.path)
+                    written.append((target, file.path))
         trail = (version,)
     return replace(
         step,

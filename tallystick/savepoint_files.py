@@ -1,15 +1,13 @@
 """Where the files of savepoints and restored checkpoints lie, and how they get there."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
-from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import OptionError, StateFileError
 from tallystick.ports import Storage
+from tallystick.savepoint_target import Written
 from tallystick.state.changelog import DamagedError, parse_index
 from tallystick.state.damage import damage_of
 from tallystick.state.handles import FOLDER as STATE_FOLDER
@@ -17,7 +15,6 @@ from tallystick.state.handles import StateFile, StepState, is_whole_uri
 from tallystick.state_files import at_home
 from tallystick.wholeness import named
 
-SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 COPIES_AT_A_TIME = 4
 """Each holds one file in memory."""
 CHECKS_AT_A_TIME = 16
@@ -25,28 +22,6 @@ CHECKS_AT_A_TIME = 16
 
 class SupersededError(Exception):
     """What was to be saved is not there any more, since the pipeline runs: take the next epoch."""
-
-
-def refuse_used(folder: Storage) -> None:
-    """A savepoint and a restored checkpoint get a folder that nobody uses.
-
-    What is deleted or collected in it later must be theirs.
-
-    Raises:
-        OptionError: there are files of a checkpoint or of a savepoint.
-    """
-    if folder.get(s.FILE) is not None:
-        raise OptionError(f"{folder.location} holds a savepoint already: name another folder.")
-    taken = [path for path in (*SPARKS_FOLDERS, MANIFESTS, s.CLAIMS) if folder.names(path)]
-    if folder.get("metadata") is not None:
-        taken.append("metadata")
-    if any(map(folder.names, folder.names(STATE_FOLDER))):  # a step's folder may be left, empty
-        taken.append(STATE_FOLDER)
-    if taken:
-        raise OptionError(
-            f"{folder.location} is not empty, it has {', '.join(taken)}: a checkpoint, or what a "
-            f"killed command left. Nothing was changed. Name a new folder."
-        )
 
 
 def refuse_savepoint(checkpoint: Storage) -> None:
@@ -73,16 +48,16 @@ def copy_files(
     target: Storage,
     before: tuple[StepState, ...],
     after: tuple[StepState, ...],
+    written: Written,
 ) -> None:
     """Copy each file of state from where it was to where it is to be, and prove it whole.
-
-    All of them or none: what was copied before an error is removed again.
 
     Args:
         source: what the paths before are relative to.
         target: what those after are relative to.
         before: the state where it is.
         after: the same state; a file that is a URI there stays where it is.
+        written: where the copies are listed.
 
     Raises:
         StateFileError: a file is damaged.
@@ -102,26 +77,11 @@ def copy_files(
             raise SupersededError(f"{named(file, source.location)} is missing")
         if damage := damage_of(file, data):
             raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
+        written.append((target, path))
         target.put(path, data)
-        written.append(path)
 
-    with all_or_none(target) as written, ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
+    with ThreadPoolExecutor(COPIES_AT_A_TIME) as threads:
         list(threads.map(copy, pairs))
-
-
-@contextmanager
-def all_or_none(target: Storage) -> Iterator[list[str]]:
-    """Remove what was written into a folder if an error comes; the paths go into the list.
-
-    What came last goes first, so that nothing ever names a file that is gone already.
-    """
-    written: list[str] = []
-    try:
-        yield written
-    except BaseException:
-        for path in reversed(written):
-            target.delete(path)
-        raise
 
 
 def check_files(source: Storage, files: Iterable[StateFile]) -> None:
@@ -149,15 +109,15 @@ def check_files(source: Storage, files: Iterable[StateFile]) -> None:
         list(threads.map(check, files))
 
 
-def copy_step(source: Storage, target: Storage, step: StepState) -> StepState:
-    """Copy all files of a step; the state with its files where they are now.
+def copy_step(source: Storage, target: Storage, step: StepState, written: Written) -> StepState:
+    """Copy all files of a step; the state with its files where they are now. See `copy_files`.
 
     Raises:
         StateFileError: a file is missing or damaged.
     """
     copied = s.with_files((step,), place)
     try:
-        copy_files(source, target, (step,), copied)
+        copy_files(source, target, (step,), copied, written)
     except SupersededError as error:
         raise StateFileError(str(error)) from None
     return copied[0]
@@ -212,17 +172,6 @@ def referable(folder: Storage) -> str:
 def name_of(folder: Storage) -> str:
     """What the savepoint in this folder is called."""
     return whole_uri(folder.location).rpartition("/")[2]
-
-
-def put_description(target: Storage, savepoint: Savepoint) -> None:
-    """Write the file that makes a folder a savepoint.
-
-    Raises:
-        ManifestError: nobody could read it: a location or a name is one that none may have.
-    """
-    data = savepoint.encode()
-    s.decode(data, f"{target.location}/{s.FILE}")
-    target.put(s.FILE, data)
 
 
 def total_size(state: Iterable[StepState]) -> int:

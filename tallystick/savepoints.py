@@ -5,19 +5,16 @@ manifests of its newest epoch counts. A running pipeline need not stop: what van
 copied was superseded, and the newest epoch is taken anew.
 """
 
-import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.retention import EPOCHS_RETAINED
-from tallystick.checkpoint.savepoint import Claim, Savepoint
+from tallystick.checkpoint.retention import EPOCHS_RETAINED, retained
+from tallystick.checkpoint.savepoint import Savepoint
 from tallystick.errors import (
     ManifestError,
     OptionError,
@@ -27,6 +24,7 @@ from tallystick.errors import (
 )
 from tallystick.newest_epoch import AskKafka, Newest, newest_committed
 from tallystick.ports import Storage
+from tallystick.savepoint_claims import end_claims, now, own_claim, put_claim, refuse_in_use
 from tallystick.savepoint_files import (
     SupersededError,
     check_files,
@@ -35,16 +33,14 @@ from tallystick.savepoint_files import (
     is_own,
     name_of,
     place,
-    put_description,
     referable,
-    refuse_used,
     uri_in,
     whole_uri,
 )
+from tallystick.savepoint_target import Written, all_or_none, put_description, taken
 from tallystick.state.handles import FOLDER as STATE_FOLDER
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage, local_path, shown
-from tallystick.wholeness import read_manifest
 
 TRIES_MAX = 5
 TRY_PAUSE_S = 1.0
@@ -73,18 +69,19 @@ def create(
         OptionError: the folder is in use, or see `newest_committed`.
         StateFileError: a file of state is missing or damaged; there is no savepoint.
     """
-    refuse_used(target)
+    holder = referable(target)
     _refuse_sparks_state(checkpoint)
-    _release(checkpoint, referable(target), only_tries=True)  # that were killed
-    for attempt in range(TRIES_MAX):
-        newest = newest_committed(checkpoint, ask_kafka, epoch)
-        try:
-            return _create(checkpoint, target, newest, reference)
-        except SupersededError as error:
-            is_same = newest_committed(checkpoint, ask_kafka, epoch).epoch == newest.epoch
-            if is_same or attempt == TRIES_MAX - 1:
-                raise StateFileError(str(error)) from None
-            time.sleep(pause_s)
+    with taken(target, "savepoint create"):
+        end_claims(checkpoint, holder, only_tries=True)  # that were killed
+        for attempt in range(TRIES_MAX):
+            newest = newest_committed(checkpoint, ask_kafka, epoch)
+            try:
+                return _create(checkpoint, target, newest, reference)
+            except SupersededError as error:
+                is_same = newest_committed(checkpoint, ask_kafka, epoch).epoch == newest.epoch
+                if is_same or attempt == TRIES_MAX - 1:
+                    raise StateFileError(str(error)) from None
+                time.sleep(pause_s)
     raise AssertionError("the last try raises")
 
 
@@ -103,85 +100,59 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
     It stays when the next savepoint takes the place, too: this one may have been moved since.
     """
     holder = referable(target)
-    claim = (_claim if reference else _try_to_claim)(checkpoint, newest, holder)
-    saved: tuple[StepState, ...] = ()
-    kept = ""
-    try:
+    with all_or_none() as written:
+        claim = (_claim if reference else _try_to_claim)(checkpoint, newest, holder, written)
         spark = _sparks_logs(checkpoint, newest.epoch)  # first: no claim keeps Spark from purging
-        saved = _save_files(checkpoint, target, newest.manifest.state, reference)
-        kept = _put_claim(checkpoint, newest, holder) if reference else ""
+        saved = _save_files(checkpoint, target, newest.manifest.state, reference, written)
+        kept = ""
+        if reference:
+            state = newest.manifest.state
+            kept = put_claim(checkpoint, uuid.uuid4().hex, holder, state, written)
         savepoint = Savepoint(
             name=name_of(target),
-            created=_now(),
+            created=now(),
             checkpoint=whole_uri(checkpoint.location),
             manifest_path=newest.manifest_path,
             manifest=replace(newest.manifest, state=saved),
             spark=spark,
             claim=kept,
         )
-        put_description(target, savepoint)
-    except BaseException:
-        for path in (s.FILE, *(file.path for file in files_of(saved, is_own))):
-            target.delete(path)
-        for path in filter(None, (claim, kept)):
-            checkpoint.delete(path)
-        raise
+        put_description(target, savepoint, written)
     if claim:
         checkpoint.delete(claim)
     return savepoint
 
 
-def _claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
+def _claim(checkpoint: Storage, newest: Newest, holder: str, written: Written) -> str:
     """Keep the collector off the epoch's files; made before any epoch could let go of them."""
-    path = _put_claim(checkpoint, newest, holder, s.TRY)
-    reached = max(map(m.epoch_of, m.manifests(checkpoint.names(m.FOLDER))))
-    if reached >= newest.epoch + EPOCHS_RETAINED:
-        checkpoint.delete(path)
+    name = f"{s.TRY}{uuid.uuid4().hex}"
+    path = put_claim(checkpoint, name, holder, newest.manifest.state, written)
+    manifests = m.manifests(checkpoint.names(m.FOLDER))
+    reached = max(map(m.epoch_of, manifests))
+    if newest.epoch not in map(m.epoch_of, retained(manifests, reached)):
         raise SupersededError(
             f"checkpoint {checkpoint.location} has reached epoch {reached}: files of epoch "
             f"{newest.epoch} may be collected already, so they cannot be claimed. Copy them, "
-            f"without --reference; or name an epoch that is less than {EPOCHS_RETAINED} older."
+            f"without --reference; or name one of the newest {EPOCHS_RETAINED} epochs that ran."
         )
     return path
 
 
-def _try_to_claim(checkpoint: Storage, newest: Newest, holder: str) -> str:
+def _try_to_claim(checkpoint: Storage, newest: Newest, holder: str, written: Written) -> str:
     """A copy proves each file whole, so it needs no claim: but without, it may never end."""
+    name = f"{s.TRY}{uuid.uuid4().hex}"
     try:
-        return _put_claim(checkpoint, newest, holder, s.TRY)
+        return put_claim(checkpoint, name, holder, newest.manifest.state, written)
     except StorageError:  # no right to write there
         return ""
 
 
-def _put_claim(checkpoint: Storage, newest: Newest, holder: str, begin: str = "") -> str:
-    path = s.claim_path(begin + uuid.uuid4().hex)
-    _write_claim(checkpoint, path, Claim(holder, _now(), newest.manifest.state))
-    return path
-
-
-def _write_claim(folder: Storage, path: str, claim: Claim) -> None:
-    """Write what keeps the collector off; one that it could not read would keep it off for good."""
-    data = claim.encode()
-    s.decode_claim(data, path)
-    folder.put(path, data)
-
-
-def _release(
-    checkpoint: Storage, holder: str, *, only_look: bool = False, only_tries: bool = False
-) -> bool:
-    found = False
-    paths = checkpoint.names(s.CLAIMS)
-    for path in filter(s.is_try, paths) if only_tries else paths:
-        with contextlib.suppress(ManifestError):
-            if s.decode_claim(checkpoint.get(path) or b"", path).holder == holder:
-                found = True
-                if not only_look:
-                    checkpoint.delete(path)
-    return found
-
-
 def _save_files(
-    checkpoint: Storage, target: Storage, state: tuple[StepState, ...], reference: bool
+    checkpoint: Storage,
+    target: Storage,
+    state: tuple[StepState, ...],
+    reference: bool,
+    written: Written,
 ) -> tuple[StepState, ...]:
     """The state with its files as the savepoint names them; those that it has to hold are copied.
 
@@ -194,7 +165,7 @@ def _save_files(
     else:
         named = {}
     copied = s.with_files(state, lambda step, file: named.get(file.path, place(step, file)))
-    copy_files(checkpoint, target, state, copied)
+    copy_files(checkpoint, target, state, copied, written)
     return copied
 
 
@@ -229,30 +200,43 @@ def read(location: Storage) -> Savepoint:
         OptionError: there is none.
         ManifestError: it is damaged.
     """
+    return s.decode(_description(location), f"{location.location}/{s.FILE}")
+
+
+def _description(location: Storage, *, or_tombstone: bool = False) -> bytes:
     data = location.get(s.FILE)
+    if data is not None:
+        return data
+    data = location.get(s.TOMBSTONE)
     if data is None:
         raise OptionError(
             f"{location.location} holds no savepoint (no {s.FILE}): `tallystick savepoint list` "
             f"shows those in a folder."
         )
-    return s.decode(data, f"{location.location}/{s.FILE}")
+    if not or_tombstone:
+        raise OptionError(s.unfinished_deletion(location.location))
+    return data
 
 
-def find(folder: str) -> list[tuple[str, Savepoint | TallystickError]]:
+def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
     """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
 
-    Of what cannot be read, a damaged one or a neighbour that may be none, the error.
+    Of what cannot be read, a damaged one, one that is being deleted or a neighbour that may be
+    none, the error.
     """
-    storage = FileStorage(folder)
+    storage = FileStorage(parent)
     home = whole_uri(storage.location)
     is_local = local_path(home) is not None
     found: list[tuple[str, Savepoint | TallystickError]] = []
     for name in ("", *storage.names("")):
         location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
         try:
-            data = storage.get(f"{name}/{s.FILE}" if name else s.FILE)
+            folder = f"{name}/" if name else ""
+            data = storage.get(folder + s.FILE)
             if data is not None:
                 found.append((location, s.decode(data, f"{location}/{s.FILE}")))
+            elif storage.get(folder + s.TOMBSTONE) is not None:
+                found.append((location, OptionError(s.unfinished_deletion(location))))
         except TallystickError as error:
             found.append((location, error))
     return found
@@ -277,7 +261,21 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
         StateFileError: a file of state is missing or damaged.
     """
     savepoint = read(savepoint_at)
-    refuse_used(checkpoint)
+    try:
+        with taken(checkpoint, "savepoint restore"), all_or_none() as written:
+            _restore(savepoint, savepoint_at, checkpoint, claim, written)
+    except SupersededError as error:
+        raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
+    return savepoint
+
+
+def _restore(
+    savepoint: Savepoint, savepoint_at: Storage, checkpoint: Storage, claim: bool, written: Written
+) -> None:
+    def put(path: str, data: bytes) -> None:
+        written.append((checkpoint, path))
+        checkpoint.put(path, data)
+
     lineage = str(uuid.uuid4())
     before = savepoint.manifest.state
     if claim:
@@ -286,32 +284,27 @@ def restore(savepoint_at: Storage, checkpoint: Storage, *, claim: bool = False) 
     else:
         state = s.with_files(before, place)
     seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage, state)
-    seed_path = m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}")
-    checkpoint.put(seed_path, seed.encode())
-    claimed = s.claim_path(lineage)
-    try:
-        if claim:
-            held = Claim(holder, _now(), state)
-            _write_claim(savepoint_at, claimed, held)
-            check_files(savepoint_at, files_of(before))
-        copy_files(savepoint_at, checkpoint, before, state)
-    except BaseException as error:
-        savepoint_at.delete(claimed)
-        checkpoint.delete(seed_path)
-        if isinstance(error, SupersededError):
-            raise StateFileError(f"{error}: the savepoint cannot be restored.") from None
-        raise
+    put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
+    if claim:
+        put_claim(savepoint_at, lineage, holder, state, written)
+        if read(savepoint_at) != savepoint:  # deleted before anybody could see the claim
+            raise OptionError(
+                f"savepoint {savepoint_at.location} was replaced by another one meanwhile. Nothing "
+                f"was restored. Try again."
+            )
+        check_files(savepoint_at, files_of(before))
+    copy_files(savepoint_at, checkpoint, before, state, written)
     for path, text in savepoint.spark.items():
-        checkpoint.put(path, text.encode())
-    checkpoint.put("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
-    return savepoint
+        put(path, text.encode())
+    put("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
 
 
 def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
     """Remove a savepoint, and its claim on the checkpoint's files.
 
     Only what the savepoint names: other files in its folder are somebody else's. Its description
-    goes last: what was interrupted can be done again.
+    goes last, and has another name from the beginning: what was interrupted is no savepoint any
+    more, and can be done again.
 
     Args:
         savepoint_at: where it is.
@@ -326,68 +319,56 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         OptionError: there is none; or a checkpoint uses its files; or its claim is another's.
         ManifestError: its description is damaged, or its claim.
     """
-    savepoint = _read_unless(force, savepoint_at)
+    data = _description(savepoint_at, or_tombstone=True)
+    savepoint = _decoded_unless(force, data, savepoint_at)
     if savepoint_at.get("metadata") is not None:
         raise OptionError(
             f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
             f"state. Nothing was removed. If only the savepoint is to go, remove {s.FILE} by hand."
-        )
-    claims = savepoint_at.names(s.CLAIMS)
-    users = [] if force else [each for each in map(_reader(savepoint_at), claims) if each]
-    if users:
-        raise OptionError(
-            f"savepoint {savepoint_at.location} is in use: its files are the state of "
-            f"{', '.join(users)} (restored with --claim). Delete it when these have written state "
-            f"of their own; or, if they are gone for good, with --force: it destroys what is not."
         )
     if savepoint is None:
         steps = savepoint_at.names(STATE_FOLDER)
         own = [path for step in steps for path in savepoint_at.names(step)]
     else:
         own = [file.path for file in files_of(savepoint.manifest.state, is_own)]
-    claim_in = None if savepoint is None else _own_claim(savepoint, savepoint_at, force)
+    claim_in = None if savepoint is None else own_claim(savepoint, savepoint_at, force)
+    try:
+        _bury(savepoint_at, data, force)
+    except BaseException:
+        _bring_back(savepoint_at, data)
+        raise
     for path in own:
         savepoint_at.delete(path)
     if savepoint is not None and claim_in is not None:
         claim_in.delete(savepoint.claim)
-    for path in (*claims, s.FILE):
+    for path in (*savepoint_at.names(s.CLAIMS), s.TOMBSTONE):
         savepoint_at.delete(path)
     return savepoint
 
 
-def _own_claim(savepoint: Savepoint, savepoint_at: Storage, force: bool) -> Storage | None:
-    """Return the folder that holds a savepoint's claim; None: there is none that it may end.
+def _bury(savepoint_at: Storage, data: bytes, force: bool) -> None:
+    """Make a savepoint unusable, unless a checkpoint uses it.
 
-    Its text alone is no proof: it may name the claim of another savepoint, whose files would be
-    collected without.
+    This looks for claims once the description is gone, a restore for the description once its claim
+    is there: whichever comes second sees the other.
     """
-    if not savepoint.claim:
-        return None
-    folder = savepoint_at.at(savepoint.checkpoint)
-    try:
-        data = folder.get(savepoint.claim)
-        if data is None:
-            return None
-        holder = s.decode_claim(data, f"{savepoint.checkpoint}/{savepoint.claim}").holder
-    except ManifestError:
-        if force:
-            return None
-        raise
-    if holder == whole_uri(savepoint_at.location):
-        return folder
-    if force:
-        return None
-    raise OptionError(
-        f"savepoint {savepoint_at.location} names the claim {savepoint.claim} in "
-        f"{savepoint.checkpoint}, which {holder} holds. Nothing was removed. If that is where "
-        f"the savepoint was before, end the claim by `tallystick savepoint release "
-        f"{savepoint.checkpoint} {holder}`, then delete this one; with --force the claim stays."
-    )
+    if not force:
+        refuse_in_use(savepoint_at)  # as a rule nothing needs to be brought back
+    savepoint_at.put(s.TOMBSTONE, data)
+    savepoint_at.delete(s.FILE)
+    if not force:
+        refuse_in_use(savepoint_at)
 
 
-def _read_unless(forced: bool, savepoint_at: Storage) -> Savepoint | None:
+def _bring_back(savepoint_at: Storage, data: bytes) -> None:
+    if savepoint_at.get(s.TOMBSTONE) is not None:
+        savepoint_at.put(s.FILE, data)
+        savepoint_at.delete(s.TOMBSTONE)
+
+
+def _decoded_unless(forced: bool, data: bytes, savepoint_at: Storage) -> Savepoint | None:
     try:
-        return read(savepoint_at)
+        return s.decode(data, f"{savepoint_at.location}/{s.FILE}")
     except ManifestError:
         if forced:
             return None
@@ -405,7 +386,7 @@ def release(checkpoint: Storage, holder: str) -> None:
         OptionError: it claims nothing; or it is there, so its files are in use.
     """
     holder = whole_uri(shown(holder))
-    if not _release(checkpoint, holder, only_look=True):
+    if not end_claims(checkpoint, holder, only_look=True):
         raise OptionError(f"{checkpoint.location}: {holder} claims none of its files.")
     for name in (s.FILE, "metadata"):
         if checkpoint.at(holder).get(name) is not None:
@@ -414,29 +395,4 @@ def release(checkpoint: Storage, holder: str) -> None:
                 f"Nothing was changed. Delete it first; a savepoint by `tallystick savepoint "
                 f"delete`, which ends its claim too."
             )
-    _release(checkpoint, holder)
-
-
-def _reader(folder: Storage) -> Callable[[str], str]:
-    """From a claim's path to the holder that still uses the files; "": it does not."""
-
-    def user(path: str) -> str:
-        data = folder.get(path)
-        if data is None:
-            return ""
-        claim = s.decode_claim(data, path)
-        claimed = {file.path for file in files_of(claim.state)}
-        holder = folder.at(claim.holder)
-        if holder.get("metadata") is None:
-            return f"{claim.holder}, which cannot be read from here"
-        for name in m.manifests(holder.names(m.FOLDER)):
-            used = {file.path for file in files_of(read_manifest(holder, name).state)}
-            if used & claimed:
-                return claim.holder
-        return ""
-
-    return user
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    end_claims(checkpoint, holder)

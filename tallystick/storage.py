@@ -24,13 +24,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from pyarrow import fs
 
 from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.exclusive import ExclusiveStore
-from tallystick.local_files import fsync_folder, put_local, put_new_local
+from tallystick.local_files import fsync_folder, link_between, put_local, put_new_local
 
 DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
@@ -47,7 +47,7 @@ class FileStorage:
             Spark, what looks like an escape (`%20`) is none, but behind `file://`.
 
     Raises:
-        OptionError: the URI is of a file system that pyarrow does not know.
+        OptionError: the URI is of a file system that pyarrow does not know; or see `local_path`.
     """
 
     def __init__(self, uri: str) -> None:
@@ -219,13 +219,13 @@ class FileStorage:
         """Return the place of a file that is written or removed."""
         place = self._place(path)
         if isinstance(place, Path) and isinstance(self._root, Path):
-            for folder in place.parents[: len(place.parts) - len(self._root.parts) - 1]:
-                if folder.is_symlink():
-                    raise OptionError(
-                        f"checkpoint {self._location}: {folder} is a symbolic link, and nothing "
-                        f"is written or removed through one: whoever made the folder may have "
-                        f"aimed it at other files. Put the folder itself there."
-                    )
+            link = link_between(self._root, place)
+            if link is not None:
+                raise OptionError(
+                    f"checkpoint {self._location}: {link} is a symbolic link, and nothing is "
+                    f"written or removed through one: whoever made the folder may have aimed it at "
+                    f"other files. Put the folder itself there."
+                )
         return place
 
     @contextlib.contextmanager
@@ -259,7 +259,7 @@ _Place = Path | tuple[fs.FileSystem, str]
 
 def shown(uri: str) -> str:
     """A location without what may be secret: the access key before the host, and options."""
-    if local_path(uri) is not None:
+    if _is_local(uri):
         return uri
     scheme, _, rest = uri.partition("?")[0].partition("://")
     return f"{scheme}://{rest[_secret_length(rest, scheme) :]}".rstrip("/")
@@ -318,12 +318,34 @@ def local_path(uri: str) -> Path | None:
 
     `file:/a` is Hadoop's form, in which Spark names a checkpoint, and every character of it is
     itself; `file:///a` is a URI, which has escapes.
+
+    Raises:
+        OptionError: another folder than the one that was meant could be read out of it.
     """
-    is_hadoops = uri.startswith("file:") and not uri.startswith("file://")
-    if is_hadoops or "://" not in uri:
+    if not _is_local(uri):
+        return None
+    if not uri.lower().startswith("file://"):
         return Path(uri.removeprefix("file:")).absolute()
-    parts = urlsplit(uri)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+    rest = uri[len("file://") :]
+    host, slash, path = rest.partition("/")
+    if "#" in rest or "?" in rest:
+        raise OptionError(
+            f"{uri}: in a URI, # and ? end the path, so another folder than the one of this name "
+            f"would be meant. Nothing was changed. Write %23 for # and %3F for ?, or give the path "
+            f"without file://."
+        )
+    if not slash or host not in ("", "localhost"):
+        raise OptionError(
+            f"{uri}: what stands between file:// and the next slash is a host, and only this one's "
+            f"files can be reached. Nothing was changed. Write file:///{rest}, with three slashes, "
+            f"if that is the path."
+        )
+    return Path(unquote(slash + path))
+
+
+def _is_local(uri: str) -> bool:
+    scheme, is_uri, _ = uri.partition("://")
+    return not is_uri or scheme.lower() == "file" or uri.startswith("file:/")
 
 
 def as_spark_takes_it(uri: str) -> str:

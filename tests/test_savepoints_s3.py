@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, StorageError
 from tallystick.inspection import inspect
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job, entries_of
@@ -64,3 +64,25 @@ def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path, is_linked:
     savepoints.delete(place("all/saved"))
     assert inspect(job.storage).claims == ()
     assert savepoints.find(f"s3://{bucket}/all?{s3.query}") == []
+
+
+def test_of_two_commands_with_one_folder_the_second_is_refused(s3, tmp_path: Path):
+    """The one that fails would remove what the other one has just called saved."""
+    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
+    fs.S3FileSystem(endpoint_override=s3.host, **options).create_dir("at-once")
+    uri = f"s3://at-once/saved?{s3.query}"
+    job = Job(tmp_path)
+    job.run(2)
+
+    class Full(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            with pytest.raises(OptionError, match="is being filled by savepoint create"):
+                savepoints.create(job.storage, FileStorage(uri))
+            raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        savepoints.create(job.storage, Full(uri))
+
+    assert FileStorage(uri).names("") == []
+    savepoints.create(job.storage, FileStorage(uri))
+    assert FileStorage(uri).names("") == ["keyed-state", "savepoint.json"]

@@ -10,7 +10,10 @@ from pyarrow import fs
 from tallystick import local_files
 from tallystick import storage as storage_module
 from tallystick.errors import ManifestError, OptionError, StorageError
+from tallystick.files.folder import Folder
+from tallystick.files.sink import FileSink
 from tallystick.savepoint_files import whole_uri
+from tallystick.sink.two_phase import Owner, RunFacts
 from tallystick.storage import (
     FileStorage,
     as_spark_takes_it,
@@ -46,6 +49,41 @@ def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
 
     assert [each.name for each in tmp_path.iterdir()] == [name]
     assert len(list((tmp_path / name / "tallystick").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("{}/keep/monday#2", "%23 for #"),
+        ("{}/keep/monday?2", "%3F for \\?"),
+        ("{}/keep/monday?2#3", "%23 for #"),
+        ("keep/monday", "file:///keep/monday"),
+        ("monday", "file:///monday"),
+        ("server{}/keep", "host"),
+        ("", "host"),
+    ],
+)
+def test_a_uri_that_means_another_folder_than_it_seems_to_is_refused(tmp_path, rest, said):
+    """`savepoint delete` of monday#2 would remove monday; two checkpoints would be one."""
+    uri = f"file://{rest.format(tmp_path)}"
+    for take in (
+        FileStorage,
+        FileStorage(str(tmp_path)).at,
+        as_spark_takes_it,
+        Folder,
+        lambda uri: FileSink(uri).open(Owner("pipeline", "files-0", ""), RunFacts(tasks=1)),
+    ):
+        with pytest.raises(OptionError, match=said):
+            take(uri)
+    assert list(tmp_path.iterdir()) == []
+    assert repr(FileSink(uri)).startswith("FileSink(")
+
+
+def test_a_uri_may_name_this_host_and_has_no_other_special_characters(tmp_path):
+    assert local_path(f"file://localhost{tmp_path}") == tmp_path
+    assert local_path(f"file:{tmp_path}/s3://b") == tmp_path / "s3:/b"
+    assert local_path(f"FILE://{tmp_path}/a%23b;c&d") == tmp_path / "a#b;c&d"
+    assert local_path(f"file://{tmp_path}/a\nb") == tmp_path / "a\nb"
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if "?" not in name])

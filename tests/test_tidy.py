@@ -70,11 +70,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint_says": CORE | {"decision_log", "transactions"},
     "settling": CORE
     | {"checkpoint_says", "decision_log", "files", "kafka", "postgres", "storage", "transactions"},
-    "savepoint_files": CORE | {"state_files", "wholeness"},
-    "savepoints": CORE | {"newest_epoch", "savepoint_files", "state_files", "storage", "wholeness"},
+    "savepoint_target": CORE,
+    "savepoint_files": CORE | {"savepoint_target", "state_files", "wholeness"},
+    "savepoint_claims": CORE | {"savepoint_files", "savepoint_target", "wholeness"},
+    "savepoints": CORE
+    | {"newest_epoch", "savepoint_claims", "savepoint_files", "savepoint_target", "storage"},
     "state_contents": CORE | {"state_files"},
     "migration": CORE
-    | {"lmdb_store", "savepoint_files", "savepoints", "state_contents", "state_files"},
+    | {"lmdb_store", "savepoint_files", "savepoint_target", "savepoints"}
+    | {"state_contents", "state_files"},
     "registry": VALUES | {"formats"},
     "kafka": VALUES | COLUMNS | {"parent_process", "ports"},
     "postgres": VALUES | COLUMNS,

@@ -24,6 +24,8 @@ from tallystick.state.handles import StateFile, StepState, is_whole_uri
 
 VERSION = 1
 FILE = "savepoint.json"
+TOMBSTONE = "savepoint-being-deleted.json"
+"""What the description is called as long as the savepoint is deleted."""
 CLAIMS = "keyed-state-claims"
 """The folder of the claims: not inside of that of the state, where each name is a step's."""
 TRY = "try-"
@@ -138,6 +140,15 @@ def _claim(held: dict[str, Any]) -> Claim:
     if not is_whole_uri(found.holder):
         raise ValueError(f"holder {found.holder!r}: expected the whole URI of a folder")
     return found
+
+
+def unfinished_deletion(location: str) -> str:
+    """What to tell of a folder with a tombstone."""
+    return (
+        f"{location} has a savepoint that is being deleted, or whose deletion was cut off "
+        f"({TOMBSTONE}). Delete it once more (`tallystick savepoint delete {location}`): that "
+        f"finishes it, or brings the savepoint back if a checkpoint uses its files."
+    )
 
 
 def claim_path(name: str) -> str:

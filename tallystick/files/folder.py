@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from tallystick.errors import StorageError
-from tallystick.local_files import fsync_folder, put_local
+from tallystick.errors import OptionError, StorageError
+from tallystick.files.drafts import HIDDEN
+from tallystick.local_files import fsync_folder, link_between, put_local
 from tallystick.storage import local_path, reach, shown, user_part, without_secrets
 
 WHAT = "path of a file sink"
@@ -80,10 +81,11 @@ class Folder:
 
     def create(self, path: str) -> Any:
         """A stream into a new file, and the folders that it needs."""
+        whole = self._changed(path)
         with self._doing("writing", path):
             if self.renames:
-                self._files.create_dir(self._whole(path.rpartition("/")[0]), recursive=True)
-            return self._files.open_output_stream(self._whole(path))
+                self._files.create_dir(whole.rpartition("/")[0], recursive=True)
+            return self._files.open_output_stream(whole)
 
     def put(self, path: str, data: bytes) -> None:
         """Write a small file, atomically and durably, in place of what is there.
@@ -92,7 +94,7 @@ class Folder:
         """
         with self._doing("writing", path):
             if self.is_local:
-                put_local(Path(self._whole(path)), data)
+                put_local(Path(self._changed(path)), data)
                 self.sync_folders([path])
                 return
             with self.create(path) as stream:
@@ -155,7 +157,7 @@ class Folder:
             with self._doing("making visible", final):
                 if self.is_local:
                     os.makedirs(os.path.dirname(self._whole(final)), exist_ok=True)
-                    os.rename(self._whole(draft), self._whole(final))
+                    os.rename(self._changed(draft), self._whole(final))
                 elif self.renames:
                     self._files.create_dir(self._whole(final.rpartition("/")[0]), recursive=True)
                     self._files.move(self._whole(draft), self._whole(final))
@@ -181,20 +183,47 @@ class Folder:
         start = len(whole.rstrip("/")) + 1
         return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
 
-    def remove(self, folder: str) -> None:
-        """A folder with all that is in it; nothing happens if there is none."""
-        with self._doing("removing", folder):
-            if self.is_local:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(self._whole(folder))
-                return
-            with contextlib.suppress(FileNotFoundError):
-                self._files.delete_dir(self._whole(folder))
+    def remove(self, path: str) -> None:
+        """A folder with all that is in it, or what lies in its place; nothing happens if nothing.
+
+        Of a symbolic link, the link alone.
+        """
+        whole = self._changed(path)
+        with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
+            if self.renames and self._is_no_folder(whole):
+                self._files.delete_file(whole)
+            elif self.is_local:
+                shutil.rmtree(whole)
+            else:
+                self._files.delete_dir(whole)
 
     def remove_file(self, path: str) -> None:
         """Nothing happens if there is none."""
+        whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
-            self._files.delete_file(self._whole(path))
+            self._files.delete_file(whole)
+
+    def _is_no_folder(self, whole: str) -> bool:
+        is_link = self.is_local and os.path.islink(whole)
+        folder_or_nothing = (fs.FileType.Directory, fs.FileType.NotFound)
+        return is_link or self._files.get_file_info(whole).type not in folder_or_nothing
+
+    def _changed(self, path: str) -> str:
+        """Return the whole path of what is written, moved or removed.
+
+        Raises:
+            OptionError: a symbolic link below the hidden folder is in its way.
+        """
+        whole = self._whole(path)
+        if self.is_local and path.startswith(f"{HIDDEN}/"):
+            link = link_between(Path(self._root), Path(whole))
+            if link is not None:
+                raise OptionError(
+                    f"file sink {self.location}: {link} is a symbolic link, and nothing is "
+                    f"written, moved or removed through one: whoever made it may have aimed it at "
+                    f"other files. Put the folder itself there."
+                )
+        return whole
 
     def _whole(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import decimal
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -631,6 +632,52 @@ def test_a_manifest_of_somebody_else_moves_and_removes_nothing_elsewhere(tmp_pat
             act(edited)
     assert sorted(tmp_path.rglob("*")) == before
     assert sink.commit(committable) is Outcome.COMMITTED
+
+
+@pytest.mark.parametrize("below", [0, 1, 2, 3, 4])
+def test_nothing_of_a_sink_is_written_moved_or_removed_through_a_symbolic_link(tmp_path, below):
+    """A recovery removes what it finds pending: through a link, somebody else's folders."""
+    sink = opened(tmp_path / "out")
+    (committable,) = prepared(sink, place(), rows(0, 5))
+    (draft,) = drafts_of(tmp_path / "out")
+    folder = tmp_path / "out" / Path(*draft.relative_to(tmp_path / "out").parts[: below + 1])
+    folder.rename(tmp_path / "theirs")
+    folder.symlink_to(tmp_path / "theirs")
+    before = files_below(tmp_path / "theirs")
+
+    for act in (
+        sink.abort,
+        sink.commit,
+        lambda _: prepared(sink, place(2), rows(5, 9)),
+        lambda _: opened(tmp_path / "out"),
+    )[: 3 if below == 4 else 4]:
+        with pytest.raises(OptionError, match=f"{folder.name} is a symbolic link"):
+            act(committable)
+    assert files_below(tmp_path / "theirs") == before
+    assert visible(tmp_path / "out") == []
+
+
+def test_what_strays_among_the_drafts_is_removed_and_of_a_link_nothing_else(tmp_path):
+    """Else each recovery would find it, fail, and the job would never start again."""
+    sink = opened(tmp_path)
+    (committable,) = prepared(sink, place(), rows(0, 5))
+    pending = drafts_of(tmp_path)[0].parents[1]
+    theirs = tmp_path / "theirs"
+    (theirs / "precious").mkdir(parents=True)
+    (theirs / "file").write_text("mine")
+    (pending / "00000001-00000-ab").write_text("stray")
+    (pending / "00000001-00001-ab").symlink_to(theirs)
+    (pending / "00000001-00002-ab").symlink_to(theirs / "file")
+    (pending / "00000001-00003-ab").symlink_to("nowhere")  # in nobody's way
+    os.mkfifo(pending / "00000001-00004-ab")
+
+    for each in sink.lingering(OWNER):
+        sink.abort(each)
+
+    assert [each.name for each in pending.iterdir()] == ["00000001-00003-ab"]
+    assert sorted(each.name for each in theirs.iterdir()) == ["file", "precious"]
+    assert (theirs / "file").read_text() == "mine"
+    assert sink.commit(committable) is Outcome.LOST
 
 
 def test_a_store_that_hangs_holds_up_an_epoch_for_one_deadline(tmp_path, monkeypatch):
