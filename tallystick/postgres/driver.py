@@ -115,7 +115,7 @@ class PostgresCommitter:
         return PATIENCE_S
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """See `participants.CommitsBeside`; two seconds more for a connection, half a one else."""
+        """See `participants.CommitsBeside`; a few seconds more, to ask whether it is at work."""
         return self._commit(committable, until)
 
     def _commit(self, committable: Committable, until: float | None) -> Outcome:

@@ -168,9 +168,8 @@ def commit_staged(
 
 def _wait_less(connection: Connection, until: float | None) -> None:
     """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
-    patience_s = seconds_until(until)
-    if patience_s is not None:
-        connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
+    if until is not None:
+        connection.execute(_WAIT_LESS, [round(seconds_until(until) * 1000) or 1])
 
 
 def _checked(
