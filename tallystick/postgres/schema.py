@@ -350,9 +350,14 @@ def ensure_staging(connection: Connection, table: Table) -> None:
         f"CREATE INDEX ON {table.staging} ({ID})",
         "INSERT, SELECT, DELETE",
     )
-    changes = _differences(connection, table)
-    if changes:
-        _run_ddl(connection, f"ALTER TABLE {table.staging} {', '.join(changes)}", table.staging)
+    if _differences(connection, table):
+        with connection.transaction():
+            connection.execute(query(f"LOCK TABLE {table.staging}"))
+            if connection.execute(query(f"SELECT FROM {table.staging} LIMIT 1")).rowcount:
+                _retype_rows(connection, table)
+            if changes := _differences(connection, table):
+                ddl = f"ALTER TABLE {table.staging} {', '.join(changes)}"
+                _run_ddl(connection, ddl, table.staging)
 
 
 def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
@@ -365,15 +370,51 @@ def _attributes_not_null(connection: Connection, table: Table) -> list[TableColu
     return [each for each in table.columns if each.name in names]
 
 
-def _differences(connection: Connection, table: Table) -> list[str]:
-    """What the user's table has got since its staging table was made."""
-    found: dict[str, str] = dict(
+def _staged_types(connection: Connection, table: Table) -> dict[str, str]:
+    return dict(
         connection.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
             [table.staging],
         ).fetchall()
     )
+
+
+def _retype_rows(connection: Connection, table: Table) -> None:
+    """Give columns of staged rows, which may be decided, their new types.
+
+    Raises:
+        OptionError: a cast would cut, pad or round a value, or there is none.
+    """
+    found = _staged_types(connection, table)
+    for column in table.columns:
+        old, new, name = found.get(column.name), column.type_name, quoted(column.name)
+        if old in {None, new}:
+            continue
+        # As text, since not all types know what is equal.
+        rounded = f"{name}::{new}::{old}::text IS DISTINCT FROM {name}::text"
+        refused = "a value would not stay as it is"
+        try:
+            with connection.transaction():
+                asked = f"SELECT FROM {table.staging} WHERE {rounded} LIMIT 1"
+                if not connection.execute(query(asked)).rowcount:
+                    # Without USING, since an explicit cast cuts and pads without a word.
+                    ddl = f"ALTER TABLE {table.staging} ALTER COLUMN {name} TYPE {new}"
+                    _run_ddl(connection, ddl, table.staging)
+                    continue
+        except (errors.DataError, errors.CannotCoerce, errors.DatatypeMismatch) as error:
+            refused = str(error.diag.message_primary)
+        raise OptionError(
+            f"{table.staging} has rows that wait for their commit, and column {name} of "
+            f"{table.sql} is {new} now, and was {old}: {refused}. Nothing was changed. ALTER "
+            f"the column back to {old}, start once, so that they are committed, and stop; then "
+            f"change it again"
+        )
+
+
+def _differences(connection: Connection, table: Table) -> list[str]:
+    """What the user's table has got since its staging table was made."""
+    found = _staged_types(connection, table)
     changes = []
     for column in table.columns:
         name, kind = quoted(column.name), column.type_name
