@@ -4,6 +4,8 @@ Each function runs on a connection of the driver's, in autocommit, with its own 
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from psycopg import errors
@@ -29,7 +31,7 @@ from tallystick.postgres.schema import (
     table_at,
     tokens_of,
 )
-from tallystick.postgres.statements import fingerprint, insert_token, move
+from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.postgres.transactions import Details
 from tallystick.sink.two_phase import Committable, Outcome
 
@@ -60,6 +62,14 @@ MAY_END = (
 """Of pg_prepared_xacts; to have been granted the owner's role is not enough."""
 
 
+@contextmanager
+def as_who_connected(connection: Connection) -> Iterator[None]:
+    """A transaction without the role that was set: sessions are of who has connected."""
+    with connection.transaction():
+        connection.execute("SET LOCAL ROLE NONE")
+        yield
+
+
 def commit_prepared(
     connection: Connection, committable: Committable, details: Details, _: float | None = None
 ) -> Outcome:
@@ -71,25 +81,29 @@ def commit_prepared(
         # just committing, would be another error. And a commit shows its rows, the token among
         # them, before the server forgets the name.
         return _proved(connection, committable, details)
-    except errors.InsufficientPrivilege:
-        # Once ours is settled, its name is anybody's.
+    except (errors.InsufficientPrivilege, errors.FeatureNotSupported):
+        # Once ours is settled, its name is anybody's: another role's, or in another database.
         outcome = _told_by_token(connection, committable, details)
         if outcome is None:
-            raise _of_another_role(connection, committable) from None
+            raise _of_others(connection, committable) from None
         return outcome
     return Outcome.COMMITTED
 
 
-def _of_another_role(connection: Connection, committable: Committable) -> OptionError:
+def _of_others(connection: Connection, committable: Committable) -> OptionError:
     row = connection.execute(
-        "SELECT owner FROM pg_prepared_xacts WHERE gid = $1", [committable.name]
+        "SELECT owner, database, database = current_database() FROM pg_prepared_xacts "
+        "WHERE gid = $1",
+        [committable.name],
     ).fetchone()
+    role, database, is_here = row or (None, None, True)
+    where = "" if is_here else f", in another database, {database!r}, and has to be settled there"
     return OptionError(
         f"PostgreSQL: prepared transaction {committable.name!r} of epoch "
-        f"{committable.checkpoint_id} is decided, and belongs to role {row and row[0]!r}: only "
-        f"that role or a superuser may commit it (42501). If the pipeline ran with that role "
-        f"before, have one of them say COMMIT PREPARED, and start again; if not, somebody has "
-        f"taken the name: have it rolled back, and start again to see what became of ours"
+        f"{committable.checkpoint_id} is decided, and belongs to role {role!r}{where}: only "
+        f"that role or a superuser may commit it. If the pipeline ran so before, have one of them "
+        f"say COMMIT PREPARED, and start again; if not, somebody has taken the name: have it "
+        f"rolled back, and start again to see what became of ours"
     )
 
 
@@ -154,9 +168,7 @@ def commit_staged(
                 )
             connection.execute(USERS_PATH)
             connection.execute(query(move(staging, target, columns, key)), [number])
-            moved = connection.execute(
-                query(f"DELETE FROM {staging} WHERE {ID} = $1"), [number]
-            ).rowcount
+            moved = connection.execute(query(deletion(staging)), [number]).rowcount
             if moved != record_count:
                 raise DataLossError(
                     f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
@@ -280,11 +292,15 @@ def abort_open(
     """End the session, then undo what it may have finished before that."""
     sessions = f"{SESSIONS} AND application_name = $1"
     application = application_of(committable.name)
-    ended = connection.execute(
-        query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"), [application, _END_MS]
-    ).fetchone()
-    # The server also says "no" of one that had ended by itself when it was its turn.
-    left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
+    with as_who_connected(connection):
+        ended = connection.execute(
+            query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"),
+            [application, _END_MS],
+        ).fetchone()
+    # The server also says "no" of one that had ended by itself when it was its turn. And it shows
+    # one transaction the same sessions throughout.
+    with as_who_connected(connection):
+        left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
     if ended == (False,) and left:
         raise RetriableError(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"

@@ -128,6 +128,10 @@ _UNFIT_CHECKS = """
 """
 """A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
 
+_DELETES_ARE_PUBLISHED = "REPLICA IDENTITY FULL"
+"""A publication FOR ALL TABLES lets nothing be deleted from a table without a primary key else."""
+_IS_REPLICATED = "SELECT FROM pg_class WHERE oid = to_regclass($1) AND relreplident = 'f'"
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -346,7 +350,8 @@ def ensure_staging(connection: Connection, table: Table) -> None:
         table.staging,
         f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
         f"{loosened};\nALTER TABLE {table.staging} "
-        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL;\n"
+        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
+        f"{_DELETES_ARE_PUBLISHED};\n"
         f"CREATE INDEX ON {table.staging} ({ID})",
         "INSERT, SELECT, DELETE",
     )
@@ -423,6 +428,8 @@ def _differences(connection: Connection, table: Table) -> list[str]:
         elif found[column.name] != kind:
             changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
     filled = [each.name for each in table.columns if each.has_default or each.generated]
+    if not connection.execute(_IS_REPLICATED, [table.staging]).rowcount:
+        changes.append(_DELETES_ARE_PUBLISHED)
     unfit = connection.execute(_UNFIT_CHECKS, [table.staging, table.sql, filled]).fetchall()
     return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
 

@@ -402,6 +402,48 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
     driver.close()
 
 
+def test_a_name_taken_in_another_database_does_not_hide_what_became_of_ours(
+    postgres: PostgresServer, table: Create
+) -> None:
+    """To a superuser the server says that it is elsewhere, not that it is another role's."""
+    driver = opened(postgres.dsn, table(COLUMNS))
+    (committable,) = prepared(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    postgres.query("CREATE DATABASE beside")
+    beside = psycopg.conninfo.make_conninfo(postgres.dsn, dbname="beside")
+    with psycopg.connect(beside, autocommit=True) as other:
+        other.execute("BEGIN")
+        other.execute(f"PREPARE TRANSACTION '{committable.name}'")
+        try:
+            assert driver.commit(committable) is Outcome.COMMITTED
+        finally:
+            other.execute(f"ROLLBACK PREPARED '{committable.name}'")
+    postgres.query("DROP DATABASE beside")
+    driver.close()
+
+
+def test_a_row_by_the_name_of_a_task_at_work_is_tried_again(place: Place) -> None:
+    """By another name; its rows are not to blame."""
+    driver = opened(place.high, place.table, transactions="staged")
+    place.let_low_in()
+    slow = begun(driver, rows_of(1))
+    ((application,),) = place.postgres.query(
+        "SELECT application_name FROM pg_stat_activity "
+        "WHERE starts_with(application_name, %s) AND xact_start IS NOT NULL",
+        application_prefix(OWNER),
+    )
+    name = owner_prefix(OWNER) + application.removeprefix(application_prefix(OWNER))
+    place.as_low(INSERT.format(place.schema), name, 1, "x", "y", 0, 0)
+
+    with pytest.raises(RetriableError, match="somebody else has written a row"):
+        slow.prepare()
+    slow.abort()
+    (committable,) = attempted(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert place.numbers() == [1]
+    driver.close()
+
+
 def test_a_row_by_the_name_of_something_else_of_ours_does_not_hide_it(place: Place) -> None:
     """What is prepared would keep its locks, and what is open could be prepared, for ever."""
     opened(place.high, place.table, transactions="staged").close()

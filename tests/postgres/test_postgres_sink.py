@@ -426,7 +426,7 @@ def test_the_staging_table_follows_the_users(postgres: PostgresServer, table: Cr
 def test_rows_that_wait_are_not_cut_by_a_new_type(
     postgres: PostgresServer, table: Create, old: str, new: str, value: str
 ) -> None:
-    """Refused where a value would be another one; done where none waits, or all stay as they are"""
+    """The start is refused while a value would be another one, and they are committed unchanged."""
     name = table(f"a bigint, c {old}")
     driver = opened(postgres.dsn, name, transactions="staged")
     (pending,) = prepared(driver, pa.record_batch({"a": [1]}))
