@@ -120,10 +120,17 @@ def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
             "PostgreSQL: dsn is not a connection string: expected 'host=… dbname=… user=…' or "
             "'postgresql://user@host/database'"
         )
+    said = given.get("connect_timeout") or CONNECT_TIMEOUT_S
+    try:
+        wanted_s = int(said)
+    except ValueError:
+        raise OptionError(
+            f"PostgreSQL: connect_timeout={said!r} in dsn: expected whole seconds"
+        ) from None
     settings: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
     if patience_s is not None:
-        wanted = int(given.get("connect_timeout") or CONNECT_TIMEOUT_S)
-        settings["connect_timeout"] = max(_ASKED_S, min(wanted, round(patience_s)))
+        allowed_s = max(_ASKED_S, round(patience_s))
+        settings["connect_timeout"] = min(wanted_s, allowed_s) if wanted_s > 0 else allowed_s
     return settings | {
         "autocommit": True,
         "prepare_threshold": None,

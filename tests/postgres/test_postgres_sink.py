@@ -4,7 +4,9 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from postgres_writing import (
@@ -656,6 +658,32 @@ def test_a_cut_connection_is_made_again(
         transaction.prepare()
     transaction.abort()
     assert numbers(postgres, name) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "used"), [("", 10), ("0", 100), ("-1", 100), ("30", 30), ("300", 100)]
+)
+def test_a_connection_is_waited_for_as_the_dsn_says_and_no_longer_than_allowed(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, said: str, used: int
+) -> None:
+    """Zero is no limit, as for libpq: not the shortest."""
+    seen: dict[str, Any] = {}
+    real = psycopg.connect
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        seen.update(settings)
+        return real(*args, **settings)
+
+    monkeypatch.setattr(psycopg, "connect", watched)
+    dsn = f"{postgres.dsn} connect_timeout={said}" if said else postgres.dsn
+    connect(dsn, 100.0).close()
+    assert seen["connect_timeout"] == used
+
+
+def test_a_time_that_is_no_number_is_an_option_error(postgres: PostgresServer) -> None:
+    for patience_s in (None, 100.0):
+        with pytest.raises(OptionError, match=r"connect_timeout='soon'.*seconds"):
+            connect(f"{postgres.dsn} connect_timeout=soon", patience_s)
 
 
 def test_secrets_are_seen_nowhere(postgres: PostgresServer, name: str) -> None:
