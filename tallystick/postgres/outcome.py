@@ -71,16 +71,22 @@ def as_who_connected(connection: Connection) -> Iterator[None]:
 
 
 def commit_prepared(
-    connection: Connection, committable: Committable, details: Details, _: float | None = None
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    until: float | None = None,
 ) -> Outcome:
-    """Commit a prepared transaction, or return what became of it; it waits for no lock."""
+    """Commit a prepared transaction, or return what became of it; for `until` see `commit_staged`.
+
+    Only the proof may have to wait for a lock.
+    """
     try:
         connection.execute(query(f"COMMIT PREPARED {literal(committable.name)}"))
     except errors.UndefinedObject:
         # It is nowhere on the server: one of another database, or one that another session is
         # just committing, would be another error. And a commit shows its rows, the token among
         # them, before the server forgets the name.
-        return _proved(connection, committable, details)
+        return _proved(connection, committable, details, until)
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported):
         # Once ours is settled, its name is anybody's: another role's, or in another database.
         outcome = _told_by_token(connection, committable, details)
@@ -175,7 +181,9 @@ def commit_staged(
                     f"there: somebody has changed them by hand. Nothing was committed; to go on "
                     f"without them, delete it from {registry}"
                 )
-    return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
+    return (
+        Outcome.COMMITTED if row is not None else _proved(connection, committable, details, until)
+    )
 
 
 def _wait_less(connection: Connection, until: float | None) -> None:
@@ -313,7 +321,9 @@ def abort_open(
         abort_staged(connection, committable, details, target, until)
 
 
-def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:
+def _proved(
+    connection: Connection, committable: Committable, details: Details, until: float | None
+) -> Outcome:
     """What became of a committable that is not there any more.
 
     Raises:
@@ -324,7 +334,9 @@ def _proved(connection: Connection, committable: Committable, details: Details) 
         table_id = table_id_of(connection, tokens_of(details.schema))
         _refuse_elsewhere(connection, committable, details, table_id)
         # Were the transaction under way somewhere after all, this would wait for its end.
-        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
+        with transaction(connection):
+            _wait_less(connection, until)
+            connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
         outcome = _told_by_token(connection, committable, details)
         assert outcome is not None, "its token was written"
     return outcome

@@ -384,6 +384,28 @@ def test_a_commit_that_has_little_time_left_waits_no_longer_for_a_lock(
     driver.close()
 
 
+def test_a_proof_that_has_little_time_left_waits_no_longer_for_a_task(
+    postgres: PostgresServer, name: str
+) -> None:
+    """One that the driver took for dead has written its token, and is at work."""
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=10min'", name)
+    checked: object = driver
+    assert isinstance(checked, CommitsBeside)
+    (committable,) = prepared(driver, rows_of(1))
+    postgres.query(f"ROLLBACK PREPARED '{committable.name}'")
+
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(
+            f"INSERT INTO {name.split('.')[0]}.tallystick_committed "
+            f"VALUES (%s, 'p', 's', 'l', 1, 0, false)",
+            [committable.name],
+        )
+        with pytest.raises(RetriableError, match="55P03"):
+            checked.commit_by(committable, time.monotonic() + 0.2)
+    assert checked.commit_by(committable, time.monotonic() + 20) is Outcome.COMMITTED
+    driver.close()
+
+
 def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_told() -> None:
     """A socket that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
