@@ -76,7 +76,10 @@ class CommitsBeside(Protocol):
         ...
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """Do as `TwoPhaseCommitSink.commit`, and raise a RetriableError at `until`.
+        """Do as `TwoPhaseCommitSink.commit`; wait for nobody behind `until`, but end what goes on.
+
+        To give up work that takes longer would repeat it at each start. The others then have their
+        turn late, each with a try of its own.
 
         Args:
             committable: which.
@@ -90,7 +93,7 @@ class AbortsBy(Protocol):
     """A sink whose aborts can be given an end; another one says itself how long each may take."""
 
     def abort_by(self, committable: Committable, until: float) -> None:
-        """Do as `TwoPhaseCommitSink.abort`, and raise a RetriableError at `until`.
+        """Do as `TwoPhaseCommitSink.abort`; for `until` see `CommitsBeside.commit_by`.
 
         Args:
             committable: which.

@@ -5,7 +5,8 @@ Invariants:
     * A connection is used by the process that made it only: a worker that Spark's daemon forked
       finds none of its parent's.
     * Commits are on disk when they are answered, whatever the role's synchronous_commit; no wait
-      for a lock, a statement or a silent peer is without end.
+      for a lock, a statement or a silent peer is without end. A deadline ends silence, not work: a
+      commit that is cut while it goes on would be cut again at each start.
     * Names without a schema mean what PostgreSQL itself has. Anybody may put a better fitting
       function or operator into a schema of the user's search_path (CVE-2018-1058); that path counts
       only where the user's own table is meant: `USERS_PATH`.
@@ -17,15 +18,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from tallystick.errors import OptionError, RetriableError
 from tallystick.postgres.faults import ours, secrets_of
+from tallystick.sink.two_phase import PATIENCE_S
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Result = TypeVar("Result")
@@ -33,10 +36,11 @@ Result = TypeVar("Result")
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 USERS_PATH = "SET LOCAL search_path TO DEFAULT"
 """For the rest of a transaction: triggers of the user's table may rely on it."""
+_WAITS_FOR_STANDBY = (
+    "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
+)
 _OWN_PATH = "SET search_path = pg_catalog, pg_temp"
 CONNECT_TIMEOUT_S = 10
-_CONNECT_TIMEOUT_MIN_S = 2
-"""libpq takes none that is shorter."""
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
     "keepalives_idle": 30,
@@ -54,6 +58,10 @@ _TIMEOUTS = {
 _MILLISECOND_S = 0.001
 _GRACE_S = 0.5
 """A server that is well says itself, before it is cut off, what it waits for."""
+_ASKED_S = 2
+"""What another connection is given to show that the server is at work; libpq takes no less."""
+_ASKED_EVERY_S = 5.0
+_SILENT = "the server did not answer"
 _KEPT_MAX = 2
 """Idle connections of a process and connection string: two sinks may write in one task."""
 
@@ -89,7 +97,20 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
         OptionError: the connection string is wrong, or refused.
         RetriableError: there is no answer, or a standby answers.
     """
-    secrets = secrets_of(dsn)
+    secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
+    with ours("connecting", secrets):
+        made = psycopg.connect(dsn, **settings)
+    try:
+        with ours("setting up the session", secrets), cut_off(made, patience_s):
+            _set_up(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
+    """How psycopg connects; what the connection string says goes before our defaults."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -99,26 +120,23 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
             "PostgreSQL: dsn is not a connection string: expected 'host=… dbname=… user=…' or "
             "'postgresql://user@host/database'"
         )
-    defaults: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
-    if patience_s is not None:
-        wanted = int(given.get("connect_timeout") or CONNECT_TIMEOUT_S)
-        defaults["connect_timeout"] = max(_CONNECT_TIMEOUT_MIN_S, min(wanted, round(patience_s)))
-    with ours("connecting", secrets):
-        made = psycopg.connect(
-            dsn,
-            autocommit=True,
-            prepare_threshold=None,
-            client_encoding="UTF8",
-            cursor_factory=psycopg.RawCursor,  # parameters are $1: a name may hold a percent sign
-            **defaults,
-        )
+    said = given.get("connect_timeout") or CONNECT_TIMEOUT_S
     try:
-        with ours("setting up the session", secrets), cut_off(made, patience_s):
-            _set_up(made)
-    except BaseException:
-        made.close()
-        raise
-    return made
+        wanted_s = int(said)
+    except ValueError:
+        raise OptionError(
+            f"PostgreSQL: connect_timeout={said!r} in dsn: expected whole seconds"
+        ) from None
+    settings: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
+    if patience_s is not None:
+        allowed_s = max(_ASKED_S, round(patience_s))
+        settings["connect_timeout"] = min(wanted_s, allowed_s) if wanted_s > 0 else allowed_s
+    return settings | {
+        "autocommit": True,
+        "prepare_threshold": None,
+        "client_encoding": "UTF8",
+        "cursor_factory": psycopg.RawCursor,  # parameters are $1: a name may hold a percent sign
+    }
 
 
 def _set_up(connection: Connection) -> None:
@@ -197,14 +215,21 @@ def close_kept() -> None:
             close(connection)
 
 
-def seconds_until(until: float | None) -> float | None:
-    """How long that is from now, if it is at all; there is a little time always."""
-    return None if until is None else max(_MILLISECOND_S, until - time.monotonic())
+def seconds_until(until: float) -> float:
+    """How long that is from now; there is a little time always."""
+    return max(_MILLISECOND_S, until - time.monotonic())
 
 
 @contextmanager
-def cut_off(connection: Connection, patience_s: float | None) -> Iterator[None]:
+def cut_off(
+    connection: Connection, patience_s: float | None, trouble: Callable[[], str] = lambda: _SILENT
+) -> Iterator[None]:
     """Cut a connection whose server does not answer in time: a frozen one keeps to no timeout.
+
+    Args:
+        connection: what the block uses.
+        patience_s: when it is asked for the first time whether to go on waiting.
+        trouble: called in another thread; why not to, or nothing.
 
     Raises:
         RetriableError: it was cut; what became of the last statement is not known.
@@ -212,28 +237,54 @@ def cut_off(connection: Connection, patience_s: float | None) -> Iterator[None]:
     if patience_s is None:
         yield
         return
-    is_cut = threading.Event()
+    is_over, why = threading.Event(), ""
 
-    def cut() -> None:
-        is_cut.set()
-        with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
+    def watch() -> None:
+        nonlocal why
+        wait_s = patience_s + _GRACE_S
+        while not is_over.wait(wait_s):
+            found = trouble()
+            if found and not is_over.is_set():
+                why = found
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+                return
+            wait_s = _ASKED_EVERY_S
 
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        timer = threading.Timer(patience_s + _GRACE_S, cut)
-        timer.daemon = True
-        timer.start()
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
         try:
             yield
         except psycopg.Error:
-            if not is_cut.is_set():
+            if not why:
                 raise
         else:
             return
         finally:
-            timer.cancel()
-            timer.join()
-    raise RetriableError(f"PostgreSQL: the server did not answer in {patience_s:.3g} s") from None
+            is_over.set()
+            watching.join()
+    raise RetriableError(f"PostgreSQL: {why}, which was waited for {patience_s:.3g} s") from None
+
+
+def _trouble(dsn: str, pid: int) -> str:
+    """Why a session's answer does not come, as another one sees it; nothing: it is at work.
+
+    Locks have a timeout of their own, lost connections keepalives; statements, too, but not the
+    wait for a standby behind a COMMIT.
+    """
+    try:
+        with (
+            psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other,
+            cut_off(other, _ASKED_S),
+        ):
+            other.execute("SET ROLE NONE")  # what a session does is shown to who has connected
+            is_stuck = other.execute(_WAITS_FOR_STANDBY, [pid]).rowcount
+    except (errors.ConnectionTimeout, RetriableError):
+        return _SILENT
+    except psycopg.Error:  # that it has no room for another session is an answer
+        return ""
+    return "no standby confirmed a commit (synchronous_standby_names)" if is_stuck else ""
 
 
 @contextmanager
@@ -277,25 +328,29 @@ class Session:
         Args:
             doing: for the error.
             work: what is done.
-            until: a point of `time.monotonic` at which nothing is waited for any more.
+            until: a point of `time.monotonic` at which no silent server is waited for any more;
+                None: in `PATIENCE_S`.
 
         Raises:
             TallystickError: as `ours` says it.
         """
+        until = time.monotonic() + PATIENCE_S if until is None else until
         was_kept = self._connection is not None
         try:
             return self._run(doing, work, until)
         except RetriableError:
             cut = self._connection is None
-            if not (was_kept and cut) or (until is not None and time.monotonic() >= until):
+            if not (was_kept and cut) or time.monotonic() >= until:
                 raise
         return self._run(doing, work, until)
 
-    def _run(self, doing: str, work: Callable[[Connection], Result], until: float | None) -> Result:
+    def _run(self, doing: str, work: Callable[[Connection], Result], until: float) -> Result:
         if self._connection is None:
             self._connection = connect(self._dsn, seconds_until(until))
+        trouble = partial(_trouble, self._dsn, self._connection.info.backend_pid)
+        with_end = cut_off(self._connection, seconds_until(until), trouble)
         try:
-            with ours(doing, self.secrets), cut_off(self._connection, seconds_until(until)):
+            with ours(doing, self.secrets), with_end:
                 return work(self._connection)
         except BaseException:
             self.close()

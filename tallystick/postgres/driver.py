@@ -36,6 +36,7 @@ from tallystick.postgres.outcome import (
     abort_open,
     abort_prepared,
     abort_staged,
+    as_who_connected,
     commit_prepared,
     commit_staged,
     prune,
@@ -115,7 +116,7 @@ class PostgresCommitter:
         return PATIENCE_S
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """See `participants.CommitsBeside`; two seconds more for a connection, half a one else."""
+        """See `participants.CommitsBeside`; a few seconds more, to ask whether it is at work."""
         return self._commit(committable, until)
 
     def _commit(self, committable: Committable, until: float | None) -> Outcome:
@@ -179,13 +180,14 @@ class PostgresCommitter:
             return self._session.run("looking for what is pending", look)
 
     def _open(self, connection: Connection, owner: Owner) -> list[Committable]:
-        rows = connection.execute(
-            query(
-                "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
-                f"{SESSIONS} AND xact_start IS NOT NULL"
-            ),
-            [application_prefix(owner)],
-        ).fetchall()
+        with as_who_connected(connection):
+            rows = connection.execute(
+                query(
+                    "SELECT application_name, (extract(epoch FROM xact_start) * 1000)::bigint "
+                    f"{SESSIONS} AND xact_start IS NOT NULL"
+                ),
+                [application_prefix(owner)],
+            ).fetchall()
         text = _details(self._plan.details, "open", self._plan.details.schema)
         return self._readable(
             (name_from(application, owner), owner.sink, text, 0, begun_ms)

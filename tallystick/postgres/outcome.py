@@ -4,6 +4,8 @@ Each function runs on a connection of the driver's, in autocommit, with its own 
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from psycopg import errors
@@ -29,7 +31,7 @@ from tallystick.postgres.schema import (
     table_at,
     tokens_of,
 )
-from tallystick.postgres.statements import fingerprint, insert_token, move
+from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.postgres.transactions import Details
 from tallystick.sink.two_phase import Committable, Outcome
 
@@ -60,36 +62,54 @@ MAY_END = (
 """Of pg_prepared_xacts; to have been granted the owner's role is not enough."""
 
 
+@contextmanager
+def as_who_connected(connection: Connection) -> Iterator[None]:
+    """A transaction without the role that was set: sessions are of who has connected."""
+    with connection.transaction():
+        connection.execute("SET LOCAL ROLE NONE")
+        yield
+
+
 def commit_prepared(
-    connection: Connection, committable: Committable, details: Details, _: float | None = None
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    until: float | None = None,
 ) -> Outcome:
-    """Commit a prepared transaction, or return what became of it; it waits for no lock."""
+    """Commit a prepared transaction, or return what became of it; for `until` see `commit_staged`.
+
+    Only the proof may have to wait for a lock.
+    """
     try:
         connection.execute(query(f"COMMIT PREPARED {literal(committable.name)}"))
     except errors.UndefinedObject:
         # It is nowhere on the server: one of another database, or one that another session is
         # just committing, would be another error. And a commit shows its rows, the token among
         # them, before the server forgets the name.
-        return _proved(connection, committable, details)
-    except errors.InsufficientPrivilege:
-        # Once ours is settled, its name is anybody's.
+        return _proved(connection, committable, details, until)
+    except (errors.InsufficientPrivilege, errors.FeatureNotSupported):
+        # Once ours is settled, its name is anybody's: another role's, or in another database.
         outcome = _told_by_token(connection, committable, details)
         if outcome is None:
-            raise _of_another_role(connection, committable) from None
+            raise _of_others(connection, committable) from None
         return outcome
     return Outcome.COMMITTED
 
 
-def _of_another_role(connection: Connection, committable: Committable) -> OptionError:
+def _of_others(connection: Connection, committable: Committable) -> OptionError:
     row = connection.execute(
-        "SELECT owner FROM pg_prepared_xacts WHERE gid = $1", [committable.name]
+        "SELECT owner, database, database = current_database() FROM pg_prepared_xacts "
+        "WHERE gid = $1",
+        [committable.name],
     ).fetchone()
+    role, database, is_here = row or (None, None, True)
+    where = "" if is_here else f", in another database, {database!r}, and has to be settled there"
     return OptionError(
         f"PostgreSQL: prepared transaction {committable.name!r} of epoch "
-        f"{committable.checkpoint_id} is decided, and belongs to role {row and row[0]!r}: only "
-        f"that role or a superuser may commit it (42501). If the pipeline ran with that role "
-        f"before, have one of them say COMMIT PREPARED, and start again; if not, somebody has "
-        f"taken the name: have it rolled back, and start again to see what became of ours"
+        f"{committable.checkpoint_id} is decided, and belongs to role {role!r}{where}: only "
+        f"that role or a superuser may commit it. If the pipeline ran so before, have one of them "
+        f"say COMMIT PREPARED, and start again; if not, somebody has taken the name: have it "
+        f"rolled back, and start again to see what became of ours"
     )
 
 
@@ -154,23 +174,22 @@ def commit_staged(
                 )
             connection.execute(USERS_PATH)
             connection.execute(query(move(staging, target, columns, key)), [number])
-            moved = connection.execute(
-                query(f"DELETE FROM {staging} WHERE {ID} = $1"), [number]
-            ).rowcount
+            moved = connection.execute(query(deletion(staging)), [number]).rowcount
             if moved != record_count:
                 raise DataLossError(
                     f"PostgreSQL: {name} staged {record_count} rows in {staging}, and {moved} are "
                     f"there: somebody has changed them by hand. Nothing was committed; to go on "
                     f"without them, delete it from {registry}"
                 )
-    return Outcome.COMMITTED if row is not None else _proved(connection, committable, details)
+    return (
+        Outcome.COMMITTED if row is not None else _proved(connection, committable, details, until)
+    )
 
 
 def _wait_less(connection: Connection, until: float | None) -> None:
     """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
-    patience_s = seconds_until(until)
-    if patience_s is not None:
-        connection.execute(_WAIT_LESS, [round(patience_s * 1000) or 1])
+    if until is not None:
+        connection.execute(_WAIT_LESS, [round(seconds_until(until) * 1000) or 1])
 
 
 def _checked(
@@ -281,11 +300,15 @@ def abort_open(
     """End the session, then undo what it may have finished before that."""
     sessions = f"{SESSIONS} AND application_name = $1"
     application = application_of(committable.name)
-    ended = connection.execute(
-        query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"), [application, _END_MS]
-    ).fetchone()
-    # The server also says "no" of one that had ended by itself when it was its turn.
-    left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
+    with as_who_connected(connection):
+        ended = connection.execute(
+            query(f"SELECT bool_and(pg_terminate_backend(pid, $2)) {sessions}"),
+            [application, _END_MS],
+        ).fetchone()
+    # The server also says "no" of one that had ended by itself when it was its turn. And it shows
+    # one transaction the same sessions throughout.
+    with as_who_connected(connection):
+        left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
     if ended == (False,) and left:
         raise RetriableError(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
@@ -298,7 +321,9 @@ def abort_open(
         abort_staged(connection, committable, details, target, until)
 
 
-def _proved(connection: Connection, committable: Committable, details: Details) -> Outcome:
+def _proved(
+    connection: Connection, committable: Committable, details: Details, until: float | None
+) -> Outcome:
     """What became of a committable that is not there any more.
 
     Raises:
@@ -309,7 +334,9 @@ def _proved(connection: Connection, committable: Committable, details: Details) 
         table_id = table_id_of(connection, tokens_of(details.schema))
         _refuse_elsewhere(connection, committable, details, table_id)
         # Were the transaction under way somewhere after all, this would wait for its end.
-        connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
+        with transaction(connection):
+            _wait_less(connection, until)
+            connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
         outcome = _told_by_token(connection, committable, details)
         assert outcome is not None, "its token was written"
     return outcome

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-import psycopg
 from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import USERS_PATH, Connection, literal, query, quoted
+from tallystick.postgres.connection import USERS_PATH, Connection, query, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +65,29 @@ _TABLE = """
 """
 
 
+_MAY_ACT = (
+    "CASE WHEN current_setting('server_version_num')::integer >= 160000 "
+    "THEN 'USAGE, SET' ELSE 'MEMBER' END"
+)
+"""As another role: from version 16 on, a member may be one without either."""
+
+
 def _trusted(role: str) -> str:
     """A condition: this role could do harm anyway; `$2` is the user's table, `n` the schema."""
     return (
         f"({role} = (SELECT oid FROM pg_roles WHERE rolname = current_user) "
         f"OR EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($2) AND relowner = {role}) "
-        f"OR pg_has_role({role}, n.nspowner, 'MEMBER'))"  # a superuser is a member of every role
+        f"OR pg_has_role({role}, n.nspowner, {_MAY_ACT}))"  # a superuser may as every role
     )
 
 
 _STRANGERS_TRIGGER = f"""
     (SELECT min(t.tgname) FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
-     WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND NOT {_trusted("f.proowner")})
+     WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+       AND (NOT {_trusted("f.proowner")}
+            OR (t.tgqual IS NOT NULL AND starts_with(c.relname::text, 'tallystick_'))))
 """
+"""A trigger has no owner: its WHEN, on a table of ours, is of anybody who was granted TRIGGER."""
 _OURS = f"""
     SELECT pg_get_userbyid(c.relowner), {_trusted("c.relowner")}, {_STRANGERS_TRIGGER}
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
@@ -113,20 +122,6 @@ _UNIQUE = """
            WHERE a.attrelid = i.indrelid
              AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = $2
 """
-_UNFIT_CHECKS = """
-    SELECT s.conname FROM pg_constraint s
-    WHERE s.conrelid = $1::regclass AND s.contype = 'c'
-      AND (EXISTS (SELECT 1 FROM pg_attribute a
-                   WHERE a.attrelid = s.conrelid AND a.attnum = ANY (s.conkey)
-                     AND a.attname = ANY ($3::text[]))
-           OR NOT EXISTS (SELECT 1 FROM pg_constraint t
-                          WHERE t.conrelid = $2::regclass AND t.contype = 'c'
-                            AND t.conname = s.conname
-                            AND split_part(pg_get_constraintdef(t.oid), ' NOT VALID', 1)
-                              = split_part(pg_get_constraintdef(s.oid), ' NOT VALID', 1)))
-    ORDER BY s.conname
-"""
-"""A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +245,9 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
         )
     if trigger is not None:
         return (
-            f"{ours} has trigger {trigger!r}, whose function belongs to neither this role nor the "
-            f"owner of {target} or of its schema, and would run with this role's rights: DROP it"
+            f"{ours} has trigger {trigger!r}, which would run with this role's rights, and whose "
+            f"function belongs to neither this role nor the owner of {target} or of its schema, or "
+            f"which has a WHEN, which may be anybody's: DROP it, or put its WHEN into its function"
         )
     return ""
 
@@ -294,126 +290,3 @@ def lock_without_code(
                 lock = f"LOCK TABLE ONLY {table} IN {mode} MODE{' NOWAIT' if nowait else ''}"
                 connection.execute(query(lock))
     return True
-
-
-def ensure_tokens(connection: Connection, table: Table) -> None:
-    """Create the table of tokens, where it is missing.
-
-    Raises:
-        OptionError: the role may not, and it says what to run by hand; or it is a stranger's.
-    """
-    schema = table.schema
-    # The collation lets the primary key's index find all names that begin alike.
-    _ensure(
-        connection,
-        table,
-        tokens_of(schema),
-        f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
-    name text COLLATE "C" PRIMARY KEY,
-    pipeline text NOT NULL, sink text NOT NULL, lineage text NOT NULL,
-    checkpoint_id bigint NOT NULL, task integer NOT NULL,
-    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())""",
-        "INSERT, SELECT, UPDATE, DELETE",
-    )
-
-
-def ensure_staging(connection: Connection, table: Table) -> None:
-    """Create the tables of staged rows, where they are missing, and bring them up to date.
-
-    Raises:
-        OptionError: the role may not, and it says what to run by hand; or they are a stranger's.
-    """
-    _ensure(
-        connection,
-        table,
-        registry_of(table.schema),
-        f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
-    name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
-    target text NOT NULL, staging text NOT NULL, columns text[] NOT NULL, key text[] NOT NULL,
-    record_count bigint NOT NULL, begun_ms bigint NOT NULL)""",
-        "INSERT, SELECT, DELETE",
-    )
-    # CHECKs come along: what breaks one is refused while it can still be, before the decision.
-    # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
-    # for the same reason `_differences` takes CHECKs of such columns away.
-    loosened = "".join(
-        f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
-        for each in _attributes_not_null(connection, table)
-    )
-    _ensure(
-        connection,
-        table,
-        table.staging,
-        f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
-        f"{loosened};\nALTER TABLE {table.staging} "
-        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL;\n"
-        f"CREATE INDEX ON {table.staging} ({ID})",
-        "INSERT, SELECT, DELETE",
-    )
-    changes = _differences(connection, table)
-    if changes:
-        _run_ddl(connection, f"ALTER TABLE {table.staging} {', '.join(changes)}", table.staging)
-
-
-def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
-    found = connection.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = $1::regclass AND attnotnull "
-        "AND attnum > 0 AND NOT attisdropped",
-        [table.sql],
-    ).fetchall()
-    names = {row[0] for row in found}
-    return [each for each in table.columns if each.name in names]
-
-
-def _differences(connection: Connection, table: Table) -> list[str]:
-    """What the user's table has got since its staging table was made."""
-    found: dict[str, str] = dict(
-        connection.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
-            [table.staging],
-        ).fetchall()
-    )
-    changes = []
-    for column in table.columns:
-        name, kind = quoted(column.name), column.type_name
-        if column.name not in found:
-            changes.append(f"ADD COLUMN {name} {kind}")
-        elif found[column.name] != kind:
-            changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
-    filled = [each.name for each in table.columns if each.has_default or each.generated]
-    unfit = connection.execute(_UNFIT_CHECKS, [table.staging, table.sql, filled]).fetchall()
-    return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
-
-
-def _ensure(connection: Connection, target: Table, table: str, ddl: str, privileges: str) -> None:
-    if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
-        _run_ddl(connection, ddl, table)
-    if problem := strangers_hand(connection, table, target.sql):
-        raise OptionError(problem)
-    asked = [
-        f"has_table_privilege({literal(table)}, {literal(each)})" for each in privileges.split(", ")
-    ]
-    if connection.execute(query(f"SELECT {' AND '.join(asked)}")).fetchone() != (True,):
-        raise OptionError(
-            f"the role lacks privileges on {table}: run GRANT {privileges} ON {table} TO it"
-        )
-
-
-def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
-    """Run it in one transaction, one of all drivers at a time, and only if it is needed still."""
-    try:
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('tallystick'))")
-            known = connection.execute("SELECT to_regclass($1)", [table]).fetchone()
-            if ddl.startswith("ALTER") or known == (None,):
-                for statement in ddl.split(";\n"):
-                    connection.execute(query(statement))
-    except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction) as error:
-        refused: psycopg.Error = error
-    else:
-        return
-    raise OptionError(
-        f"the role may not create or change {table} ({refused.diag.message_primary}): have its "
-        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n{ddl};"
-    )

@@ -127,7 +127,7 @@ class PostgresSink:
         return driver.PostgresCommitter(session, plan, owner)
 
     def _checked(self, connection: "Connection", facts: RunFacts) -> "Table":
-        from tallystick.postgres import schema
+        from tallystick.postgres import own_tables, schema
 
         version = connection.info.server_version
         problems = []
@@ -150,9 +150,9 @@ class PostgresSink:
         if problems:
             raise OptionError(f"PostgreSQL: {'; '.join(problems)}")
         if self._exact:
-            schema.ensure_tokens(connection, table)
+            own_tables.ensure_tokens(connection, table)
             if self.transactions == STAGED:
-                schema.ensure_staging(connection, table)
+                own_tables.ensure_staging(connection, table)
         return table
 
 

@@ -57,3 +57,8 @@ def move(source: str, target: str, columns: Sequence[str], key: Sequence[str]) -
         f"ORDER BY {keys}, {POSITION} DESC) AS last "
         f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
     )
+
+
+def deletion(source: str) -> str:
+    """What was moved, out of the staged rows; the parameter is their number."""
+    return f"DELETE FROM {source} WHERE {ID} = $1"

@@ -38,7 +38,7 @@ from tallystick.postgres.schema import (
     Table,
     registry_of,
 )
-from tallystick.postgres.statements import fingerprint, insert_token, move
+from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
 
 logger = logging.getLogger(__name__)
@@ -269,13 +269,15 @@ class _Staged:
     def prepare(self) -> Sequence[Committable]:
         writing, table = self._writing, self._plan.table
         writing.flush()
-        # The commit's own statement, planned only: privileges that it lacks are seen before the
+        # The commit's own statements, planned only: privileges that it lacks are seen before the
         # decision, and not at each commit after it.
         moved = move(table.staging, table.sql, writing.columns, self._plan.key)
-        writing.run(f"EXPLAIN {moved}", [staged_id(self._name)])
-        writing.run(
+        for statement in (moved, deletion(table.staging)):
+            writing.run(f"EXPLAIN {statement}", [staged_id(self._name)])
+        registered = writing.run(
             f"INSERT INTO {registry_of(self._plan.details.schema)} (name, id, target, staging, "
-            f"columns, key, record_count, begun_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+            f"columns, key, record_count, begun_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) "
+            f"ON CONFLICT DO NOTHING",
             [
                 self._name,
                 staged_id(self._name),
@@ -287,6 +289,11 @@ class _Staged:
                 self._begun_ms,
             ],
         )
+        if registered != 1:
+            raise RetriableError(
+                f"PostgreSQL: somebody else has written a row under the name {self._name}, or its "
+                f"number, into {registry_of(self._plan.details.schema)}"
+            )
         writing.end("COMMIT", "COMMIT")
         seal = fingerprint(table.sql, table.staging, writing.columns, self._plan.key)
         plan = replace(self._plan, details=replace(self._plan.details, fingerprint=seal))

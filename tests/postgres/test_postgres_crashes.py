@@ -22,6 +22,7 @@ from real_postgres import PostgresServer
 
 from tallystick.errors import RetriableError
 from tallystick.participants import CommitsBeside, OpenSinks
+from tallystick.postgres import connection as connection_module
 from tallystick.postgres import driver as driver_module
 from tallystick.postgres.connection import close_kept, connect
 from tallystick.sink.two_phase import Committable, Outcome, commit_all, to_abort
@@ -383,6 +384,28 @@ def test_a_commit_that_has_little_time_left_waits_no_longer_for_a_lock(
     driver.close()
 
 
+def test_a_proof_that_has_little_time_left_waits_no_longer_for_a_task(
+    postgres: PostgresServer, name: str
+) -> None:
+    """One that the driver took for dead has written its token, and is at work."""
+    driver = opened(f"{postgres.dsn} options='-c lock_timeout=10min'", name)
+    checked: object = driver
+    assert isinstance(checked, CommitsBeside)
+    (committable,) = prepared(driver, rows_of(1))
+    postgres.query(f"ROLLBACK PREPARED '{committable.name}'")
+
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(
+            f"INSERT INTO {name.split('.')[0]}.tallystick_committed "
+            f"VALUES (%s, 'p', 's', 'l', 1, 0, false)",
+            [committable.name],
+        )
+        with pytest.raises(RetriableError, match="55P03"):
+            checked.commit_by(committable, time.monotonic() + 0.2)
+    assert checked.commit_by(committable, time.monotonic() + 20) is Outcome.COMMITTED
+    driver.close()
+
+
 def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_told() -> None:
     """A socket that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -444,4 +467,81 @@ def test_aborts_that_wait_for_a_lock_share_one_deadline(
         assert time.monotonic() - began < 10
     sinks.abort(many)
     assert sinks.lingering() == ()
+    driver.close()
+
+
+def test_work_that_goes_on_behind_the_deadline_is_not_cut(
+    postgres: PostgresServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start would do it again up to there, and a decided epoch would never be seen."""
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(connection_module, "_ASKED_EVERY_S", 0.2)
+    driver = opened(postgres.dsn, name, transactions="staged")
+    sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
+    many = tuple(prepared(driver, rows_of(task), task=task)[0] for task in range(2))
+    for text in (
+        f"CREATE FUNCTION {name}_slow() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN PERFORM pg_sleep(4); RETURN NEW; END$$",
+        f"CREATE TRIGGER slow BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION {name}_slow()",
+    ):
+        postgres.query(text)
+
+    assert sinks.commit(many) == ()
+    assert numbers(postgres, name) == [0, 1]
+    driver.close()
+
+
+def test_a_server_without_room_for_another_session_is_at_work() -> None:
+    server = PostgresServer(max_connections="5", superuser_reserved_connections="3")
+    try:
+        others = [server.connect() for _ in range(5)]
+        pid = others[0].info.backend_pid
+        assert connection_module._trouble(server.dsn, pid) == ""
+        for each in others:
+            each.close()
+        server.pause()
+        assert connection_module._trouble(server.dsn, pid) == "the server did not answer"
+        server.resume()
+    finally:
+        server.stop()
+
+
+def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(
+    postgres: PostgresServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.5)
+    driver = opened(postgres.dsn, name, transactions="staged")
+    sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
+    many = tuple(prepared(driver, rows_of(1)))
+    postgres.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    postgres.query("SELECT pg_reload_conf()")
+    try:
+        time.sleep(0.5)
+        with pytest.raises(RetriableError, match="standby"):
+            sinks.commit(many)
+    finally:
+        postgres.query("ALTER SYSTEM RESET synchronous_standby_names")
+        postgres.query("SELECT pg_reload_conf()")
+    assert _patiently(driver, many[0]) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [1]
+    driver.close()
+
+
+def test_a_frozen_server_ends_a_look_and_a_start(
+    postgres: PostgresServer, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "PATIENCE_S", 1.0)
+    driver = opened(postgres.dsn, name, transactions=way)
+    began = time.monotonic()
+    postgres.pause()
+    try:
+        with pytest.raises(RetriableError, match=r"did not answer|timeout"):
+            list(driver.lingering(OWNER))
+        with pytest.raises(RetriableError, match=r"did not answer|timeout"):
+            opened(postgres.dsn, name, transactions=way)
+    finally:
+        postgres.resume()
+    assert time.monotonic() - began < 20
+    gc.collect()  # as above
+    assert list(driver.lingering(OWNER)) == []
     driver.close()

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -240,6 +241,85 @@ def test_tables_of_ours_that_a_stranger_made_are_refused(place: Place, ours: str
     driver.close()
 
 
+@pytest.mark.parametrize("ours", ["tallystick_committed", "tallystick_staged_t"])
+def test_a_strangers_condition_of_a_trigger_is_refused(place: Place, ours: str) -> None:
+    """The function is PostgreSQL's own, and WHEN calls his."""
+    opened(place.high, place.table, transactions="staged").close()
+    full = f"{place.schema}.{ours}"
+    place.postgres.query(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {LOW}")
+    place.postgres.query(f"GRANT TRIGGER ON {full} TO {LOW}")
+    place.as_low(
+        f"CREATE FUNCTION {place.schema}.trap(bigint) RETURNS boolean LANGUAGE plpgsql AS "
+        f"$$BEGIN DELETE FROM {place.payroll}; RETURN false; END$$"
+    )
+    column = "checkpoint_id" if ours == "tallystick_committed" else "a"
+    place.as_low(
+        f"CREATE TRIGGER trap BEFORE INSERT ON {full} FOR EACH ROW "
+        f"WHEN ({place.schema}.trap(NEW.{column})) "
+        f"EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+
+    with pytest.raises(OptionError, match=rf"{ours}.* has trigger 'trap'.*WHEN.*DROP"):
+        opened(place.high, place.table, transactions="staged")
+    place.postgres.query(f"DROP TRIGGER trap ON {full}")
+    # On the user's table it is the matter of its owner.
+    place.postgres.query(
+        f"CREATE TRIGGER own BEFORE INSERT ON {place.table} FOR EACH ROW WHEN (NEW.a < 0) "
+        f"EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    driver = opened(place.high, place.table, transactions="staged")
+    (committable,) = attempted(driver, rows_of(1))
+    (found,) = driver.lingering(OWNER)
+    assert place.table.split(".")[1] in driver.describe(found)
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert (place.paid(), place.numbers()) == (2, [1])
+    driver.close()
+
+
+@pytest.mark.parametrize("grant", ["INHERIT FALSE, SET FALSE", "INHERIT FALSE, SET TRUE"])
+def test_a_member_that_may_not_act_as_the_schemas_owner_is_a_stranger(
+    place: Place, grant: str
+) -> None:
+    query = place.postgres.query
+    ((version,),) = query("SELECT current_setting('server_version_num')::integer")
+    if version < 160_000:
+        pytest.skip("every member may")
+    opened(place.high, place.table, transactions="staged").close()
+    query("CREATE ROLE schemas_owner")
+    try:
+        query(f"ALTER SCHEMA {place.schema} OWNER TO schemas_owner")
+        query(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {HIGH}")
+        query(f"GRANT schemas_owner TO {LOW} WITH {grant}")
+        query(f"ALTER TABLE {place.schema}.tallystick_staged OWNER TO {LOW}")
+        query(f"GRANT ALL ON {place.schema}.tallystick_staged TO {HIGH}")
+
+        if "SET TRUE" in grant:
+            opened(place.high, place.table, transactions="staged").close()
+        else:
+            with pytest.raises(OptionError, match=r"belongs to role .*o'Low.*OWNER TO"):
+                opened(place.high, place.table, transactions="staged")
+    finally:
+        query(f"ALTER SCHEMA {place.schema} OWNER TO postgres")
+        query("DROP OWNED BY schemas_owner CASCADE")
+        query("DROP ROLE schemas_owner")
+
+
+def test_a_lock_of_a_stranger_does_not_stop_a_start(place: Place) -> None:
+    """Any role may hold an advisory lock; several starts at a time need none."""
+    with psycopg.connect(place.low, autocommit=True) as low:
+        low.execute("SELECT pg_advisory_lock(hashtext('tallystick'))")
+
+        def start(_: int) -> None:
+            dsn = f"{place.high} options='-c lock_timeout=5s'"
+            opened(dsn, place.table, transactions="staged").close()
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(start, range(8)))
+        place.postgres.query(f"ALTER TABLE {place.table} ADD c text, ALTER a TYPE numeric")
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(start, range(8)))
+
+
 def test_a_strangers_registry_is_not_looked_into(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,6 +478,48 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
         with pytest.raises(RetriableError, match=r"42710.*taken the name"):
             slow.prepare()
         slow.abort()
+    assert place.numbers() == [1]
+    driver.close()
+
+
+def test_a_name_taken_in_another_database_does_not_hide_what_became_of_ours(
+    postgres: PostgresServer, table: Create
+) -> None:
+    """To a superuser the server says that it is elsewhere, not that it is another role's."""
+    driver = opened(postgres.dsn, table(COLUMNS))
+    (committable,) = prepared(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    postgres.query("CREATE DATABASE beside")
+    beside = psycopg.conninfo.make_conninfo(postgres.dsn, dbname="beside")
+    with psycopg.connect(beside, autocommit=True) as other:
+        other.execute("BEGIN")
+        other.execute(f"PREPARE TRANSACTION '{committable.name}'")
+        try:
+            assert driver.commit(committable) is Outcome.COMMITTED
+        finally:
+            other.execute(f"ROLLBACK PREPARED '{committable.name}'")
+    postgres.query("DROP DATABASE beside")
+    driver.close()
+
+
+def test_a_row_by_the_name_of_a_task_at_work_is_tried_again(place: Place) -> None:
+    """By another name; its rows are not to blame."""
+    driver = opened(place.high, place.table, transactions="staged")
+    place.let_low_in()
+    slow = begun(driver, rows_of(1))
+    ((application,),) = place.postgres.query(
+        "SELECT application_name FROM pg_stat_activity "
+        "WHERE starts_with(application_name, %s) AND xact_start IS NOT NULL",
+        application_prefix(OWNER),
+    )
+    name = owner_prefix(OWNER) + application.removeprefix(application_prefix(OWNER))
+    place.as_low(INSERT.format(place.schema), name, 1, "x", "y", 0, 0)
+
+    with pytest.raises(RetriableError, match="somebody else has written a row"):
+        slow.prepare()
+    slow.abort()
+    (committable,) = attempted(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
     assert place.numbers() == [1]
     driver.close()
 

@@ -4,7 +4,9 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from postgres_writing import (
@@ -403,6 +405,80 @@ def test_the_staging_table_follows_the_users(postgres: PostgresServer, table: Cr
     later.close()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("varchar(10)", "varchar(3)", "'abcdef'"),
+        ("char(6)", "char(3)", "'abcdef'"),
+        ("text", "varchar(3)", "'abcdef'"),
+        ("bit(5)", "bit(3)", "B'10100'"),
+        ("bit(3)", "bit(5)", "B'101'"),
+        ("varbit", "varbit(3)", "B'10100'"),
+        ("numeric(10,4)", "numeric(10,2)", "1.2345"),
+        ("numeric", "integer", "1.5"),
+        ("double precision", "real", "0.123456789"),
+        ("bigint", "double precision", "9007199254740993"),
+        ("timestamp", "timestamp(0)", "'2026-01-01 00:00:00.25'"),
+        ("timestamp", "date", "'2026-01-01 12:00'"),
+        ("interval", "interval(0)", "'0.25 s'"),
+        ("text", "integer", "'x'"),
+        ("integer", "date", "1"),
+    ],
+)
+def test_rows_that_wait_are_not_cut_by_a_new_type(
+    postgres: PostgresServer, table: Create, old: str, new: str, value: str
+) -> None:
+    """The start is refused while a value would be another one, and they are committed unchanged."""
+    name = table(f"a bigint, c {old}")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, pa.record_batch({"a": [1]}))
+    driver.close()
+    staging = name.replace(".", ".tallystick_staged_")
+    postgres.query(f"UPDATE {staging} SET c = {value}")
+    before = postgres.query(f"SELECT c::text FROM {staging}")
+    replaced = f"ALTER TABLE {name} DROP c, ADD c {new}"
+    postgres.query(replaced)
+
+    with pytest.raises(OptionError, match=r'tallystick_staged_t.*column "c".*ALTER the column'):
+        opened(postgres.dsn, name, transactions="staged")
+    assert postgres.query(f"SELECT c::text FROM {staging}") == before
+
+    postgres.query(f"ALTER TABLE {name} DROP c, ADD c {old}")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    driver.close()
+    if new != "date" or old != "integer":  # between these there is no cast at all
+        postgres.query(replaced)
+        opened(postgres.dsn, name, transactions="staged").close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("varchar(10)", "varchar(3)", "'abc'"),
+        ("varchar(3)", "text", "'abc'"),
+        ("numeric(10,2)", "numeric(12,4)", "1.25"),
+        ("real", "double precision", "0.1"),
+        ("date", "timestamp", "'2026-01-01'"),
+        ("json", "jsonb", "'{\"a\": 1}'"),
+    ],
+)
+def test_rows_that_wait_take_a_new_type_that_holds_them(
+    postgres: PostgresServer, table: Create, old: str, new: str, value: str
+) -> None:
+    name = table(f"a bigint, c {old}")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, pa.record_batch({"a": [1]}))
+    driver.close()
+    staging = name.replace(".", ".tallystick_staged_")
+    postgres.query(f"UPDATE {staging} SET c = {value}")
+    postgres.query(f"ALTER TABLE {name} ALTER c TYPE {new} USING c::{new}")
+
+    driver = opened(postgres.dsn, name, transactions="staged")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    driver.close()
+
+
 @pytest.mark.parametrize("key", [[], ["a"]])
 def test_at_least_once_shows_rows_when_the_task_is_through(
     postgres: PostgresServer, table: Create, key: list[str]
@@ -582,6 +658,32 @@ def test_a_cut_connection_is_made_again(
         transaction.prepare()
     transaction.abort()
     assert numbers(postgres, name) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "used"), [("", 10), ("0", 100), ("-1", 100), ("30", 30), ("300", 100)]
+)
+def test_a_connection_is_waited_for_as_the_dsn_says_and_no_longer_than_allowed(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, said: str, used: int
+) -> None:
+    """Zero is no limit, as for libpq: not the shortest."""
+    seen: dict[str, Any] = {}
+    real = psycopg.connect
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        seen.update(settings)
+        return real(*args, **settings)
+
+    monkeypatch.setattr(psycopg, "connect", watched)
+    dsn = f"{postgres.dsn} connect_timeout={said}" if said else postgres.dsn
+    connect(dsn, 100.0).close()
+    assert seen["connect_timeout"] == used
+
+
+def test_a_time_that_is_no_number_is_an_option_error(postgres: PostgresServer) -> None:
+    for patience_s in (None, 100.0):
+        with pytest.raises(OptionError, match=r"connect_timeout='soon'.*seconds"):
+            connect(f"{postgres.dsn} connect_timeout=soon", patience_s)
 
 
 def test_secrets_are_seen_nowhere(postgres: PostgresServer, name: str) -> None:

@@ -99,6 +99,55 @@ def test_rights_that_the_commit_lacks_are_seen_before_the_decision(
     driver.close()
 
 
+@pytest.fixture
+def published(postgres: PostgresServer) -> Iterator[Callable[[], None]]:
+    """Publishes what happens in all tables, as change data capture does."""
+
+    def publish() -> None:
+        postgres.query("CREATE PUBLICATION everything FOR ALL TABLES")
+
+    yield publish
+    postgres.query("DROP PUBLICATION everything")
+
+
+@pytest.mark.parametrize("is_older", [True, False], ids=["older", "new"])
+def test_a_publication_of_all_tables_does_not_stop_commits(
+    postgres: PostgresServer, table: Create, published: Callable[[], None], is_older: bool
+) -> None:
+    """The server lets rows be deleted only from tables that say by what they are known."""
+    name = table(COLUMNS)
+    driver = opened(postgres.dsn, name, transactions="staged")
+    if is_older:  # as earlier versions made it
+        staging = name.replace(".", ".tallystick_staged_")
+        postgres.query(f"ALTER TABLE {staging} REPLICA IDENTITY DEFAULT")
+        driver.close()
+        driver = opened(postgres.dsn, name, transactions="staged")
+    (decided,) = prepared(driver, rows_of(1))
+    prepared(driver, rows_of(2), task=1)
+    published()
+
+    assert driver.commit(decided) is Outcome.COMMITTED
+    for each in driver.lingering(OWNER):
+        driver.abort(each)
+    assert list(driver.lingering(OWNER)) == []
+    driver.close()
+
+
+def test_what_the_commit_cannot_delete_is_seen_before_the_decision(
+    postgres: PostgresServer, table: Create, published: Callable[[], None]
+) -> None:
+    name = table(COLUMNS)
+    driver = opened(postgres.dsn, name, transactions="staged")
+    staging = name.replace(".", ".tallystick_staged_")
+    postgres.query(f"ALTER TABLE {staging} REPLICA IDENTITY NOTHING")
+    published()
+
+    with pytest.raises(RetriableError, match="replica identity"):
+        attempted(driver, rows_of(1))
+    assert list(driver.lingering(OWNER)) == []
+    driver.close()
+
+
 @pytest.mark.parametrize(
     "column",
     [
@@ -169,6 +218,36 @@ def test_a_session_that_ends_meanwhile_has_ended(postgres: PostgresServer, table
         each.abort()
     assert list(driver.lingering(OWNER)) == []
     driver.close()
+
+
+def test_a_session_whose_role_was_set_is_found_and_ended(
+    postgres: PostgresServer, table: Create, role: str
+) -> None:
+    """The server shows what a session does to who has connected, not to the role set then."""
+    name, login = table(COLUMNS), f"{role}_login"
+    schema = name.split(".")[0]
+    for text in (
+        f"CREATE ROLE {login} LOGIN",
+        f"GRANT {role} TO {login}",
+        f"ALTER ROLE {login} SET role = {role}",
+        f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}",
+        f"GRANT ALL ON {name} TO {role}",
+    ):
+        postgres.query(text)
+    driver = opened(postgres.dsn.replace("user=postgres", f"user={login}"), name)
+    dead = begun(driver, rows_of(1))
+
+    (left,) = driver.lingering(OWNER)
+    driver.abort(left)
+    with pytest.raises(RetriableError):
+        dead.prepare()
+    dead.abort()
+    assert list(driver.lingering(OWNER)) == []
+    (committable,) = attempted(driver, rows_of(2))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    driver.close()
+    close_kept()
+    postgres.query(f"DROP ROLE {login}")
 
 
 def test_a_session_that_does_not_end_is_not_taken_for_dead(
