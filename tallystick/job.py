@@ -6,6 +6,7 @@ removed: nothing of epochs behind the one that Kafka committed, which another ru
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -113,6 +114,7 @@ class Driver:
         self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
+        self._seen_through = ""  # the manifest of the newest epoch that came to its end
         self._collect_at = 0  # the epoch behind which to clear up next
 
     @property
@@ -159,12 +161,10 @@ class Driver:
         return self._follow(c.EpochWanted(), source) is not None
 
     def end(self) -> None:
-        """Note that nothing is left to do for the newest epoch; behind `run_next`."""
-        committed = self.coordinator.committed_manifest
-        if committed is not None:
-            path = micro_batches.settled_path(self.manifest_path(committed.checkpoint_id))
-            if self._storage.get(path) is None:
-                self._storage.put(path, b"")
+        """Note that nothing is left to do for the newest epoch that came to its end."""
+        path = micro_batches.settled_path(self._seen_through)
+        if self._seen_through and self._storage.get(path) is None:
+            self._storage.put(path, b"")
 
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
@@ -188,6 +188,7 @@ class Driver:
                 )
             match action:
                 case c.EndEpoch(request):
+                    self._see_through()
                     if request is not None:
                         self._forget_failure(request.checkpoint_id)
                         self._clear_up(request.checkpoint_id)
@@ -199,12 +200,8 @@ class Driver:
                     return action
             event = self._attempt(action, by)
             if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
-                self._collect_at = self._asked_for  # the attempt left what nobody names
+                self._collect_at = 0  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
-
-    def manifest_path(self, checkpoint_id: int) -> str:
-        """The manifest of an epoch that is in flight, or the newest; else nothing."""
-        return self.coordinator.manifest_path(checkpoint_id)
 
     def _before_stop(self, error: Exception) -> None:
         """Do what the next run needs, which cannot see what this one has seen."""
@@ -212,7 +209,7 @@ class Driver:
             case SparkLogError():
                 self._log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
             case SecondCallError():
-                path = micro_batches.partial_path(self.manifest_path(self._asked_for))
+                path = micro_batches.partial_path(self.coordinator.manifest_path(self._asked_for))
                 if self._storage.get(path) is None:
                     self._storage.put(path, str(error).encode())
 
@@ -316,14 +313,17 @@ class Driver:
             self._participants.abort(found)
         return producer
 
+    def _see_through(self) -> None:
+        newest = self.coordinator.committed_manifest
+        if newest is not None:
+            self._seen_through = self.coordinator.manifest_path(newest.checkpoint_id)
+
     def _forget_failure(self, epoch: int) -> None:
         """The epoch is settled: a call for it that failed has left nothing undone."""
-        path = micro_batches.failed_path(epoch, self.manifest_path(epoch))
+        path = micro_batches.failed_path(epoch, self.coordinator.manifest_path(epoch))
         if self.coordinator.had_failed:
-            try:
+            with suppress(StorageError):  # it does no harm
                 self._storage.delete(path)
-            except StorageError as error:
-                logger.warning("%s stays, which does no harm: %s", path, error)
 
     def _clear_up(self, epoch: int) -> None:
         """Remove old manifests, and files of state that none needs; no epoch fails for it."""
@@ -414,8 +414,9 @@ class Driver:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
         listed = self._storage.names(m.FOLDER)
         paths = m.manifests(listed)
-        bases, epoch = [], self._base_epoch(paths)
-        for path in paths:
+        known = [path for path in paths if not micro_batches.is_doubtful(listed, path)]
+        bases, epoch = [], self._base_epoch(known)
+        for path in known:
             data = self._storage.get(path) if m.epoch_of(path) == epoch else None
             if data is not None:
                 bases.append(Base(path, m.decode(data, path)))
@@ -427,6 +428,7 @@ class Driver:
             bases=tuple(bases),
             has_state=not paths and bool(Wholeness(self._storage).names()),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            is_settled=all(micro_batches.settled_path(base.path) in listed for base in bases),
         )
 
     def _base_epoch(self, paths: list[str]) -> int:

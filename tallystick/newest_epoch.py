@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
-from tallystick.checkpoint.micro_batches import failed_path, partial_path
+from tallystick.checkpoint.micro_batches import failed_path, newest_settled, partial_path
 from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
@@ -21,6 +21,8 @@ from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.wholeness import read_manifest
 
+LOST_BY_POWER_CUT = 2
+"""How many entries of Spark's log may be gone, which the next start writes again."""
 AskKafka = Callable[[Manifest], Token | None]
 """The token that Kafka holds of the pipeline that left a manifest."""
 
@@ -56,6 +58,7 @@ def newest_committed(
         DataLossError: Kafka does not tell which of several manifests counts.
     """
     epochs = settled_epochs(checkpoint)
+    _check_is_sparks(checkpoint, epochs[-1])
     epoch = epochs[-1] if wanted is None else wanted
     if epoch not in epochs:
         raise OptionError(
@@ -84,6 +87,18 @@ def newest_committed(
             f"left or says what is missing; then try again."
         )
     return Newest(epoch, path, read_manifest(checkpoint, path))
+
+
+def _check_is_sparks(checkpoint: Storage, newest: int) -> None:
+    """Spark's log stands still where a loop of our own has taken the checkpoint over."""
+    names = checkpoint.names(m.FOLDER)
+    later = max(map(m.epoch_of, m.manifests(names)), default=-1)
+    if newest_settled(names) > newest or later > newest + LOST_BY_POWER_CUT + 1:
+        raise OptionError(
+            f"checkpoint {checkpoint.location}: Spark's log ends with epoch {newest}, the "
+            f"manifests go on: its epochs are run with execution='jobs', and which one is "
+            f"committed cannot be told here yet."
+        )
 
 
 def settled_epochs(checkpoint: Storage) -> list[int]:

@@ -367,3 +367,22 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
     assert [(log / str(n)).read_text() for n in range(7)] == [
         f"v1\n{{}}\nends {n}" for n in range(7)
     ], "what was left out stays as Spark has logged it"
+
+
+def test_a_lineage_does_not_go_on_behind_a_manifest_whose_call_failed(tmp_path):
+    """It was not committed, as far as anybody knows, though it is the newest that there is."""
+    kafka = LoneKafka()
+    storage = FileStorage(str(tmp_path / "ours"))
+    found = m.Manifest(2, "q", "ours", ("ends 2",), (), Producer("t", 1, 0))
+    path = m.manifest_path(found, "ab")
+    storage.put(path, found.encode())
+    storage.put(failed_path(2, path), b"")
+    identity = job.Identity("q", "ours", storage.location, frozenset())
+    target = job.Target("id", "group", PLACES[0], "cluster")
+    driver = Driver(identity, target, kafka, storage, SystemClock())  # type: ignore[arg-type]
+    driver._asked_for, driver._may_skip = 3, True
+
+    known = driver._read_bases(None)
+
+    assert known.bases == ()
+    assert known.begun == (2,)

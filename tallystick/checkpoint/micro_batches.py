@@ -57,6 +57,12 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
     return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
 
 
+def is_doubtful(paths: Iterable[str], manifest_path: str) -> bool:
+    """Whether a call failed, or another one was refused, behind a manifest."""
+    notes = {failed_path(0, manifest_path), partial_path(manifest_path)}
+    return not notes.isdisjoint(paths)
+
+
 def newest_settled(paths: Iterable[str]) -> int:
     """Return the newest epoch that a run noted as settled; -1 if there is none."""
     return max((epoch for _, kind, epoch in _notes(paths) if kind == "settled"), default=-1)

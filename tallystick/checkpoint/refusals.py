@@ -133,6 +133,26 @@ def base_gone(request: Request, identity: Identity) -> ManifestError:
     )
 
 
+def base_unknown(epoch: int, identity: Identity) -> ManifestError:
+    """A loop of our own takes its name back, and does not know which epoch was committed last."""
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has a manifest of "
+        f"epoch {epoch}, and no note of a run that ended in order: whether the epoch was "
+        f"committed, Kafka does not tell any more. Nothing was changed. Restore a savepoint into "
+        f"an empty folder; or start from a new checkpoint at the offsets where the output ends."
+    )
+
+
+def begins_nowhere(identity: Identity) -> ManifestError:
+    """A query of Spark's has opened the lineage, and no epoch is committed."""
+    return ManifestError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is one of Structured "
+        f"Streaming without any committed epoch: where its first one begins only Spark's log "
+        f"says. Nothing was changed. Start once without execution=, until an epoch is committed; "
+        f"or use a new checkpoint."
+    )
+
+
 def state_of_nothing(identity: Identity) -> ManifestError:
     """Files of state without a manifest."""
     return ManifestError(

@@ -119,10 +119,15 @@ def look_behind(committed: Committed, identity: Identity) -> Refused | Request |
     epoch, start = following(committed, identity)
     probe = Request(epoch, start or ("",), may_skip=False)
     judged = judge(probe, committed, identity)
-    if not isinstance(judged, Run):
-        return judged if isinstance(judged, Refused) else None
     token, manifest = committed.token, committed.manifest
+    if isinstance(judged, Open):
+        are_known = committed.is_settled or all(is_seed(base.path) for base in committed.bases)
+        return None if are_known else Refused(refusals.base_unknown(epoch - 1, identity))
+    if isinstance(judged, Refused):
+        return judged
     assert token is not None, "without a token a lineage is opened"
+    if not token.manifest_path:
+        return Refused(refusals.begins_nowhere(identity))
     if committed.is_set_back or any(begun > epoch for begun in committed.begun):
         # An epoch begins only where the one before is decided, so the token was set back.
         return Refused(refusals.off_beat(probe, token, identity, committed))

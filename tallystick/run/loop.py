@@ -89,6 +89,15 @@ class EpochLoop:
         Raises:
             TallystickError, or what the user's function raised: see `Driver.run_epoch`.
         """
+        try:
+            self._run()
+        except BaseException:
+            if self._stopping.is_set():
+                self._driver.end()
+            raise
+        self._driver.end()
+
+    def _run(self) -> None:
         if self._trigger.is_available_now:
             self._source.stop_at_what_is_there()
         idle_s = IDLE_MIN_S
@@ -106,4 +115,3 @@ class EpochLoop:
                 break
             self._stopping.wait(idle_s)
             idle_s = min(2 * idle_s, IDLE_MAX_S)
-        self._driver.end()

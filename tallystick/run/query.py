@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any
 
-from tallystick.errors import TallystickError
+from tallystick.errors import RetriableError, TallystickError
 from tallystick.run.loop import EpochEnded, EpochLoop
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,8 @@ class Query:
             self._prepare()
             self._loop.run()
         except BaseException as error:
-            if self._loop.is_stopping:
+            is_ours = isinstance(error, TallystickError) and not isinstance(error, RetriableError)
+            if self._loop.is_stopping and not is_ours:
                 logger.info("pipeline %s was stopped in an epoch: %s", self.name, error)
             else:
                 self._error = error

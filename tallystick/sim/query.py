@@ -143,7 +143,7 @@ class Query:
     def _note_failure(self, driver: Driver, epoch: int) -> None:
         """What `spark.query.EpochRunner` does; a note that cannot be written is a warning there."""
         checkpoint = self._world.checkpoint
-        path = micro_batches.failed_path(epoch, driver.manifest_path(epoch))
+        path = micro_batches.failed_path(epoch, driver.coordinator.manifest_path(epoch))
         checkpoint.files[path] = b""
         checkpoint.caught[epoch] = (checkpoint.start_of(epoch), checkpoint.offsets[epoch])
 
@@ -181,7 +181,7 @@ class Query:
     ) -> None:
         """Call the sink with other rows of the same micro-batch."""
         if has_failed:  # refused without asking the driver, and caught too
-            if path := driver.manifest_path(epoch):
+            if path := driver.coordinator.manifest_path(epoch):
                 self._world.checkpoint.files[micro_batches.partial_path(path)] = b""
             return
         try:

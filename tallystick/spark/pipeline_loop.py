@@ -14,6 +14,7 @@ from typing import Any
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
+from tallystick.checkpoint.refusals import begins_nowhere
 from tallystick.errors import DataLossError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import parse_source_options
@@ -110,9 +111,11 @@ def start_loop(
     """Check, then start the loop that runs the pipeline's epochs."""
     storage, when = FileStorage(checkpoint), Trigger.of(trigger)
     refuse_savepoint(storage)
-    newest = check_checkpoint(storage, run.name)
-    run.keyed.check(() if newest is None else newest.state)
-    is_new = not storage.names(m.FOLDER) and not storage.names("offsets")
+    check_checkpoint(storage, run.name)
+    run.keyed.check(())  # by what is committed the driver checks it
+    is_new = not storage.names(m.FOLDER)
+    if is_new and storage.names("offsets"):
+        raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
     planner_broker = KafkaBroker(run.source_config)
     run_id = str(uuid.uuid4())

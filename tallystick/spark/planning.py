@@ -98,6 +98,8 @@ class StreamPlanner:
             self._discover(start)
         if not (self._is_bounded_by_now and self._ends):
             self._look(start)
+        elif unresolved := self._enumerator.unresolved:  # planned again, behind the same look
+            self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
         plan = self._enumerator.plan(offset_count_max)
         if plan.offsets is start or not self._is_ripe(plan):
             return next_tick(start) if self._is_tick_due(start) else start

@@ -222,7 +222,9 @@ class EpochRunner:
         A call behind another one in the same micro-batch is noted as such: the first one may have
         committed it, even if it failed.
         """
-        manifest_path = "" if self._opened is None else self._opened.driver.manifest_path(batch_id)
+        manifest_path = (
+            "" if self._opened is None else self._opened.driver.coordinator.manifest_path(batch_id)
+        )
         is_second = not is_first and batch_id == self._called and bool(manifest_path)
         path = partial_path(manifest_path) if is_second else failed_path(batch_id, manifest_path)
         try:

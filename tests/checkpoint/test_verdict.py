@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.checkpoint.facts import Base, Committed, Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest, Origin
-from tallystick.checkpoint.verdict import Done, Open, Refused, Run, judge
+from tallystick.checkpoint.verdict import Done, Open, Refused, Run, judge, look_behind
 from tallystick.errors import DataLossError, ManifestError, SparkLogError
 from tallystick.sink.transaction import Producer, Token
 from tallystick.source.offsets import SourceOffsets
@@ -287,3 +287,28 @@ def test_a_base_before_epochs_that_were_left_out_has_no_state():
     assert isinstance(begun(BEYOND, base, word=OLD_WORD), Refused)
     bare = replace(base, manifest=replace(base.manifest, state=()))
     assert begun(BEYOND, bare, word=OLD_WORD) == Open(bare.path)
+
+
+OPENED = Committed(Token(-1, "ours", "s3://checkpoint", ""), None, manifest_exists=False)
+
+
+def test_a_loop_does_not_guess_where_a_query_of_sparks_began() -> None:
+    """`latest` would be another place now, and at each start again."""
+    refused = look_behind(OPENED, OURS)
+
+    assert isinstance(refused, Refused)
+    assert "where its first one begins only Spark's log says" in str(refused.error)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_loop_that_takes_its_name_back_goes_on_behind_what_it_knows_to_be_committed(is_settled):
+    base = Base("tallystick/000000000004-1-ab.json", manifest(4))
+    theirs = Token(7, "theirs", "s3://other", "p")
+    found = Committed(theirs, None, True, bases=(base,), is_settled=is_settled)
+
+    judged = look_behind(found, ACCEPTING)
+
+    assert (judged is None) == is_settled
+    if not is_settled:
+        assert isinstance(judged, Refused)
+        assert "no note of a run that ended in order" in str(judged.error)

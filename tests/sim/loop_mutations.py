@@ -69,7 +69,7 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     def commit(self: Any, action: Any) -> Any:
         done = original(self, action)
-        if self.manifest_path(action.token.checkpoint_id):
+        if self.coordinator.manifest_path(action.token.checkpoint_id):
             self._storage.put(settled_path(action.token.manifest_path), b"")
         return done
 
