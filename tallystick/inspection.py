@@ -15,7 +15,7 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import retention
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
-from tallystick.errors import ManifestError
+from tallystick.errors import ManifestError, StorageError
 from tallystick.newest_epoch import counting, logged_decision, settled_epochs
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
@@ -279,7 +279,7 @@ class _Look:
         for path in self.storage.names(s.CLAIMS):
             try:
                 claim = s.decode_claim(self.storage.get(path) or b"", path)
-            except ManifestError as error:
+            except (ManifestError, StorageError) as error:
                 unread.append(str(error))
             else:
                 kept.append(claim.state)

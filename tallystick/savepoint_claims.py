@@ -3,18 +3,20 @@
 See `checkpoint.savepoint.Claim`.
 """
 
-import contextlib
+import logging
 from datetime import UTC, datetime
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.savepoint import Claim, Savepoint
-from tallystick.errors import ManifestError, OptionError
+from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.ports import Storage
 from tallystick.savepoint_files import files_of, whole_uri
 from tallystick.savepoint_target import Written
 from tallystick.state.handles import StepState
 from tallystick.wholeness import read_manifest
+
+logger = logging.getLogger(__name__)
 
 
 def now() -> str:
@@ -42,18 +44,16 @@ def put_claim(
     return path
 
 
-def end_claims(
-    folder: Storage, holder: str, *, only_look: bool = False, only_tries: bool = False
-) -> bool:
-    """Remove a holder's claims; return whether there is any."""
-    found = False
+def claims_of(folder: Storage, holder: str, *, only_tries: bool = False) -> list[str]:
+    """The paths of a holder's claims; one that cannot be read is logged, and nobody's."""
+    found = []
     paths = folder.names(s.CLAIMS)
     for path in filter(s.is_try, paths) if only_tries else paths:
-        with contextlib.suppress(ManifestError):
+        try:
             if s.decode_claim(folder.get(path) or b"", path).holder == holder:
-                found = True
-                if not only_look:
-                    folder.delete(path)
+                found.append(path)
+        except (ManifestError, StorageError) as error:  # a folder, for example
+            logger.warning("%s: %s is passed over: %s", folder.location, path, error)
     return found
 
 

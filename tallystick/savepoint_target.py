@@ -5,6 +5,7 @@ empty then. Where the storage cannot create a file exclusively, only the look th
 stands between two commands.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import FOLDER as MANIFESTS
@@ -23,11 +25,15 @@ from tallystick.state.handles import FOLDER as STATE_FOLDER
 logger = logging.getLogger(__name__)
 
 MARKER = "being-written"
-"""A file that says who fills the folder."""
+"""A file that says who fills the folder, or empties it."""
+DELETION = "savepoint delete"
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
 MADE_WHOLE_BY = (s.FILE, "metadata")
 """What is written last: with it, a folder is a savepoint or a checkpoint."""
 MARK_SHOWN_MAX = 200
+
+_at_work: set[str] = set()
+"""What tells the marks of this process' commands apart that have not ended."""
 
 Written = list[tuple[Storage, str]]
 """Folders and the paths in them, in the order of writing."""
@@ -41,14 +47,39 @@ def taken(folder: Storage, command: str) -> Iterator[None]:
         OptionError: it is in use, or another command fills it, or was killed while it did.
     """
     refuse_used(folder)
-    is_marked = _mark(folder, command)
-    try:
+    with _marked(folder, command) as is_marked:
         if is_marked:
             refuse_used(folder)  # another command may have filled it since, and be done
         yield
+
+
+@contextmanager
+def held_to_delete(folder: Storage) -> Iterator[None]:
+    """Have a savepoint's folder to oneself; the place of a command that was killed is taken.
+
+    Raises:
+        OptionError: another command has it, or was killed where it cannot be seen from here.
+    """
+    mark = folder.get(MARKER)
+    if mark is not None and _is_dead(mark):
+        folder.delete(MARKER)
+    with _marked(folder, DELETION):
+        yield
+
+
+@contextmanager
+def _marked(folder: Storage, command: str) -> Iterator[bool]:
+    name = uuid.uuid4().hex
+    _at_work.add(name)
+    try:
+        is_marked = _mark(folder, command, name)
+        try:
+            yield is_marked
+        finally:
+            if is_marked:
+                _remove(folder, MARKER)
     finally:
-        if is_marked:
-            _remove(folder, MARKER)
+        _at_work.discard(name)
 
 
 def refuse_used(folder: Storage) -> None:
@@ -78,11 +109,11 @@ def refuse_used(folder: Storage) -> None:
         )
 
 
-def _mark(folder: Storage, command: str) -> bool:
+def _mark(folder: Storage, command: str, name: str) -> bool:
     """Create the marker; False: this storage cannot create a file exclusively."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     who = f"{command} (process {os.getpid()} on {socket.gethostname()}, since {since})"
-    mark = f"{who}\n{uuid.uuid4().hex}\n".encode()
+    mark = f"{who}\n{name}\n{os.getpid()}\n{_machine()}\n".encode()
     try:
         if folder.put_new(MARKER, mark):
             return True
@@ -92,11 +123,53 @@ def _mark(folder: Storage, command: str) -> bool:
             logger.warning("%s is not kept from other commands: %s", folder.location, error)
         if found is None or found == mark:
             return found is not None
+    writer = _writer(folder)
+    doing = "emptied" if writer.startswith(DELETION) else "filled"
     raise OptionError(
-        f"{folder.location} is being filled by {_writer(folder) or 'another command'}. Nothing was "
+        f"{folder.location} is being {doing} by {writer or 'another command'}. Nothing was "
         f"changed. Name another folder, or wait. If that command was killed, remove the file "
         f"{MARKER} there, then try again."
     )
+
+
+def _machine() -> str:
+    """Where a process id means the same process: until the next boot, in one container."""
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not Linux
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        found.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(found)
+
+
+def _is_dead(mark: bytes) -> bool:
+    """Whether a command has surely ended; what runs on another machine may be slow."""
+    lines = mark.decode(errors="replace").splitlines()
+    if len(lines) != 4 or lines[3] != _machine() or not lines[2].isdecimal():
+        return False
+    if int(lines[2]) == os.getpid():
+        return lines[1] not in _at_work
+    try:
+        os.kill(int(lines[2]), 0)  # only asks
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's; or no number of a process
+        return False
+    return False
+
+
+def refuse_at_work(folder: Storage, claimed: str) -> None:
+    """Raise if a command fills or empties a folder, or was killed while it did.
+
+    Args:
+        folder: who holds claims.
+        claimed: where.
+    """
+    if folder.get(MARKER) is not None:
+        raise OptionError(
+            f"{folder.location} has {MARKER}: {_writer(folder) or 'a command'} is at work there, "
+            f"and may use files of {claimed}. Nothing was changed. Wait for it. If that command "
+            f"was killed, remove the file {MARKER} there, then try again."
+        )
 
 
 def _writer(folder: Storage) -> str:

@@ -6,6 +6,7 @@ copied was superseded, and the newest epoch is taken anew.
 """
 
 import json
+import logging
 import time
 import uuid
 from dataclasses import replace
@@ -24,7 +25,7 @@ from tallystick.errors import (
 )
 from tallystick.newest_epoch import AskKafka, Newest, newest_committed
 from tallystick.ports import Storage
-from tallystick.savepoint_claims import end_claims, now, own_claim, put_claim, refuse_in_use
+from tallystick.savepoint_claims import claims_of, now, own_claim, put_claim, refuse_in_use
 from tallystick.savepoint_files import (
     SupersededError,
     check_files,
@@ -37,10 +38,19 @@ from tallystick.savepoint_files import (
     uri_in,
     whole_uri,
 )
-from tallystick.savepoint_target import Written, all_or_none, put_description, taken
+from tallystick.savepoint_target import (
+    Written,
+    all_or_none,
+    held_to_delete,
+    put_description,
+    refuse_at_work,
+    taken,
+)
 from tallystick.state.handles import FOLDER as STATE_FOLDER
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage, local_path, shown
+
+logger = logging.getLogger(__name__)
 
 TRIES_MAX = 5
 TRY_PAUSE_S = 1.0
@@ -72,7 +82,8 @@ def create(
     holder = referable(target)
     _refuse_sparks_state(checkpoint)
     with taken(target, "savepoint create"):
-        end_claims(checkpoint, holder, only_tries=True)  # that were killed
+        for claim in claims_of(checkpoint, holder, only_tries=True):  # that were killed
+            checkpoint.delete(claim)
         for attempt in range(TRIES_MAX):
             newest = newest_committed(checkpoint, ask_kafka, epoch)
             try:
@@ -316,9 +327,19 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         What was deleted; None: its description was damaged.
 
     Raises:
-        OptionError: there is none; or a checkpoint uses its files; or its claim is another's.
+        OptionError: there is none; or a checkpoint uses its files; or its claim is another's; or
+            another command is at work there.
         ManifestError: its description is damaged, or its claim.
     """
+    _description(savepoint_at, or_tombstone=True)  # no mark where there is no savepoint
+    with held_to_delete(savepoint_at):
+        savepoint = _delete(savepoint_at, force)
+    savepoint_at.delete(s.TOMBSTONE)  # behind the mark: a deletion that is cut off is known by it
+    return savepoint
+
+
+def _delete(savepoint_at: Storage, force: bool) -> Savepoint | None:
+    """Remove all but the description under its other name."""
     data = _description(savepoint_at, or_tombstone=True)
     savepoint = _decoded_unless(force, data, savepoint_at)
     if savepoint_at.get("metadata") is not None:
@@ -338,12 +359,21 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         _bring_back(savepoint_at, data)
         raise
     for path in own:
-        savepoint_at.delete(path)
+        _remove_file(savepoint_at, path, force)
     if savepoint is not None and claim_in is not None:
         claim_in.delete(savepoint.claim)
-    for path in (*savepoint_at.names(s.CLAIMS), s.TOMBSTONE):
-        savepoint_at.delete(path)
+    for path in savepoint_at.names(s.CLAIMS):
+        _remove_file(savepoint_at, path, force)
     return savepoint
+
+
+def _remove_file(savepoint_at: Storage, path: str, force: bool) -> None:
+    try:
+        savepoint_at.delete(path)
+    except StorageError as error:
+        if not force or not isinstance(error.__cause__, IsADirectoryError):
+            raise
+        logger.warning("%s: %s is left: it is no file", savepoint_at.location, path)
 
 
 def _bury(savepoint_at: Storage, data: bytes, force: bool) -> None:
@@ -383,16 +413,22 @@ def release(checkpoint: Storage, holder: str) -> None:
         holder: the location of who claimed them, as `inspect` shows it.
 
     Raises:
-        OptionError: it claims nothing; or it is there, so its files are in use.
+        OptionError: it claims nothing; or it is there, or being written, so the files are in use.
     """
     holder = whole_uri(shown(holder))
-    if not end_claims(checkpoint, holder, only_look=True):
+    claims = claims_of(checkpoint, holder)
+    if not claims:
         raise OptionError(f"{checkpoint.location}: {holder} claims none of its files.")
+    place = checkpoint.at(holder)
+    refuse_at_work(place, checkpoint.location)  # first: whoever is done has one of these
     for name in (s.FILE, "metadata"):
-        if checkpoint.at(holder).get(name) is not None:
+        if place.get(name) is not None:
             raise OptionError(
                 f"{holder} has {name}: it is there, and uses files of {checkpoint.location}. "
                 f"Nothing was changed. Delete it first; a savepoint by `tallystick savepoint "
                 f"delete`, which ends its claim too."
             )
-    end_claims(checkpoint, holder)
+    if place.get(s.TOMBSTONE) is not None:
+        raise OptionError(s.unfinished_deletion(holder))
+    for path in claims:  # no others: a command that began since has its own
+        checkpoint.delete(path)

@@ -265,7 +265,7 @@ class Busy(FileStorage):
         super().delete(path)
 
 
-@pytest.mark.parametrize("at", range(1, 15))
+@pytest.mark.parametrize("at", range(1, 22))
 @pytest.mark.parametrize("within", ["delete", "restore"])
 def test_a_savepoint_is_deleted_or_used_never_both(job, tmp_path, within, at):
     """Both would succeed, and the new checkpoint have no state."""
@@ -307,7 +307,7 @@ def test_a_savepoint_is_deleted_or_used_never_both(job, tmp_path, within, at):
         assert content(new) == {}
 
 
-@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("at", range(20))
 def test_a_deletion_that_was_cut_off_is_told_and_can_be_finished(job, tmp_path, at):
     place, operations = tmp_path / "saved", []
 
