@@ -23,7 +23,7 @@ from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import errors, sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from tallystick.errors import OptionError, RetriableError
@@ -36,10 +36,11 @@ Result = TypeVar("Result")
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 USERS_PATH = "SET LOCAL search_path TO DEFAULT"
 """For the rest of a transaction: triggers of the user's table may rely on it."""
-_WAITS_FOR_STANDBY = (
-    "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
-)
-_OWN_PATH = "SET search_path = pg_catalog, pg_temp"
+_SEEN = """
+    SELECT pg_is_in_recovery(), count(*) > 0, coalesce(bool_or(wait_event = 'SyncRep'), false)
+    FROM pg_stat_activity WHERE pid = $1
+"""
+OWN_PATH = "SET search_path = pg_catalog, pg_temp"
 CONNECT_TIMEOUT_S = 10
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -97,16 +98,21 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
         OptionError: the connection string is wrong, or refused.
         RetriableError: there is no answer, or a standby answers.
     """
+    return _connected(dsn, patience_s)[0]
+
+
+def _connected(dsn: str, patience_s: float | None) -> tuple[Connection, int]:
+    """See `connect`; with the number of the server's process behind it."""
     secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
     with ours("connecting", secrets):
         made = psycopg.connect(dsn, **settings)
     try:
         with ours("setting up the session", secrets), cut_off(made, patience_s):
-            _set_up(made)
+            pid = _set_up(made)
     except BaseException:
         made.close()
         raise
-    return made
+    return made, pid
 
 
 def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
@@ -139,7 +145,8 @@ def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
     }
 
 
-def _set_up(connection: Connection) -> None:
+def _set_up(connection: Connection) -> int:
+    """Make the session as it must be; the server says the process's number: a pooler invents it."""
     parts = [
         f"CASE WHEN current_setting('{name}') = '0' THEN set_config('{name}', '{value}', false) END"
         for name, value in _TIMEOUTS.items()
@@ -150,14 +157,17 @@ def _set_up(connection: Connection) -> None:
     )
     parts.append("set_config('default_transaction_isolation', 'read committed', false)")
     parts.append("set_config('default_transaction_read_only', 'off', false)")
-    connection.execute(_OWN_PATH)
-    row = connection.execute(query(f"SELECT pg_is_in_recovery(), {', '.join(parts)}")).fetchone()
+    connection.execute(OWN_PATH)
+    row = connection.execute(
+        query(f"SELECT pg_is_in_recovery(), pg_backend_pid(), {', '.join(parts)}")
+    ).fetchone()
     assert row is not None
     if row[0]:
         raise RetriableError(
             "PostgreSQL: the server is a standby, in recovery: it takes no writes, and does not "
             "show what is prepared; the dsn must lead to the primary"
         )
+    return int(row[1])
 
 
 def lend(dsn: str, application: str = "") -> Connection:
@@ -267,24 +277,42 @@ def cut_off(
     raise RetriableError(f"PostgreSQL: {why}, which was waited for {patience_s:.3g} s") from None
 
 
+def _same_server(dsn: str, connection: Connection) -> str:
+    """The connection string that leads to where this connection does, and nowhere else."""
+    info = connection.info
+    return make_conninfo(
+        dsn, host=info.host, hostaddr=info.hostaddr, port=info.port, target_session_attrs="any"
+    )
+
+
 def _trouble(dsn: str, pid: int) -> str:
     """Why a session's answer does not come, as another one sees it; nothing: it is at work.
 
     Locks have a timeout of their own, lost connections keepalives; statements, too, but not the
     wait for a standby behind a COMMIT.
+
+    Args:
+        dsn: to the session's server alone: that another one answers says nothing.
+        pid: of the session's process, as the server says it.
     """
     try:
         with (
             psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other,
             cut_off(other, _ASKED_S),
         ):
-            other.execute("SET ROLE NONE")  # what a session does is shown to who has connected
-            is_stuck = other.execute(_WAITS_FOR_STANDBY, [pid]).rowcount
+            # What a session does is shown to who has connected.
+            other.execute(query(f"SET ROLE NONE; {OWN_PATH}"))
+            row = other.execute(_SEEN, [pid]).fetchone()
     except (errors.ConnectionTimeout, RetriableError):
         return _SILENT
     except psycopg.Error:  # that it has no room for another session is an answer
         return ""
-    return "no standby confirmed a commit (synchronous_standby_names)" if is_stuck else ""
+    assert row is not None
+    is_standby, is_there, is_stuck = row
+    if is_stuck:
+        return "no standby confirmed a commit (synchronous_standby_names)"
+    # A standby is another server, which something between has led to: it knows nothing of ours.
+    return "" if is_there or is_standby else "the server has no such session any more"
 
 
 @contextmanager
@@ -319,6 +347,7 @@ class Session:
         self._dsn = dsn
         self.secrets = secrets_of(dsn)
         self._connection: Connection | None = None
+        self._pid = 0
 
     def run(
         self, doing: str, work: Callable[[Connection], Result], until: float | None = None
@@ -346,8 +375,8 @@ class Session:
 
     def _run(self, doing: str, work: Callable[[Connection], Result], until: float) -> Result:
         if self._connection is None:
-            self._connection = connect(self._dsn, seconds_until(until))
-        trouble = partial(_trouble, self._dsn, self._connection.info.backend_pid)
+            self._connection, self._pid = _connected(self._dsn, seconds_until(until))
+        trouble = partial(_trouble, _same_server(self._dsn, self._connection), self._pid)
         with_end = cut_off(self._connection, seconds_until(until), trouble)
         try:
             with ours(doing, self.secrets), with_end:

@@ -20,6 +20,7 @@ from tallystick.postgres.connection import (
     transaction,
 )
 from tallystick.postgres.names import application_of, prefix_of, staged_id
+from tallystick.postgres.own_tables import refuse_loss
 from tallystick.postgres.schema import (
     ID,
     NO_TABLE,
@@ -173,7 +174,11 @@ def commit_staged(
                     f"the rows in {staging} with {target}, then delete what is not right"
                 )
             connection.execute(USERS_PATH)
-            connection.execute(query(move(staging, target, columns, key)), [number])
+            moving = query(move(staging, target, columns, key))
+            # Planned only, it keeps both tables as they are, and needs no right that LOCK would.
+            connection.execute(query(f"EXPLAIN {moving}"), [number])
+            refuse_loss(connection, staging, target, columns, number)
+            connection.execute(moving, [number])
             moved = connection.execute(query(deletion(staging)), [number]).rowcount
             if moved != record_count:
                 raise DataLossError(

@@ -5,15 +5,19 @@ Invariants:
     * Rows that are staged, and may be decided, stay as they are, whatever becomes of their columns.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import Connection, literal, query, quoted
+from tallystick.postgres.connection import OWN_PATH, USERS_PATH, Connection, literal, query, quoted
 from tallystick.postgres.schema import (
     ID,
     POSITION,
     Table,
+    columns_of,
     registry_of,
     strangers_hand,
     tokens_of,
@@ -33,6 +37,18 @@ _UNFIT_CHECKS = """
     ORDER BY s.conname
 """
 """A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
+_RETYPED = """
+    SELECT FROM pg_catalog.pg_attribute s JOIN pg_catalog.pg_attribute t
+        ON t.attname OPERATOR(pg_catalog.=) s.attname
+    WHERE s.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
+      AND t.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+      AND s.attname OPERATOR(pg_catalog.=) ANY ($3::pg_catalog.text[])
+      AND (s.atttypid OPERATOR(pg_catalog.<>) t.atttypid
+           OR s.atttypmod OPERATOR(pg_catalog.<>) t.atttypmod)
+"""
+"""Asked with the user's search_path, where anybody may have operators."""
+_ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
+_OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 _MADE_MEANWHILE = (
     errors.UniqueViolation,  # in the catalogue
     errors.DuplicateTable,
@@ -119,57 +135,111 @@ def _attributes_not_null(connection: Connection, table: Table) -> list[TableColu
     return [each for each in table.columns if each.name in names]
 
 
-def _staged_types(connection: Connection, table: Table) -> dict[str, str]:
-    return dict(
-        connection.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
-            [table.staging],
-        ).fetchall()
-    )
+def refuse_loss(
+    connection: Connection, staging: str, target: str, columns: Sequence[str], number: int
+) -> None:
+    """Refuse the commit of staged rows whose values the user's table would change.
+
+    Its columns may have been altered since the start, and a start with other transactions does not
+    look at staged rows.
+
+    Args:
+        connection: in a transaction that keeps both tables as they are; with the user's
+            search_path.
+        staging: as SQL.
+        target: the user's table, as SQL.
+        columns: of the rows.
+        number: of the rows.
+
+    Raises:
+        OptionError: the user's table would cut, pad, round or shift a value.
+    """
+    if not connection.execute(_RETYPED, [staging, target, list(columns)]).rowcount:
+        return
+    connection.execute(_OWN_PATH_MEANWHILE)
+    held, wanted = columns_of(connection, staging), columns_of(connection, target)
+    for name in columns:
+        old, new = held[name], wanted[name]
+        if old.type_name != new.type_name:
+            with _lossless(connection, (staging, target), old, new, f"{ID} = {number}"):
+                pass
+    connection.execute(USERS_PATH)
 
 
 def _retype_rows(connection: Connection, table: Table) -> None:
     """Give columns of staged rows, which may be decided, their new types.
 
     Raises:
-        OptionError: a cast would cut, pad or round a value, or there is none.
+        OptionError: a cast would cut, pad, round or shift a value, or there is none.
     """
-    found = _staged_types(connection, table)
-    for column in table.columns:
-        old, new, name = found.get(column.name), column.type_name, quoted(column.name)
-        if old in {None, new}:
-            continue
-        # As text, since not all types know what is equal.
-        rounded = f"{name}::{new}::{old}::text IS DISTINCT FROM {name}::text"
+    held = columns_of(connection, table.staging)
+    for new in table.columns:
+        old = held.get(new.name)
+        if old is not None and old.type_name != new.type_name:
+            with _lossless(connection, (table.staging, table.sql), old, new):
+                # Without USING, since an explicit cast cuts and pads without a word.
+                change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.type_name}"
+                _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
+
+
+@contextmanager
+def _lossless(
+    connection: Connection,
+    tables: tuple[str, str],
+    old: TableColumn,
+    new: TableColumn,
+    which: str = "true",
+) -> Iterator[None]:
+    """Run a block if all values of a column of staged rows stay what they are in another type.
+
+    Args:
+        connection: in a transaction.
+        tables: of staged rows, and the user's, as SQL.
+        old: the column of the first.
+        new: the column of the second.
+        which: a condition for the rows.
+
+    Raises:
+        OptionError: a value would not, or the block says so.
+    """
+    staging, target = tables
+    name, was, now = quoted(old.name), old.type_name, new.type_name
+    # As text, since not all types know what is equal.
+    rounded = f"{name}::{now}::{was}::text IS DISTINCT FROM {name}::text"
+    refused = "what a value means would depend on the session's TimeZone"
+    # There and back a value would be the same again.
+    if not _is_moved(old.kind, new.kind):
         refused = "a value would not stay as it is"
         try:
             with connection.transaction():
-                asked = f"SELECT FROM {table.staging} WHERE {rounded} LIMIT 1"
+                asked = f"SELECT FROM {staging} WHERE {which} AND {rounded} LIMIT 1"
                 if not connection.execute(query(asked)).rowcount:
-                    # Without USING, since an explicit cast cuts and pads without a word.
-                    ddl = f"ALTER TABLE {table.staging} ALTER COLUMN {name} TYPE {new}"
-                    _run_ddl(connection, ddl, table.staging)
-                    continue
+                    yield
+                    return
         except (errors.DataError, errors.CannotCoerce, errors.DatatypeMismatch) as error:
             refused = str(error.diag.message_primary)
-        raise OptionError(
-            f"{table.staging} has rows that wait for their commit, and column {name} of "
-            f"{table.sql} is {new} now, and was {old}: {refused}. Nothing was changed. ALTER "
-            f"the column back to {old}, start once, so that they are committed, and stop; then "
-            f"change it again"
-        )
+    raise OptionError(
+        f"{staging} has rows that wait for their commit, and column {name} of {target} is {now} "
+        f"now, and was {was}: {refused}. Nothing was changed. ALTER the column back to {was}, "
+        f"start once, so that they are committed, and stop; then change it again"
+    )
+
+
+def _is_moved(old: str, new: str) -> bool:
+    """Whether one of two types has a time zone, and the other takes the session's for it."""
+    kinds = {old.removeprefix("_"), new.removeprefix("_")}
+    return bool(kinds & _ZONED) and bool(kinds & _ZONELESS)
 
 
 def _differences(connection: Connection, table: Table) -> list[str]:
     """What the user's table has got since its staging table was made."""
-    found = _staged_types(connection, table)
+    found = columns_of(connection, table.staging)
     changes = []
     for column in table.columns:
         name, kind = quoted(column.name), column.type_name
         if column.name not in found:
             changes.append(f"ADD COLUMN {name} {kind}")
-        elif found[column.name] != kind:
+        elif found[column.name].type_name != kind:
             changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
     filled = [each.name for each in table.columns if each.has_default or each.generated]
     if not connection.execute(_IS_REPLICATED, [table.staging]).rowcount:

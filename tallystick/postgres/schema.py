@@ -192,7 +192,7 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
             f"capitals or signs"
         )
     oid, schema, name, kind, persistence, inserts, updates, selects = row
-    columns = tuple(TableColumn(*each) for each in connection.execute(_COLUMNS, [oid]).fetchall())
+    columns = _columns(connection, oid)
     problems = []
     if kind not in {"r", "p"} or persistence == "t":
         problems.append("is a view, a foreign or a temporary table: expected an ordinary one")
@@ -207,6 +207,22 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
     if persistence == "u":
         logger.warning("table %s is unlogged: a crash of the server empties it", table)
     return Table(schema, name, columns)
+
+
+def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
+    """The columns that a table has now, by their names.
+
+    Args:
+        connection: with its own search_path, which types are named by.
+        table: as SQL; one that is not there has none.
+    """
+    row = connection.execute(_FOUND, [table]).fetchone()
+    assert row is not None
+    return {each.name: each for each in _columns(connection, row[0])}
+
+
+def _columns(connection: Connection, oid: object) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(*each) for each in connection.execute(_COLUMNS, [oid]).fetchall())
 
 
 def _key_problems(
@@ -280,6 +296,8 @@ def lock_without_code(
         column: by which rows are found: its name and its type, one of PostgreSQL's own.
         nowait: fail rather than wait for a lock.
     """
+    # Where it is on, whoever plans a query evaluates what CHECKs call.
+    connection.execute("SET LOCAL constraint_exclusion = off")
     for is_locked in (False, True):
         asked = [table, *column]
         if not connection.execute(query(_WITHOUT_CODE), asked).rowcount:

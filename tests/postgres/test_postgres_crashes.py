@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -504,6 +505,45 @@ def test_a_server_without_room_for_another_session_is_at_work() -> None:
         server.resume()
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("attrs", ["any", "read-write"])
+def test_a_frozen_server_is_not_waited_for_because_another_host_is_there(
+    postgres: PostgresServer, attrs: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        nobody = unused.getsockname()[1]
+    dsn = (
+        f"host={postgres.folder},127.0.0.1 port=5432,{nobody} user=postgres dbname=postgres "
+        f"target_session_attrs={attrs}"
+    )
+    session = connection_module.Session(dsn)
+    session.run("asking", lambda it: it.execute("SELECT 1"))
+    thaw = threading.Timer(30, postgres.resume)
+    postgres.pause()
+    try:
+        thaw.start()
+        began = time.monotonic()
+        with pytest.raises(RetriableError, match="did not answer"):
+            session.run("asking", lambda it: it.execute("SELECT 1"), until=began + 1)
+        took_s = time.monotonic() - began
+    finally:
+        thaw.cancel()
+        postgres.resume()
+    assert took_s < 20
+    gc.collect()  # as above
+    session.close()
+
+
+def test_a_session_that_its_server_does_not_know_is_not_waited_for(
+    postgres: PostgresServer,
+) -> None:
+    with postgres.connect() as gone:
+        pid = gone.info.backend_pid
+        assert connection_module._trouble(postgres.dsn, pid) == ""
+    while postgres.query("SELECT FROM pg_stat_activity WHERE pid = %s", pid):
+        time.sleep(0.02)
+    assert "no such session" in connection_module._trouble(postgres.dsn, pid)
 
 
 def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(

@@ -13,8 +13,9 @@ from postgres_writing import COLUMNS, OWNER, attempted, begun, opened, prepared,
 from real_postgres import PostgresServer
 
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
-from tallystick.postgres.connection import close_kept
+from tallystick.postgres.connection import close_kept, connect
 from tallystick.postgres.names import application_prefix, owner_prefix
+from tallystick.postgres.schema import lock_without_code
 from tallystick.sink.two_phase import Committable, Outcome
 
 Create = Callable[..., str]
@@ -698,6 +699,24 @@ def test_what_was_staged_where_a_stranger_has_code_is_named_not_touched(
     cleared = told.rpartition("DELETE FROM ")[2]
     place.as_low(f"DELETE FROM {cleared}")
     assert sorted(staged_in(place)) == [1, 2]
+
+
+def test_a_strangers_check_is_not_evaluated_when_his_table_is_read(place: Place) -> None:
+    """With constraint_exclusion=on whoever plans the query would run it."""
+    place.postgres.query(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {LOW}")
+    place.as_low(
+        f"CREATE FUNCTION {place.schema}.frozen(integer) RETURNS boolean IMMUTABLE LANGUAGE "
+        f"plpgsql AS $$BEGIN RAISE EXCEPTION 'it runs'; END$$"
+    )
+    theirs = f"{place.schema}.theirs"
+    place.as_low(f"CREATE TABLE {theirs} (name text CHECK ({place.schema}.frozen(1)))")
+    place.postgres.query(f"GRANT ALL ON {theirs} TO {HIGH}")
+
+    connection = connect(f"{place.high} options='-c constraint_exclusion=on'")
+    with connection.transaction():
+        assert lock_without_code(connection, theirs, ("name", "text"), nowait=True)
+        connection.execute(f"SELECT name FROM ONLY {theirs} WHERE starts_with(name, 'x')")
+    connection.close()
 
 
 def test_what_was_staged_in_another_roles_schema_is_told_of(

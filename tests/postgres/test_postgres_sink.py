@@ -423,6 +423,10 @@ def test_the_staging_table_follows_the_users(postgres: PostgresServer, table: Cr
         ("interval", "interval(0)", "'0.25 s'"),
         ("text", "integer", "'x'"),
         ("integer", "date", "1"),
+        ("timestamp", "timestamptz", "'2026-01-01 12:00'"),
+        ("timestamptz", "timestamp", "'2026-01-01 12:00'"),
+        ("date", "timestamptz", "'2026-01-01'"),
+        ("time", "timetz", "'12:00'"),
     ],
 )
 def test_rows_that_wait_are_not_cut_by_a_new_type(
@@ -476,6 +480,53 @@ def test_rows_that_wait_take_a_new_type_that_holds_them(
 
     driver = opened(postgres.dsn, name, transactions="staged")
     assert driver.commit(pending) is Outcome.COMMITTED
+    driver.close()
+
+
+@pytest.mark.parametrize("way", ["staged", "prepared"])
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("numeric(10,2)", "numeric(10,0)", "1.25"),
+        ("text", "varchar(2)", "'ab  '"),
+        ("timestamp", "timestamptz", "'2026-01-01 12:00'"),
+    ],
+)
+def test_rows_are_not_cut_by_a_type_that_changes_before_their_commit(
+    postgres: PostgresServer, table: Create, way: str, old: str, new: str, value: str
+) -> None:
+    """While the pipeline runs, or before a start that does not look at staged rows."""
+    name = table(f"a bigint, c {old}")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, pa.record_batch({"a": [1], "c": pa.nulls(1)}))
+    staging = name.replace(".", ".tallystick_staged_")
+    postgres.query(f"UPDATE {staging} SET c = {value}")
+    before = postgres.query(f"SELECT c::text FROM {staging}")
+    postgres.query(f"ALTER TABLE {name} ALTER c TYPE {new}")
+    if way == "prepared":
+        driver.close()
+        driver = opened(postgres.dsn, name, transactions=way)
+
+    with pytest.raises(OptionError, match=r'tallystick_staged_t.*column "c".*ALTER the column'):
+        driver.commit(pending)
+    assert postgres.query(f"SELECT c::text FROM {staging}") == before
+    assert postgres.query(f"SELECT * FROM {name}") == []
+
+    postgres.query(f"ALTER TABLE {name} ALTER c TYPE {old}")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT c::text FROM {name}") == before
+    driver.close()
+
+
+def test_rows_go_into_a_type_that_changes_before_their_commit_and_holds_them(
+    postgres: PostgresServer, table: Create
+) -> None:
+    name = table("a bigint, b varchar(9)")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, rows_of(1))
+    postgres.query(f"ALTER TABLE {name} ALTER a TYPE numeric, ALTER b TYPE text")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT * FROM {name}") == [(1, "row 1")]
     driver.close()
 
 
