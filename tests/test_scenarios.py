@@ -29,6 +29,7 @@ from tallystick.checkpoint.protocol import Action, Event
 from tallystick.checkpoint.savepoint import Savepoint, seed_of
 from tallystick.errors import TallystickError
 from tallystick.job import Driver
+from tallystick.sim.checker import offered_words
 from tallystick.sim.faults import Fault
 from tallystick.sim.other_systems import OtherSystem
 from tallystick.sim.rows import Row
@@ -38,7 +39,7 @@ from tallystick.sim.sink_oracle import SinkOracle
 from tallystick.sim.sinks import numbered
 from tallystick.sim.spark import Checkpoint, Positions
 from tallystick.sim.wire import Call
-from tallystick.sim.world import OUTPUT, OWN, World, accept_word
+from tallystick.sim.world import OUTPUT, OWN, World
 from tallystick.sink.tokens import decode_token
 
 SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
@@ -243,5 +244,5 @@ def test_scenario(path: Path) -> None:
 
 
 def test_accepting_needs_the_word_of_the_message() -> None:
-    assert accept_word("start once with accept='yes-really'.") == "yes-really"
-    assert accept_word("restore the file") == ""
+    assert offered_words("start once with accept='yes-really'.") == {"yes-really"}
+    assert offered_words("restore the file") == set()

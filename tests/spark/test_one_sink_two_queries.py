@@ -21,14 +21,27 @@ from tallystick.spark import epochs, query
 WAIT_S = 20.0
 
 
+class FakeCoordinator:
+    """Knows the manifest of the newest epoch that was committed."""
+
+    newest = -1
+
+    def manifest_path(self, checkpoint_id: int) -> str:
+        """See `Coordinator.manifest_path`."""
+        path = f"{FOLDER}/{checkpoint_id:012d}-1-ab.json"
+        return path if checkpoint_id == self.newest else ""
+
+
 @dataclass
 class FakeDriver:
     """Notes what is committed through it."""
 
     pipeline: str
     cluster_id: str = "sink"
+    coordinator: FakeCoordinator = field(default_factory=FakeCoordinator)
 
     def run_epoch(self, request: Any, engine: Any) -> None:
+        self.coordinator.newest = request.checkpoint_id
         committed.append((self.pipeline, request.sources, engine.engine))
         engine.run_epoch(request.checkpoint_id, None, ())
 
@@ -109,6 +122,7 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     found = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
     monkeypatch.setattr(query, "current_run", found.current_run)
     monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
+    monkeypatch.setattr(query, "check_is_read", lambda *_: None)
     monkeypatch.setattr(query, "_sink_of_run", {})
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
@@ -186,13 +200,16 @@ def test_calls_of_one_function_from_several_threads_take_turns(queries: Queries)
             second.result(0.2)
         queries.may_open.set()
         first.result(WAIT_S)
-        second.result(WAIT_S)
+        with pytest.raises(SecondCallError):  # its turn came behind the first one's
+            second.result(WAIT_S)
 
     assert queries.opened == ["slow"], "a run opens once"
 
 
 @pytest.mark.parametrize(
-    ("first_batch", "note"), [(1, "partial"), (0, "failed")], ids=["behind it", "before it"]
+    ("first_batch", "note"),
+    [(1, f"partial-{1:012d}-1-ab"), (0, f"failed-{1:012d}")],
+    ids=["behind it", "before it"],
 )
 def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
     queries: Queries, first_batch: int, note: str
@@ -206,5 +223,5 @@ def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
         queries.run("one", 2)
 
     assert len(committed) == first_batch + 1
-    for each in (f"{note}-{1:012d}", f"failed-{2:012d}"):  # of the call that was refused too
+    for each in (note, f"failed-{2:012d}"):  # of the call that was refused too
         assert (queries.folder / f"one/{FOLDER}/{each}").exists()
