@@ -123,7 +123,7 @@ def test_a_file_system_that_cannot_is_refused_with_the_ways_on():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("s3"))
+    server = Server(tmp_path_factory.mktemp("s3"), one_at_a_time=True)
     options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
     keys = {"access_key": "key", "secret_key": "hunter2"}
     fs.S3FileSystem(endpoint_override=server.host, **options, **keys).create_dir("exclusive")

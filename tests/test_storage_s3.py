@@ -20,14 +20,29 @@ from tallystick.testing.process import ProcessGroup
 READY_S = 60
 
 
-class Server:
-    """moto's S3, in a process of its own."""
+ONE_AT_A_TIME = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+app = DomainDispatcherApplication(create_backend_app)
+run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=False)
+"""
 
-    def __init__(self, folder):
+
+class Server:
+    """moto's S3, in a process of its own.
+
+    `one_at_a_time`: it looks whether a name is free and then takes it, in two steps; where two ask
+    at once, real S3 lets one win, and its threads may let both.
+    """
+
+    def __init__(self, folder, *, one_at_a_time=False):
         (port,) = free_ports(1, "127.0.0.1")
         self.host = f"127.0.0.1:{port}"
         self.log = folder / "requests.log"
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        if one_at_a_time:
+            command = [sys.executable, "-c", ONE_AT_A_TIME, str(port)]
         self.group = ProcessGroup()
         self.process = self.group.spawn(command, self.log)
         deadline = time.monotonic() + READY_S
