@@ -51,7 +51,7 @@ class Request:
 
     checkpoint_id: int
     sources: tuple[str, ...]
-    may_skip: bool
+    may_skip: bool = True
     start: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
