@@ -15,7 +15,6 @@ from typing import Any
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.refusals import begins_nowhere
-from tallystick.errors import DataLossError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
@@ -28,10 +27,9 @@ from tallystick.spark.executions import QueryRun
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
 from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
+from tallystick.spark.write_epochs import stored_lineage
+from tallystick.spark_log import METADATA
 from tallystick.storage import FileStorage
-
-METADATA = "metadata"
-"""Where Spark keeps the id of a query, and a loop of our own that of its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +169,15 @@ def start_loop(
 
 
 def lineage_of(storage: FileStorage) -> str:
-    """The id of a checkpoint, which its first run gives it.
+    """The id of a checkpoint, which its first run gives it, where Spark would keep a query's.
 
     Raises:
         DataLossError: it is damaged.
     """
-    data = storage.get(METADATA)
-    if data is None:
-        made = json.dumps({"id": str(uuid.uuid4())}).encode()
-        storage.put_new(METADATA, made)  # if another run was quicker, its id counts
-        data = storage.get(METADATA) or made
-    try:
-        return str(json.loads(data)["id"])
-    except (ValueError, KeyError, TypeError):
-        raise DataLossError(
-            f"checkpoint {storage.location}: its file {METADATA} should hold the id of the "
-            f"checkpoint, found {len(data)} bytes that do not. Nothing was changed. Put a whole "
-            f"copy of the checkpoint back; or start from a new checkpoint."
-        ) from None
+    if storage.get(METADATA) is None:
+        # If another run was quicker, its id counts.
+        storage.put_new(METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
+    return stored_lineage(storage)
 
 
 def _offsets(text: str) -> SourceOffsets:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -272,6 +272,18 @@ def test_a_late_attempt_of_the_same_number_is_told_of_also_behind_the_last_check
     assert read_back(config, topic) == ["beside"]
 
 
+def seconds_unanswered(kafka: EmbeddedKafka, call: Callable[[], object]) -> float:
+    """How long a call takes to give up while the broker is paused."""
+    kafka.pause(1)
+    try:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailableError):
+            call()
+        return time.monotonic() - began
+    finally:
+        kafka.resume(1)
+
+
 def test_commits_that_nobody_answers_share_one_deadline(
     kafka: EmbeddedKafka, config: KafkaConfig, topic: str, pipeline: str
 ) -> None:
@@ -285,14 +297,7 @@ def test_commits_that_nobody_answers_share_one_deadline(
         prepared = tuple(
             written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
         )
-        kafka.pause(1)
-        try:
-            began = time.monotonic()
-            with pytest.raises(BrokerUnavailableError):
-                sinks.commit(prepared)
-            took_s = time.monotonic() - began
-        finally:
-            kafka.resume(1)
+        took_s = seconds_unanswered(kafka, lambda: sinks.commit(prepared))
         assert timeout_s <= took_s < tasks * timeout_s / 2
 
         assert sinks.commit(prepared) == ()
@@ -313,14 +318,7 @@ def test_aborts_that_nobody_answers_share_one_deadline(
         prepared = tuple(
             written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
         )
-        kafka.pause(1)
-        try:
-            began = time.monotonic()
-            with pytest.raises(BrokerUnavailableError):
-                sinks.abort(prepared)
-            took_s = time.monotonic() - began
-        finally:
-            kafka.resume(1)
+        took_s = seconds_unanswered(kafka, lambda: sinks.abort(prepared))
         assert timeout_s <= took_s < tasks * timeout_s / 2
 
         sinks.abort(prepared)
