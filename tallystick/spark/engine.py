@@ -22,13 +22,10 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.errors import EpochAbortedError
 from tallystick.exchange import FRAME_DDL, Frame
 from tallystick.fan_out import CollectPlan, FanOut
 from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
@@ -36,13 +33,12 @@ from tallystick.keyed_task import ProcessPlan
 from tallystick.parent_process import check_parent
 from tallystick.ports import Prepared
 from tallystick.sink.transaction import Producer
-from tallystick.source.assigner import share_out, share_pieces
-from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
-from tallystick.spark.failures import meaning_of, run_until_alive
+from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.shipment import Parcel, Shipment
+from tallystick.spark.tasks import Shares, TaskRunner, Unread
 from tallystick.state.handles import StepState
-from tallystick.task import EncodePlan, Outlet, ReadPlan, Report, WritePlan, send
+from tallystick.task import EncodePlan, Outlet, Report, WritePlan, send
 
 MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]
 MakeLast = Callable[[int], EncodePlan | FanOut]
@@ -50,41 +46,13 @@ MakeLast = Callable[[int], EncodePlan | FanOut]
 REPORT_DDL = "report string"
 NO_ROWS = -(1 << 31)
 """The source of frames that only begin an epoch; no task's index."""
-Shares = tuple[tuple[SplitRange, ...], ...]
-"""The splits of each reader."""
-
-
-def share(
-    spark: SparkSession, splits: tuple[SplitRange, ...], split_count_min: int | None
-) -> Shares:
-    """Divide the splits among as many readers as Spark runs tasks at a time.
-
-    Args:
-        spark: where they run.
-        splits: one per partition.
-        split_count_min: partitions are cut until there are about so many pieces; None: they stay
-            whole, and the reader of each is the one that Flink gives it.
-    """
-    pieces = cut_splits(splits, split_count_min)
-    reader_count = max(1, min(spark.sparkContext.defaultParallelism, len(pieces)))
-    if len(pieces) > len(splits):
-        return share_pieces(pieces, reader_count)
-    return share_out(pieces, reader_count)
-
-
-@dataclass(frozen=True)
-class Unread:
-    """The splits of an epoch by reader, and how they are read."""
-
-    shares: Shares
-    plan: ReadPlan
 
 
 @dataclass(frozen=True)
 class SplitsEngine:
     """Runs an epoch from splits that our own readers fetch; no row reaches the JVM."""
 
-    spark: SparkSession
+    tasks: TaskRunner
     unread: Unread
     last: MakeLast
     write: MakeWritePlan
@@ -100,53 +68,7 @@ class SplitsEngine:
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
-        with Shipment(self.spark.sparkContext) as shipment:
-            return _collect(lambda: self._reports(epoch, write, shipment), epoch, self._run_nothing)
-
-    def _run_nothing(self) -> None:
-        """One idle task for each core, in the workers that those of an epoch run in."""
-        count = self.spark.sparkContext.defaultParallelism
-        self.spark.sparkContext.parallelize(range(count), count).foreachPartition(_idle)
-
-    def _reports(
-        self, epoch: KeyedEpoch, write: WritePlan | CollectPlan, shipment: Shipment
-    ) -> list[Report]:
-        context, task_count = self.spark.sparkContext, len(self.unread.shares)
-        reading, writing = shipment.pack((self.unread, epoch.first)), shipment.pack(write)
-
-        def read_share(index: int, indices: Iterable[int]) -> Iterator[tuple[Any, Any]]:
-            deque(indices, maxlen=0)  # Spark does not reuse a worker that left input unread
-            unread, first = reading.plan
-            rows = unread.plan.read_both(unread.shares[index])
-            for frame in send(first, rows, source=index, attempt_number=_attempt_number()):
-                yield frame[:3], frame[3:]
-
-        def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
-            yield writing.plan.write(_frames(pairs), _attempt_number())
-
-        frames = context.parallelize(range(task_count), task_count).mapPartitionsWithIndex(
-            read_share
-        )
-        for plan in epoch.plans:
-            routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
-            frames = routed.mapPartitionsWithIndex(_process_pairs(shipment.pack(plan)))
-        if epoch.writer_count:
-            frames = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
-        return frames.mapPartitions(write_frames).collect()
-
-
-def _process_pairs(
-    parcel: Parcel[ProcessPlan],
-) -> Callable[[int, Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]:
-    def process(index: int, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        for frame in parcel.plan.run(_frames(pairs), index, _attempt_number()):
-            yield frame[:3], frame[3:]
-
-    return process
-
-
-def _frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Frame]:
-    return (Frame(*key, *value) for key, value in pairs)
+        return prepared(self.tasks.run(self.unread, epoch, write), epoch)
 
 
 @dataclass(frozen=True)
@@ -176,9 +98,10 @@ class DataFrameEngine:
         write = replace(self.write(producer), stage=epoch.stage)
         with Shipment(self.spark.sparkContext) as shipment:
             rows = self.rows(shipment)
-            return _collect(
-                lambda: self._reports(rows, epoch, write, shipment), epoch, self._run_nothing
+            reports = in_living_workers(
+                lambda: self._reports(rows, epoch, write, shipment), self._run_nothing
             )
+        return prepared(reports, epoch)
 
     def _run_nothing(self) -> None:
         """As `SplitsEngine`: Spark has workers of another pool for DataFrames."""
@@ -196,12 +119,12 @@ class DataFrameEngine:
         first, writing = shipment.pack(epoch.first), shipment.pack(write)
 
         def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            number = _attempt_number()
+            number = attempt_number()
             for frame in send(first.plan, batches, source=_task_index(), attempt_number=number):
                 yield _frame_row(frame)
 
         def write_frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            report = writing.plan.write(_frames_of(batches), _attempt_number())
+            report = writing.plan.write(_frames_of(batches), attempt_number())
             yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
         frames = rows.mapInArrow(send_rows, FRAME_DDL)
@@ -223,7 +146,7 @@ def _process_rows(
     parcel: Parcel[ProcessPlan],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def process(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in parcel.plan.run(_frames_of(batches), _task_index(), _attempt_number()):
+        for frame in parcel.plan.run(_frames_of(batches), _task_index(), attempt_number()):
             yield _frame_row(frame)
 
     return process
@@ -271,7 +194,7 @@ def _dead_letter_frames(
         unread = reading.plan
         letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
         # A source of its own: Spark may run both sides of the union as one task.
-        source, number = -1 - _task_index(), _attempt_number()
+        source, number = -1 - _task_index(), attempt_number()
         for frame in send(first.plan, letters, source=source, attempt_number=number):
             yield _frame_row(frame)
 
@@ -293,32 +216,13 @@ def _token() -> str:
     return secrets.token_hex(8)
 
 
-def _collect(
-    run: Callable[[], list[Report]], epoch: KeyedEpoch, run_nothing: Callable[[], None]
-) -> Prepared:
-    """Run the job and gather its reports; the first error met is the epoch's.
-
-    Where the epoch has to run again, Spark's dead workers are got rid of: see `run_until_alive`.
-    """
-    try:
-        reports = run()
-        for report in reports:
-            error_met = report.to_error()
-            if error_met is not None:
-                raise error_met
-    except Exception as error:
-        meaning = meaning_of(error)
-        if isinstance(meaning, EpochAbortedError):
-            run_until_alive(run_nothing)
-        if meaning is error:
-            raise
-        raise meaning from error
+def prepared(reports: list[Report], epoch: KeyedEpoch) -> Prepared:
+    """Gather the reports of an epoch; the first error met is the epoch's."""
+    for report in reports:
+        error_met = report.to_error()
+        if error_met is not None:
+            raise error_met
     return epoch.prepared(reports)
-
-
-def _idle(elements: Iterable[int]) -> None:
-    deque(elements, maxlen=0)
-    check_parent()
 
 
 def _idle_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -326,22 +230,8 @@ def _idle_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def _target(key: tuple[int, int, int]) -> int:
-    return key[0]
-
-
-def _task_context() -> TaskContext:
-    context = TaskContext.get()
-    assert context is not None, "runs in a Spark task"
-    return context
-
-
-def _attempt_number() -> int:
-    return _task_context().attemptNumber()
-
-
 def _task_index() -> int:
-    return _task_context().partitionId()
+    return task_context().partitionId()
 
 
 def _frame_row(frame: Frame) -> pa.RecordBatch:

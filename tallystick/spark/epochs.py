@@ -8,13 +8,14 @@ from tallystick.checkpoint.facts import Identity
 from tallystick.errors import OptionError
 from tallystick.job import Driver
 from tallystick.keyed_epoch import NO_STEPS, KeyedSteps
-from tallystick.spark.engine import DataFrameEngine, Unread
+from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.executions import QueryRun, active_runs, session_of
 from tallystick.spark.listening import at_end, listen
 from tallystick.spark.query import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, Written
 from tallystick.spark.source import FORMAT
+from tallystick.spark.tasks import Unread
 from tallystick.storage import FileStorage
 from tallystick.task import BatchFunction
 

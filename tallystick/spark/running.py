@@ -36,9 +36,10 @@ from tallystick.sink.rights import Right, reading, showing
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
-from tallystick.spark.engine import SplitsEngine, Unread, read_frame, share
+from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
 from tallystick.spark.executions import QueryRun
+from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
@@ -47,6 +48,7 @@ from tallystick.spark.query import EpochRunner
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import FORMAT, read_plan, register
+from tallystick.spark.tasks import Unread, share
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
 from tallystick.spark_log import SparkLog
 from tallystick.steps import FrameStage, Step, arrange
@@ -231,12 +233,16 @@ class PipelineRun:
         stop = from_json(json.loads(batch.sources[0]))
         check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
-            share(self.spark, splits_of(batch, stop), self._split_count_min),
+            share(
+                self.spark.sparkContext.defaultParallelism,
+                splits_of(batch, stop),
+                self._split_count_min,
+            ),
             replace(self._read, functions=stages.before),
         )
         if stages.frames is None:
             return SplitsEngine(
-                spark=self.spark,
+                tasks=JobTasks(self.spark.sparkContext),
                 unread=unread,
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,

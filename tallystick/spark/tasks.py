@@ -1,0 +1,53 @@
+"""The port that both engines are: what runs the tasks of an epoch, from splits on."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tallystick.fan_out import CollectPlan
+from tallystick.keyed_epoch import KeyedEpoch
+from tallystick.source.assigner import share_out, share_pieces
+from tallystick.source.planner import cut_splits
+from tallystick.source.split import SplitRange
+from tallystick.task import ReadPlan, Report, WritePlan
+
+Shares = tuple[tuple[SplitRange, ...], ...]
+"""The splits of each reader."""
+
+
+def share(parallelism: int, splits: tuple[SplitRange, ...], split_count_min: int | None) -> Shares:
+    """Divide the splits among readers.
+
+    Args:
+        parallelism: how many tasks run at a time; there are no more readers.
+        splits: one per partition.
+        split_count_min: partitions are cut until there are about so many pieces; None: they stay
+            whole, and the reader of each is the one that Flink gives it.
+    """
+    pieces = cut_splits(splits, split_count_min)
+    reader_count = max(1, min(parallelism, len(pieces)))
+    if len(pieces) > len(splits):
+        return share_pieces(pieces, reader_count)
+    return share_out(pieces, reader_count)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The splits of an epoch by reader, and how they are read."""
+
+    shares: Shares
+    plan: ReadPlan
+
+
+class TaskRunner(Protocol):
+    """Runs the tasks of epochs that begin with splits."""
+
+    def run(
+        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
+    ) -> list[Report]:
+        """Run all tasks of an epoch; each has stopped writing when this returns, or raises.
+
+        Raises:
+            EpochAbortedError: a task is lost, and with it what it did.
+            what a function of the user's raised.
+        """
+        ...
