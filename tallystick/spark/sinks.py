@@ -1,6 +1,7 @@
 """What epochs are written to: the cluster whose transaction decides, if any, and other sinks."""
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -37,6 +38,9 @@ from tallystick.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+COUNTED_FOR_S = 1.0
+"""How long the number of a topic's partitions is taken for what it was."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class SinkCluster:
         self.settings = settings
         self.broker = KafkaBroker(settings.config, settings.transaction_timeout_ms)
         self.age: EpochAge | None = None
+        self._counts: Mapping[str, int] = {}
+        self._counted_s = -COUNTED_FOR_S
 
     def target(self, pipeline: str) -> Target:
         """Where the pipeline of this name keeps its decision."""
@@ -133,7 +139,12 @@ class SinkCluster:
 
     def _partition_counts(self) -> Mapping[str, int]:
         if self.settings.topic is not None:
-            return self.broker.partition_counts([self.settings.topic])
+            # What a second ago was true will do: a partition that was added is used a second later.
+            if time.monotonic() - self._counted_s > COUNTED_FOR_S:
+                self._counts = self.broker.partition_counts([self.settings.topic])
+                self._counted_s = time.monotonic()
+            return self._counts
+        # Rows name topics of their own: one that was created just now must be known.
         return self.broker.partition_counts(self.broker.topics())
 
 

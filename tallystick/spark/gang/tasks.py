@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from threading import Event, Lock, Thread
 from typing import Any
@@ -56,6 +57,8 @@ class GangTasks:
     ) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
         gang = self.start()
+        if isinstance(write, WritePlan):
+            write = replace(write, has_second_attempts=False)
         order = Order(
             run=next(self._runs),
             unread=unread,
