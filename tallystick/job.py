@@ -276,10 +276,10 @@ class Driver:
 
     def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
         match action:
-            case c.PlanEpoch(checkpoint_id, start):
+            case c.PlanEpoch(checkpoint_id, start, state):
                 assert isinstance(by, EpochSource), "who wants the next epoch plans it"
                 self._asked_for = checkpoint_id
-                planned = by.plan(checkpoint_id, start)
+                planned = by.plan(checkpoint_id, start, state)
                 return c.EpochPlanned(planned.sources, planned.start)
             case c.RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"

@@ -191,7 +191,7 @@ class Coordinator:
         return c.PlanEpoch(*verdict.following(self._known, self._identity))
 
     def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> c.Action:
-        epoch, _ = verdict.following(self._known, self._identity)
+        epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and not isinstance(judged, verdict.Open):

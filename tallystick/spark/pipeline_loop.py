@@ -29,6 +29,7 @@ from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
 from tallystick.spark.write_epochs import stored_lineage
 from tallystick.spark_log import METADATA
+from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
 
@@ -64,8 +65,11 @@ class PlannedByUs:
         """See `run.loop.LoopSource.stop_at_what_is_there`."""
         self._planner.stop_at_what_is_there()
 
-    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
+        self._run.keyed.check(state)
         self._planned_at_ms = time.time_ns() // 1_000_000
         position = _offsets(start[0]) if start else self._planner.first()
         stop = self._planner.next(position, self._offset_count_max)
