@@ -4,12 +4,14 @@ import contextlib
 import os
 import struct
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from socket import socket
 from threading import Thread
 from typing import Any, NoReturn
+
+from pyspark import TaskContext
 
 from tallystick.errors import TallystickError, WorkerOrphanedError
 from tallystick.exchange import Frame
@@ -161,9 +163,13 @@ class Member:
     ) -> Callable[[int], Iterable[Frame]]:
         return lambda at: self._inbox.frames(run, stage, at, source_count)
 
-    def _mine(self, task_count: int) -> range:
-        """The tasks of a stage that this member runs."""
-        return range(self._index, task_count, self._count)
+    def _mine(self, task_count: int) -> Iterator[int]:
+        """The tasks of a stage that this member runs, as the user's functions see them too."""
+        context: Any = TaskContext.get()
+        for index in range(self._index, task_count, self._count):
+            if context is not None:
+                context._partitionId = index  # else it is the same in all epochs and stages
+            yield index
 
     def _deliver(
         self, run: int, stage: int, source_count: int, made: Callable[[int], Iterable[Frame]]
