@@ -7,7 +7,7 @@ from itertools import count
 from threading import Event, Lock, Thread
 from typing import Any
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_epoch import KeyedEpoch
@@ -119,6 +119,23 @@ class GangTasks:
         gang = self._gang
         if gang is not None and not gang.is_lost:
             gang.leave()
+
+
+def obstacle(conf: SparkConf) -> str:
+    """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
+
+    Connections between members are authenticated and not encrypted, and frames that overflow lie
+    on disk as they are: where Spark is told to encrypt, its own shuffle is used.
+    """
+    for name, why in (
+        ("spark.network.crypto.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.ssl.rpc.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.io.encryption.enabled", "resident tasks do not encrypt what overflows to disk"),
+        ("spark.dynamicAllocation.enabled", "resident tasks would hold all executors for ever"),
+    ):
+        if (conf.get(name, "false") or "").lower() == "true":
+            return f"{name}=true: {why}"
+    return ""
 
 
 def size_of(context: SparkContext) -> Size:
