@@ -37,6 +37,8 @@ class TableColumn:
         has_default: whether rows may leave it out although it refuses nulls.
         generated: whether the server computes it.
         always: whether it is GENERATED ALWAYS AS IDENTITY: given at an INSERT, never changed.
+        type_id: the server's number of its type, which may be a domain.
+        type_modifier: the column's own; `modifier` may be that of its domain.
     """
 
     name: str
@@ -47,6 +49,8 @@ class TableColumn:
     has_default: bool = False
     generated: bool = False
     always: bool = False
+    type_id: int = 0
+    type_modifier: int = -1
 
 
 class Fields(NamedTuple):
