@@ -167,6 +167,8 @@ def _set_up(connection: Connection) -> int:
     )
     parts.append("set_config('default_transaction_isolation', 'read committed', false)")
     parts.append("set_config('default_transaction_read_only', 'off', false)")
+    # Else a double precision becomes a text of 15 digits.
+    parts.append("set_config('extra_float_digits', '1', false)")
     connection.execute(OWN_PATH)
     row = connection.execute(
         query(f"SELECT pg_is_in_recovery(), pg_backend_pid(), {', '.join(parts)}")
