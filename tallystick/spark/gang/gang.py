@@ -16,7 +16,8 @@ from pyspark import SparkContext
 
 from tallystick.errors import EpochAbortedError
 from tallystick.parent_process import check_parent
-from tallystick.spark.gang.link import Link, LinkBrokenError, listen
+from tallystick.spark.gang.inbox import HELD_BYTES_MAX
+from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import (
     CANCEL,
     CUT,
@@ -27,7 +28,7 @@ from tallystick.spark.gang.member import (
     Spec,
     serve,
 )
-from tallystick.spark.gang.messages import Known, Order, dumps, loads
+from tallystick.spark.gang.messages import Known, Order, PicklingError, dumps, loads
 from tallystick.spark.shipment import Shipment
 from tallystick.task import Report
 
@@ -80,6 +81,7 @@ class Gang:
     Raises:
         GangStoppedError: the query was stopped before all members were there.
         GangLostError: they did not all come up.
+        PicklingError: what they need cannot be sent.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Gang:
         self._is_lost = False
         self._job_ended = Event()
         self._job_error: Exception | None = None
+        self._end = ""
         host, reached = _addresses(context)
         self._listener = listen(host)
         self._port = int(self._listener.getsockname()[1])
@@ -147,7 +150,7 @@ class Gang:
             if kind == DONE:
                 reports += loads(found)
             elif kind == FAILED and failure is None:
-                failure, give_up_s = loads(found), time.monotonic() + STOP_MAX_S
+                failure, give_up_s = loads(found).to_error(), time.monotonic() + STOP_MAX_S
                 for link in self._links.values():
                     self._tell(link, CANCEL, order.run)
         if failure is not None:
@@ -164,7 +167,7 @@ class Gang:
     def give_up(self) -> None:
         """End the members at once, whatever they do; who waits for them is told."""
         self._is_lost = True
-        self._listener.close()
+        stop_listening(self._listener)
         for link in self._links.values():
             link.close()
         if not self._job_ended.wait(0.5):
@@ -185,9 +188,7 @@ class Gang:
         if failure is not None:
             raise failure
         self._check_wanted()
-        why = f": {loads(found)}" if kind == CUT else ""
-        if self._job_error is not None:
-            why += f". Spark says: {str(self._job_error)[:300]}"
+        why = (f": {loads(found)}" if kind == CUT else "") + self._end
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
             f"not known: the epoch is aborted, and runs again in new ones"
@@ -206,20 +207,22 @@ class Gang:
                 secret=self._secret,
                 count=self.size.members,
                 known=shipment.pack(self._known.objects),
+                held_bytes_max=HELD_BYTES_MAX,
             )
 
-            def be_members(task: int, nothing: Iterable[int]) -> Iterator[int]:
+            def run_members(task: int, nothing: Iterable[int]) -> Iterator[str]:
                 deque(nothing, maxlen=0)  # Spark does not reuse a worker that left input unread
                 check_parent()
-                serve(spec, range(task * processes, (task + 1) * processes))
-                return iter(())
+                return iter(serve(spec, range(task * processes, (task + 1) * processes)))
 
             try:
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
-                tasks.mapPartitionsWithIndex(be_members).collect()
+                said = tasks.mapPartitionsWithIndex(run_members).collect()
+                self._end = f": {'; '.join(said)}" if said else ""
             except Exception as error:
                 self._job_error = error
+                self._end = f". Spark says: {str(error)[:600]}"
             finally:
                 self._is_lost = True
                 self._job_ended.set()
@@ -243,8 +246,9 @@ class Gang:
             if index in addresses:
                 link.close()  # Spark runs a task again: the first one is lost
                 raise GangLostError(f"resident task {index} started twice")
+            link.expect_prompt_reading()
             self._links[index], addresses[index], self.pids[index] = link, address, pid
-        self._listener.close()
+        stop_listening(self._listener)
         for index, link in self._links.items():
             self._tell(link, *(addresses[at] for at in range(self.size.members)))
             Thread(target=self._listen, args=(index, link), daemon=True).start()
@@ -261,11 +265,10 @@ class Gang:
 
     def _check_coming(self, there: int) -> None:
         self._check_wanted()
+        if isinstance(self._job_error, PicklingError):
+            raise self._job_error
         if self._job_ended.is_set():
-            raise GangLostError(
-                f"{there} of {self.size.members} resident tasks came up. Spark says: "
-                f"{str(self._job_error)[:600]}"
-            )
+            raise GangLostError(f"{there} of {self.size.members} resident tasks came up{self._end}")
 
     def _warn(self, waited_s: float, there: int) -> None:
         logger.warning(
@@ -298,7 +301,7 @@ class Gang:
         try:
             while True:
                 self._heard.put(link.hear())
-        except LinkBrokenError:
+        except Exception:
             self._is_lost = True
             self._heard.put((LOST, index, 0, b""))
 

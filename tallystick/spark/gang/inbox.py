@@ -55,6 +55,7 @@ class Inbox:
 
     def begin(self, run: int) -> None:
         """Forget what came for earlier runs."""
+        assert run > self._run, f"run {run} begins behind run {self._run}"
         with self._changed:
             self._run = run
             for key in [key for key in self._channels if key[0] < run]:
@@ -135,7 +136,8 @@ class Inbox:
 
     def _kept(self, run: int, frame: Frame) -> _Kept:
         if run not in self._files:
-            self._files[run] = tempfile.TemporaryFile()  # noqa: SIM115  closed by begin
+            folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+            self._files[run] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by begin
         file = self._files[run]
         place = file.seek(0, io.SEEK_END)
         file.write(frame.data)

@@ -1,7 +1,17 @@
-"""A connection between two processes of a gang: authenticated, with messages of known length."""
+"""A connection between two processes of a gang: authenticated, with messages of known length.
+
+Invariants:
+    * Nothing is unpickled before the other side has proved the secret.
+    * A lost host is noticed in `SILENCE_MAX_S`: the kernels of both sides probe an idle connection,
+      and whoever only receives finds out even if the other side's data is what got lost.
+    * A process that is paused, or computes without letting go of the interpreter, is not taken for
+      lost: its kernel answers. What is sent to it waits.
+    * A process that a user's function forks keeps no connection open.
+"""
 
 import contextlib
 import hmac
+import os
 import secrets
 import socket
 import struct
@@ -9,13 +19,14 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from tallystick.errors import RetriableError
 from tallystick.spark.gang.messages import dumps, loads
 
 HANDSHAKE_MAX_S = 10.0
 SILENCE_MAX_S = 10
-"""How long a host may be out of reach before its connections end; a paused process is in reach."""
+"""How long a host may be out of reach before its connections end."""
 BUFFER_BYTES = 1 << 18
 VIEWS_MAX = 512
 """How many buffers one call may send; Linux takes 1,024."""
@@ -48,6 +59,7 @@ class Link:
         self._raw = raw
         self._lock = Lock()
         self._file = raw.makefile("rb", BUFFER_BYTES)
+        _links.add(self)
         try:
             _notice_silence(raw)
             raw.settimeout(HANDSHAKE_MAX_S)
@@ -84,6 +96,16 @@ class Link:
     def host(self) -> str:
         """The address of this side, which the other side reached or was called from."""
         return str(self._raw.getsockname()[0])
+
+    def expect_prompt_reading(self) -> None:
+        """End the connection too where nothing that was sent is taken for `SILENCE_MAX_S`.
+
+        For messages to a process that always reads. Without it, who sends to a lost host learns of
+        that when the other members do.
+        """
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = 1000 * SILENCE_MAX_S
+            self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def send(self, parts: Sequence[Any]) -> None:
         """Send buffers one after another, without joining them.
@@ -132,13 +154,37 @@ class Link:
     def close(self) -> None:
         """Hang up; whoever waits for the other side is woken."""
         with contextlib.suppress(OSError):
-            self._raw.shutdown(socket.SHUT_RDWR)
+            self._raw.shutdown(socket.SHUT_RDWR)  # wakes who reads, and so lets go of the file
+        with contextlib.suppress(OSError):
+            self._file.close()  # the descriptor closes with the last of both: then senders learn it
         self._raw.close()
+
+
+_links: WeakSet[Link] = WeakSet()
+
+
+def _close_in_fork() -> None:
+    """Close the copies that a fork has: with them, nobody would see the end of this process."""
+    for link in _links:
+        with contextlib.suppress(OSError):
+            os.close(link._raw.detach())
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def listen(host: str) -> socket.socket:
     """Listen on a free port."""
-    return socket.create_server((host, 0), backlog=256)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=256)
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Close a listening socket; a thread that waits in its `accept` is woken."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _proof(secret: bytes, word: bytes, nonce: bytes) -> bytes:
@@ -146,11 +192,7 @@ def _proof(secret: bytes, word: bytes, nonce: bytes) -> bytes:
 
 
 def _notice_silence(raw: socket.socket) -> None:
-    """Have the kernel end the connection when the other host is silent.
-
-    The kernels ask and answer: a process that is paused, or whose threads are all at work, is not
-    taken for lost.
-    """
+    """Have the kernel probe an idle connection, and end it when the other host is silent."""
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -158,7 +200,6 @@ def _notice_silence(raw: socket.socket) -> None:
         ("TCP_KEEPALIVE", 4),  # macOS's name for it
         ("TCP_KEEPINTVL", 2),
         ("TCP_KEEPCNT", (SILENCE_MAX_S - 4) // 2),
-        ("TCP_USER_TIMEOUT", 1000 * SILENCE_MAX_S),  # for what was sent and not acknowledged
     ):
         if hasattr(socket, name):
             raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import signal
 import struct
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from socket import socket
@@ -13,13 +14,13 @@ from typing import Any, NoReturn
 
 from pyspark import TaskContext
 
-from tallystick.errors import TallystickError, WorkerOrphanedError
+from tallystick.errors import WorkerOrphanedError
 from tallystick.exchange import Frame
 from tallystick.keyed_task import ProcessPlan
 from tallystick.parent_process import bind_to_forker
-from tallystick.spark.gang.inbox import HELD_BYTES_MAX, EpochCancelledError, Inbox
-from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen
-from tallystick.spark.gang.messages import Known, Order, dumps, loads
+from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
+from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
+from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
 from tallystick.spark.shipment import Parcel
 from tallystick.task import Report, send
 
@@ -32,6 +33,8 @@ SEND_PARTS = 300
 
 READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
 """What a member says: of itself, of its run of an order, of its connections to others."""
+LOST_OTHERS = 3
+"""A member's exit code when its driver, its Spark worker or another member is gone."""
 ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 """What the driver says."""
 
@@ -52,22 +55,37 @@ class Spec:
     secret: bytes = field(repr=False)
     count: int
     known: Parcel[tuple[Any, ...]] = field(repr=False)
-    held_bytes_max: int = HELD_BYTES_MAX
+    held_bytes_max: int
 
 
-def serve(spec: Spec, indices: Sequence[int]) -> None:
-    """Be one member, and fork a process for each other one; return when the driver says so.
+def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
+    """Fork members, and wait for their end; when one is lost, so are they all.
 
-    Raises:
-        LinkBrokenError: the driver does not want them, as when Spark runs a lost task again.
+    They are no process that Spark started: whatever becomes of them, its own worker lives, and ends
+    those that hang.
+
+    Returns:
+        How members ended that were not told to leave.
     """
-    children = [pid for index in indices[1:] if (pid := _fork(spec, index))]
+    members = {_fork(spec, index): index for index in indices}
+    said: list[str] = []
     try:
-        Member(spec, indices[0]).serve()
+        while members and not said:
+            pid, status = os.wait()
+            index = members.pop(pid, None)
+            if index is not None and status:
+                said.append(f"member {index} {_ended(os.waitstatus_to_exitcode(status))}")
     finally:
-        for pid in children:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        for pid in members:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return said
+
+
+def _ended(code: int) -> str:
+    if code < 0:
+        return f"was ended by signal {-code}, as when memory is short"
+    return "lost its driver, or another member" if code == LOST_OTHERS else "failed; see its log"
 
 
 def _fork(spec: Spec, index: int) -> int:
@@ -78,9 +96,13 @@ def _fork(spec: Spec, index: int) -> int:
         return pid
     try:
         bind_to_forker(parent)
-        Member(spec, index).serve()
+        member = Member(spec, index)
+        try:
+            member.serve()
+        finally:
+            member.close()
     except LinkBrokenError:
-        os._exit(1)
+        os._exit(LOST_OTHERS)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -101,18 +123,24 @@ class Member:
         self._known = spec.known.plan
         self._inbox = Inbox(spec.held_bytes_max)
         self._orders: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._peers: dict[int, Link] = {}
+        self._callers: SimpleQueue[Link] = SimpleQueue()
         self._driver = Link.call(spec.driver, spec.secret)
-        with listen(self._driver.host) as listener:
-            self._driver.say(index, listener.getsockname(), os.getpid())
+        self._driver.expect_prompt_reading()
+        listener = listen(self._driver.host)
+        try:
+            self._driver.say(index, listener.getsockname()[:2], os.getpid())
             addresses: tuple[Address, ...] = self._driver.hear()
             _begin(self._listen)  # from here on the driver may give the gang up
-            accepting = _begin(self._accept, listener)
-            self._peers = {
-                peer: Link.call(address, spec.secret)
-                for peer, address in enumerate(addresses)
-                if peer != index
-            }
-            accepting.join()
+            _begin(self._accept, listener)
+            for peer, address in enumerate(addresses):
+                if peer != index:
+                    self._peers[peer] = Link.call(address, spec.secret)
+            self._calls = [self._callers.get() for _ in self._peers]
+        finally:
+            stop_listening(listener)
+        for call in self._calls:
+            _begin(self._take, call)
 
     def serve(self) -> None:
         """Run orders until the driver says that there are no more."""
@@ -131,32 +159,42 @@ class Member:
                 said, found = FAILED, _portable(error)
             self._driver.say(said, self._index, run, found)
 
+    def close(self) -> None:
+        """Hang up; Spark has other tasks for this process, perhaps."""
+        for link in (self._driver, *self._peers.values(), *self._calls):
+            link.close()
+
     def _run(self, order: Order) -> list[Report]:
         run = order.run
         self._inbox.begin(run)
         shares, read = order.unread.shares, order.unread.plan
-        source_count = len(shares)
+        source_count, number = len(shares), order.attempt_number
 
         def made_by_reader(at: int) -> Iterable[Frame]:
-            return send(order.first, read.read_both(shares[at]), source=at)
+            rows = read.read_both(shares[at])
+            return send(order.first, rows, source=at, attempt_number=number)
 
         made: Callable[[int], Iterable[Frame]] = made_by_reader
         for stage, plan in enumerate(order.plans, start=1):
             self._deliver(run, stage, source_count, made)
-            made = self._processing(run, stage, plan, source_count)
+            made = self._processing(run, stage, plan, source_count, number)
             source_count = plan.base.parallelism
         if order.writer_count:
             stage = len(order.plans) + 1
             self._deliver(run, stage, source_count, made)
             made = self._received(run, stage, source_count)
         last_count = order.writer_count or source_count
-        return [order.write.write(iter(made(at)), 0) for at in self._mine(last_count)]
+        reports = []
+        for at in self._mine(last_count):
+            with _closing(made(at)) as frames:
+                reports.append(order.write.write(frames, 0))
+        return reports
 
     def _processing(
-        self, run: int, stage: int, plan: ProcessPlan, source_count: int
+        self, run: int, stage: int, plan: ProcessPlan, source_count: int, number: int
     ) -> Callable[[int], Iterable[Frame]]:
         received = self._received(run, stage, source_count)
-        return lambda at: plan.run(iter(received(at)), at, 0)
+        return lambda at: plan.run(iter(received(at)), at, number)
 
     def _received(
         self, run: int, stage: int, source_count: int
@@ -177,12 +215,13 @@ class Member:
         """Send what the tasks of this member make to the members whose tasks get it."""
         sending = {peer: _Sending(link) for peer, link in self._peers.items()}
         for source in self._mine(source_count):
-            for frame in made(source):
-                peer = frame.target % self._count
-                if peer == self._index:
-                    self._inbox.put(run, stage, frame)
-                else:
-                    sending[peer].add(run, stage, frame)
+            with _closing(made(source)) as frames:
+                for frame in frames:
+                    peer = frame.target % self._count
+                    if peer == self._index:
+                        self._inbox.put(run, stage, frame)
+                    else:
+                        sending[peer].add(run, stage, frame)
             self._inbox.end(run, stage, source)
             for each in sending.values():
                 each.end(run, stage, source)
@@ -205,15 +244,15 @@ class Member:
             _end_process()
 
     def _accept(self, listener: socket) -> None:
-        missing = self._count - 1
-        while missing:
-            raw, _ = listener.accept()
-            try:
-                link = Link.taken(raw, self._secret)
-            except LinkBrokenError:
-                continue  # a stranger
-            missing -= 1
-            _begin(self._take, link)
+        """Take calls until all peers are there; strangers do not hold up others."""
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                raw, _ = listener.accept()
+                _begin(self._greet, raw)
+
+    def _greet(self, raw: socket) -> None:
+        with contextlib.suppress(LinkBrokenError):
+            self._callers.put(Link.taken(raw, self._secret))
 
     def _take(self, link: Link) -> None:
         """Put what a peer sends into the inbox, until one of both ends."""
@@ -267,20 +306,28 @@ class _Sending:
         self._parts, self._bytes = [], 0
 
 
-def _portable(error: BaseException) -> bytes:
-    """An error as the driver can have it: of its own class where that can travel, else its text."""
-    text = "".join(traceback.format_exception(error))
-    note = f"in a resident task:\n{text}"
+@contextlib.contextmanager
+def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
+    """What a task makes, which lets go of everything when it is not made to its end."""
+    frames = iter(made)
     try:
-        again = loads(dumps(error))
-        if isinstance(again, Exception) and type(again) is type(error):
-            again.add_note(note)
-            return dumps(again)
+        yield frames
+    finally:
+        if isinstance(frames, Generator):
+            frames.close()
+
+
+def _portable(error: BaseException) -> bytes:
+    """An error as the driver can have it; see `messages.Failure`."""
+    text = "".join(traceback.format_exception(error))
+    line = traceback.format_exception_only(error)[-1].strip()
+    try:
+        data = dumps(error)
+        if type(loads(data)) is not type(error) or not isinstance(error, Exception):
+            data = b""
     except Exception:
-        pass
-    again = TallystickError(f"{type(error).__name__}: {error}")
-    again.add_note(note)
-    return dumps(again)
+        data = b""
+    return dumps(Failure(data, line, f"in a resident task:\n{text}"))
 
 
 def _begin(do: Callable[..., None], *given: object) -> Thread:
@@ -290,4 +337,4 @@ def _begin(do: Callable[..., None], *given: object) -> Thread:
 
 
 def _end_process() -> NoReturn:
-    os._exit(1)
+    os._exit(LOST_OTHERS)

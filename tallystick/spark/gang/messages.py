@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 
 from pyspark import cloudpickle as pyspark_cloudpickle
 
+from tallystick.errors import TallystickError
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_task import ProcessPlan
 from tallystick.spark.tasks import Unread
 from tallystick.task import Outlet, WritePlan
 
 cloudpickle: Any = pyspark_cloudpickle
+PicklingError = pickle.PicklingError
 
 
 def dumps(what: object) -> bytes:
@@ -41,6 +43,8 @@ class Order:
         plans: of the keyed steps.
         writer_count: how many tasks write; 0: the last ones before them tell what they did.
         write: what those tasks do.
+        attempt_number: of tasks that send to sinks of their own; from 1 on, members of a lost gang
+            may have begun transactions there.
     """
 
     run: int
@@ -49,6 +53,31 @@ class Order:
     plans: tuple[ProcessPlan, ...]
     writer_count: int
     write: WritePlan | CollectPlan
+    attempt_number: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a member.
+
+    Args:
+        pickled: the error; nothing where it cannot be pickled and read again, or is no `Exception`.
+        line: its class and text.
+        note: where it was raised.
+    """
+
+    pickled: bytes
+    line: str
+    note: str
+
+    def to_error(self) -> Exception:
+        """Return the error, of its own class where that can travel."""
+        try:
+            error: Exception = loads(self.pickled)
+        except Exception:  # the class is not to be had here, perhaps
+            error = TallystickError(self.line)
+        error.add_note(self.note)
+        return error
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]

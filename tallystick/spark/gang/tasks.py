@@ -11,7 +11,7 @@ from pyspark import SparkConf, SparkContext
 
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_epoch import KeyedEpoch
-from tallystick.spark.gang.gang import Gang, GangLostError, Size, is_local
+from tallystick.spark.gang.gang import Gang, GangLostError, GangStoppedError, Size, is_local
 from tallystick.spark.gang.messages import Order
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
@@ -51,6 +51,7 @@ class GangTasks:
         self._lock = Lock()
         self._gang: Gang | None = None
         self._stopped = Event()
+        self._attempt_number = 0
 
     def run(
         self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
@@ -66,11 +67,15 @@ class GangTasks:
             plans=epoch.plans,
             writer_count=epoch.writer_count,
             write=write,
+            attempt_number=self._attempt_number,
         )
         try:
             return gang.run(order)
-        except GangLostError:
-            JobTasks(self._context).heal()  # before tasks of a new gang come into dead workers
+        except Exception as error:
+            if gang.is_lost:
+                self._attempt_number = 1  # from now on: a process that is not heard of may wake up
+            if isinstance(error, GangLostError):
+                JobTasks(self._context).heal()  # before tasks of a new gang come into dead workers
             raise
 
     def start(self) -> Gang:
@@ -81,6 +86,7 @@ class GangTasks:
             GangLostError: it did not come up.
         """
         with self._lock:
+            self._check_wanted()
             if self._gang is not None and self._gang.is_lost:
                 self._gang.give_up()
                 self._gang = None
@@ -93,7 +99,14 @@ class GangTasks:
                     self._stopped,
                     self._epoch_max_s,
                 )
+                if self._stopped.is_set():  # meanwhile, by `close` or `cancel`, which saw no gang
+                    self._gang.leave()
+                self._check_wanted()
             return self._gang
+
+    def _check_wanted(self) -> None:
+        if self._stopped.is_set():
+            raise GangStoppedError(f"pipeline {self._name!r} was stopped")
 
     def prepare(self) -> None:
         """Start the gang in the background; the first epoch waits for it."""

@@ -1,0 +1,214 @@
+"""A gang without Spark: its tasks are forks of the test, its plans pass numbers on."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+from tallystick.exchange import Frame
+from tallystick.spark.gang import link as links
+from tallystick.spark.gang.gang import Gang, Size
+from tallystick.spark.gang.messages import Order
+from tallystick.task import Opened, Passing, Report, send
+
+WAIT_S = 30.0
+LEFT_SOMETHING = 7
+
+
+class ForkedContext:
+    """What `Gang` needs of a SparkContext; each task is a process, and none is tried again."""
+
+    master = "local[2]"
+
+    def __init__(self) -> None:
+        self._jsc = object()
+        self.pids: list[int] = []
+        self._lock = threading.Lock()
+
+    def setJobGroup(self, *_: object) -> None:
+        """Nothing to do."""
+
+    def cancelJobGroup(self, _: str) -> None:
+        """As Spark does it in the end with a task that does not listen."""
+        with self._lock:
+            for pid in self.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    def parallelize(self, tasks: range, _: int) -> Any:
+        """A job of so many tasks."""
+
+        def collect(function: Callable[[int, Iterator[int]], Any]) -> list[str]:
+            self.pids = [_forked(lambda at=at: function(at, iter(()))) for at in tasks]
+            statuses = [self._status(pid) for pid in list(self.pids)]
+            if any(statuses):
+                raise RuntimeError(f"tasks ended with {statuses}")
+            return []
+
+        return SimpleNamespace(
+            mapPartitionsWithIndex=lambda function: SimpleNamespace(
+                collect=lambda: collect(function)
+            )
+        )
+
+    def _status(self, pid: int) -> int:
+        """Of one that has ended; its id is nobody's then."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self.pids.remove(pid)
+            return os.waitpid(pid, 0)[1]
+
+
+def _forked(run: Callable[[], Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run()
+        deadline = time.monotonic() + 5
+        while threading.active_count() > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        is_open = any(link._raw.fileno() >= 0 for link in links._links)
+        os._exit(LEFT_SOMETHING if is_open or threading.active_count() > 1 else 0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def gang_of(
+    size: Size, *, epoch_max_s: float | None = None, stopped: Event | None = None, known: Any = ()
+) -> Gang:
+    """A gang that runs."""
+    context: Any = ForkedContext()
+    return Gang(context, size, known, "numbers", stopped or Event(), epoch_max_s)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Reads the numbers that a share is, and tells somebody of each."""
+
+    act: Callable[[int], None] = lambda number: None
+    at_end: Callable[[], None] = lambda: None
+
+    def read_both(self, share: tuple[int, ...]) -> Iterator[int]:
+        """See `ReadPlan`."""
+        try:
+            for number in share:
+                self.act(number)
+                yield number
+        finally:
+            self.at_end()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An outlet for numbers, each in a frame as large as asked for."""
+
+    target_count: int
+    size: int = 20
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """See `Outlet`."""
+        return Passing(self.frames, source, attempt)
+
+    def frames(self, number: Any, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """One."""
+        target, data = number % self.target_count, str(number).encode().ljust(self.size)
+        yield Frame(target, source, sequence, "", 0, 1, data, attempt)
+
+
+@dataclass(frozen=True)
+class Processing:
+    """A keyed step that adds a million."""
+
+    parallelism: int
+    outlet: Numbers
+    act: Callable[[int], None] = lambda number: None
+    at_end: Callable[[], None] = lambda: None
+    base: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", SimpleNamespace(parallelism=self.parallelism))
+
+    def run(self, frames: Iterator[Frame], at: int, number: int) -> Iterator[Frame]:
+        """See `ProcessPlan`."""
+
+        def numbers() -> Iterator[int]:
+            try:
+                for frame in frames:
+                    if frame.record_count:
+                        self.act(int(frame.data))
+                        yield int(frame.data) + 1_000_000
+            finally:
+                self.at_end()
+
+        yield from send(self.outlet, numbers(), at)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Reports what it got."""
+
+    act: Callable[[int], None] = lambda count: None
+
+    def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+        """See `WritePlan`."""
+        assert attempt_number == 0
+        found = [int(frame.data) for frame in frames if frame.record_count]
+        self.act(len(found))
+        return Report(notes=tuple(map(str, found)))
+
+
+def order(
+    run: int,
+    shares: tuple[tuple[int, ...], ...],
+    *,
+    reading: Reading | None = None,
+    steps: tuple[Processing, ...] = (),
+    writing: Writing | None = None,
+    size: int = 20,
+    writers: int = 3,
+) -> Order:
+    """An epoch of numbers."""
+    made: Any = {
+        "unread": SimpleNamespace(shares=shares, plan=reading or Reading()),
+        "first": Numbers(steps[0].parallelism if steps else writers, size),
+        "plans": steps,
+        "write": writing or Writing(),
+    }
+    return Order(run=run, writer_count=writers, **made)
+
+
+def numbers_of(reports: list[Report]) -> list[int]:
+    """What was written."""
+    return sorted(int(note) for report in reports for note in report.notes)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, also where nobody has asked for its status."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait for the end of processes."""
+    deadline = time.monotonic() + WAIT_S
+    while left := [pid for pid in pids if not is_gone(pid)]:
+        assert time.monotonic() < deadline, f"{left} live on"
+        time.sleep(0.02)
+
+
+def end(pids: list[int]) -> None:
+    """Let a failed test leave nobody behind."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

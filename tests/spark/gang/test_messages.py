@@ -1,0 +1,170 @@
+"""What driver and members pickle for each other: small orders, and whatever users write."""
+
+import subprocess
+import sys
+import textwrap
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tallystick.errors import TallystickError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.keyed_epoch import KeyedSteps
+from tallystick.sink.rows import RowLayout
+from tallystick.sink.transaction import Producer
+from tallystick.source.columns import Layout
+from tallystick.source.json_reader import JsonReader
+from tallystick.source.split import SplitRange
+from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
+from tallystick.spark.tasks import Unread
+from tallystick.state.keyed_batch import KeyedBatch, Update
+from tallystick.state.vectorised import vectorised
+from tallystick.task import EncodePlan, ReadPlan, WritePlan
+from tests.keyed_job import EVENTS, MemoryDoors, step
+
+CONFIG = KafkaConfig("broker-1.of.some.cluster:9092,broker-2.of.some.cluster:9092")
+ORDER_BYTES_MAX = 8_000
+"""For a few splits and two keyed steps; it is made, sent and read in every epoch."""
+
+
+def numbering(batch: KeyedBatch) -> Update:
+    numbers, totals = batch.running_count(start=batch.held("n"))
+    columns = {"user": batch.rows["user"], "n": batch.rows["n"], "at": numbers}
+    return Update(pa.record_batch(columns, schema=EVENTS), {"n": totals})
+
+
+def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
+    """An epoch's order, and what its pipeline's epochs have in common."""
+
+    def look_up(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if table else rows.slice(0, 0)
+
+    functions, doors = (look_up,), MemoryDoors()
+    processor = vectorised(numbering, state="n bigint")
+    steps = tuple(step(processor, uid=uid, functions=functions) for uid in ("one", "two"))
+    read = ReadPlan(CONFIG, Layout(JsonReader(EVENTS)), functions=functions)
+    encode = EncodePlan(RowLayout({"out": 3}, "out", json=True, key="user"), 3, "none", 1 << 20)
+    epoch = KeyedSteps(steps, task_count=4, doors=doors).epoch(7, 1, "token", (), encode)
+    shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))
+    order = Order(
+        run=3,
+        unread=Unread(shares, read),
+        first=epoch.first,
+        plans=epoch.plans,
+        writer_count=epoch.writer_count,
+        write=WritePlan(CONFIG, Producer("tallystick:p", 5, 6), 2),
+    )
+    return order, (CONFIG, read.layout, functions, doors, *steps)
+
+
+def test_an_order_leaves_out_what_members_have_and_stays_small() -> None:
+    order, shared = keyed_order({number: str(number) for number in range(100_000)})
+    known = Known(shared)
+    data = known.dumps(order)
+    assert len(data) < ORDER_BYTES_MAX
+    assert len(dumps(order)) > 1_000_000
+
+    members: Any = loads(dumps(known.objects))
+    again = Known.loads(data, members)
+    assert again.unread.shares == order.unread.shares
+    assert again.unread.plan.layout is members[known.objects.index(order.unread.plan.layout)]
+    assert again.plans[1].step is members[known.objects.index(order.plans[1].step)]
+    rows = pa.record_batch({"user": ["a"], "n": [1], "at": [2]}, schema=EVENTS)
+    assert again.unread.plan.functions[0](rows) == rows
+
+
+def test_only_the_very_object_is_left_out() -> None:
+    """One that is equal may be changed later; what the order has travels."""
+    known = Known([("one", 1), {"two": 2}])
+    equal: Any = {"two": 2}
+    data = known.dumps(Order(1, equal, known.objects[0], (), 0, known.objects[1]))
+    again: Any = Known.loads(data, ("first", "second"))
+    assert (again.first, again.write, again.unread) == ("first", "second", equal)
+
+
+@pytest.mark.parametrize("shared", Known.SHARED, ids=repr)
+def test_what_all_of_python_shares_stands_for_itself(shared: Any) -> None:
+    known = Known([shared, CONFIG])
+    order, _ = keyed_order({})
+    again = Known.loads(known.dumps(Order(1, shared, shared, (), 0, shared)), ("of the member",))
+    assert (again.unread, again.first, again.write) == (shared, shared, shared)
+    assert Known.loads(known.dumps(order), (CONFIG,)).run == 3
+
+
+def test_functions_of_functions_arrive() -> None:
+    def factorial(n: int) -> int:
+        return 1 if n == 0 else n * factorial(n - 1)
+
+    def is_even(n: int) -> bool:
+        return n == 0 or is_odd(n - 1)
+
+    def is_odd(n: int) -> bool:
+        return n != 0 and is_even(n - 1)
+
+    lambdas = [lambda n, k=k: factorial(n) * k for k in range(3)]
+    found: Any = loads(dumps((factorial, is_even, lambdas)))
+    assert found[0](5) == 120
+    assert found[1](10)
+    assert [each(3) for each in found[2]] == [0, 6, 12]
+
+
+def test_a_function_that_cannot_be_pickled_is_said_so() -> None:
+    lock = Lock()
+    with pytest.raises((PicklingError, TypeError), match="pickle"):
+        dumps(lambda: lock)
+
+
+def test_classes_of_a_script_arrive_and_its_errors_come_back_as_what_they_are() -> None:
+    """The script's own classes are nobody's to import; the other process is not the script."""
+    script = """
+        import subprocess, sys
+        from tallystick.spark.gang.messages import dumps, loads
+
+        class Mistake(ValueError):
+            def __init__(self, row):
+                super().__init__(f"in row {row}")
+                self.row = row
+            def __reduce__(self):
+                return Mistake, (self.row,)
+
+        class Doubler:
+            def of(self, n):
+                if n < 0:
+                    raise Mistake(n)
+                return 2 * n
+
+        member = '''if True:
+            import sys
+            from tallystick.spark.gang.member import _portable
+            from tallystick.spark.gang.messages import loads
+            doubler = loads(sys.stdin.buffer.read())
+            assert doubler.of(4) == 8
+            try:
+                doubler.of(-4)
+            except ValueError as error:
+                sys.stdout.buffer.write(_portable(error))
+        '''
+        found = subprocess.run(
+            [sys.executable, "-c", member], input=dumps(Doubler()), capture_output=True, check=True
+        )
+        error = loads(found.stdout).to_error()
+        assert type(error) is Mistake and error.row == -4, repr(error)
+        assert "in a resident task" in error.__notes__[0] and "in of" in error.__notes__[0]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_error_whose_class_the_driver_does_not_have_keeps_its_text() -> None:
+    class Elsewhere:
+        def __reduce__(self) -> Any:
+            return __import__, ("a_module_of_the_executors",)
+
+    error = Failure(dumps(Elsewhere()), "TheirError: no such row", "in a resident task").to_error()
+    assert type(error) is TallystickError
+    assert str(error) == "TheirError: no such row"
+    assert error.__notes__ == ["in a resident task"]
