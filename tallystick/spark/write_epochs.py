@@ -253,7 +253,7 @@ class WriteEpochs:
         if places:
             ids = ", ".join(sorted({repr(each.transactional_id) for each in places}))
             raise OptionError(
-                f"checkpoint {self._storage.location}: its epochs were decided by Kafka "
+                f"checkpoint {self._storage.location}: epochs may have been decided by Kafka "
                 f"transactions ({ids}), as foreachBatch(KafkaSink(...)) writes them, and "
                 f'format("tallystick") keeps decisions in the checkpoint: which epoch is committed '
                 f"cannot be asked here. No row was written. Start the query with "
