@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import KAFKA, Manifest
-from tallystick.decision_log import Entry, newest_entry, traces, transactional_ids
+from tallystick.decision_log import Entry, kafka_places, newest_entry, transactional_ids
 from tallystick.errors import OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
@@ -111,9 +111,7 @@ def deciding_ids(
         OptionError: another cluster may decide.
         ManifestError: a file is damaged.
     """
-    places = set() if entry is None else set(entry.kafka)
-    if entry is None or entry.is_silent:
-        places |= traces(checkpoint)
+    places = kafka_places(checkpoint, entry)
     for place in sorted(places):
         if place.cluster_id not in ("", cluster_id):
             raise OptionError(
