@@ -57,8 +57,9 @@ def newest_committed(
         ManifestError: the epoch's manifest is missing or damaged.
         DataLossError: Kafka does not tell which of several manifests counts.
     """
+    names = checkpoint.names(m.FOLDER)  # first: a pipeline that is quick goes on meanwhile
     epochs = settled_epochs(checkpoint)
-    _check_is_sparks(checkpoint, epochs[-1])
+    _check_is_sparks(checkpoint, names, epochs[-1])
     epoch = epochs[-1] if wanted is None else wanted
     if epoch not in epochs:
         raise OptionError(
@@ -89,9 +90,8 @@ def newest_committed(
     return Newest(epoch, path, read_manifest(checkpoint, path))
 
 
-def _check_is_sparks(checkpoint: Storage, newest: int) -> None:
+def _check_is_sparks(checkpoint: Storage, names: list[str], newest: int) -> None:
     """Spark's log stands still where a loop of our own has taken the checkpoint over."""
-    names = checkpoint.names(m.FOLDER)
     later = max(map(m.epoch_of, m.manifests(names)), default=-1)
     if newest_settled(names) > newest or later > newest + LOST_BY_POWER_CUT + 1:
         raise OptionError(

@@ -266,6 +266,19 @@ def test_a_link_that_leads_nowhere_is_no_claim(job):
     assert claimed_state(job.storage) == []
 
 
+def test_a_pipeline_that_is_quick_is_not_taken_for_one_without_sparks_log(job, tmp_path):
+    """What has happened between two looks at a checkpoint says nothing of it."""
+
+    class Quick(FileStorage):
+        def names(self, path: str) -> list[str]:
+            job.run(5)
+            return super().names(path)
+
+    saved = savepoints.create(Quick(str(job.folder)), folder(tmp_path / "new"), pause_s=0)
+
+    assert saved.manifest.checkpoint_id <= job.epoch
+
+
 class Busy(FileStorage):
     """Something is told of each operation before it is done."""
 
