@@ -355,7 +355,7 @@ def _delete(savepoint_at: Storage, force: bool) -> Savepoint | None:
     claim_in = None if savepoint is None else own_claim(savepoint, savepoint_at, force)
     try:
         _bury(savepoint_at, data, force)
-    except BaseException:
+    except OptionError:  # behind any other error its files may be gone: it stays a tombstone
         _bring_back(savepoint_at, data)
         raise
     for path in own:
