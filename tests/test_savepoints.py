@@ -392,6 +392,38 @@ def test_a_claim_that_a_killed_command_left_ends_with_the_next_try(job, tmp_path
     assert set(job.storage.names(s.CLAIMS)) == {saved.claim, *others}
 
 
+def test_a_savepoint_that_is_whole_has_no_claim_of_the_command_that_made_it(job, tmp_path):
+    """Nobody may end it as long as the savepoint is there, and its files are never collected."""
+    saved = tmp_path / "saved"
+
+    class Killed(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            super().put(path, data)
+            if path == s.FILE:
+                raise KeyboardInterrupt
+
+        def delete(self, path: str) -> None:
+            if not (saved / s.FILE).exists():  # then it is dead
+                super().delete(path)
+
+    with pytest.raises(KeyboardInterrupt):
+        savepoints.create(Killed(str(job.folder)), Killed(str(saved)))
+
+    assert savepoints.read(folder(saved))
+    assert job.storage.names(s.CLAIMS) == []
+
+
+def test_who_may_write_to_a_checkpoint_and_not_delete_saves_it_all_the_same(job, tmp_path, caplog):
+    class Kept(FileStorage):
+        def delete(self, path: str) -> None:
+            raise StorageError("no right to delete")
+
+    savepoints.create(Kept(str(job.folder)), folder(tmp_path / "saved"))
+
+    assert savepoints.read(folder(tmp_path / "saved"))
+    assert "is left, remove it by hand: no right to delete" in caplog.text
+
+
 def test_a_savepoint_that_was_moved_keeps_its_claim_when_another_takes_its_place(job, tmp_path):
     """Else its files would be collected, and nobody would hear of it before they are needed."""
     moved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
