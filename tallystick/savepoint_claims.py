@@ -50,7 +50,8 @@ def claims_of(folder: Storage, holder: str, *, only_tries: bool = False) -> list
     paths = folder.names(s.CLAIMS)
     for path in filter(s.is_try, paths) if only_tries else paths:
         try:
-            if s.decode_claim(folder.get(path) or b"", path).holder == holder:
+            data = folder.get(path)  # None: it has just ended
+            if data is not None and s.decode_claim(data, path).holder == holder:
                 found.append(path)
         except (ManifestError, StorageError) as error:  # a folder, for example
             logger.warning("%s: %s is passed over: %s", folder.location, path, error)

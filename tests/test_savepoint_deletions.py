@@ -188,6 +188,19 @@ def test_what_is_no_claim_stops_no_command_and_is_named(job, tmp_path, caplog):
     )
 
 
+def test_a_claim_that_ends_while_it_is_looked_at_is_not_told_as_damaged(job, tmp_path, caplog):
+    class Ended(FileStorage):
+        def names(self, path: str) -> list[str]:
+            more = [s.claim_path("try-ended")] if path == s.CLAIMS else []
+            return [*super().names(path), *more]
+
+    checkpoint = Ended(str(job.folder))
+
+    assert inspect(checkpoint).notes == ()
+    savepoints.create(checkpoint, folder(tmp_path / "referring"), reference=True)
+    assert caplog.text == ""
+
+
 def test_a_forced_deletion_passes_over_what_is_no_file(job, tmp_path, caplog):
     saved = tmp_path / "saved"
     (saved / s.FILE).write_text("broken")
