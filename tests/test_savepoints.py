@@ -161,6 +161,25 @@ def test_what_vanishes_while_a_running_pipeline_is_saved_is_taken_anew(job, tmp_
     assert entries_of(saved.manifest.state[0], ALL, folder(tmp_path / "saved")) == job.entries()
 
 
+def test_a_checkpoint_that_a_loop_of_our_own_has_taken_over_is_not_saved(job, tmp_path):
+    """Its newest epochs would be missing from what is called its newest committed one."""
+    job.run()
+    for path in ("offsets/3", "commits/3"):
+        (job.folder / path).unlink()
+
+    with pytest.raises(OptionError, match="log ends with epoch 2, the manifests go on"):
+        savepoints.create(job.storage, folder(tmp_path / "saved"))
+
+
+def test_what_a_power_cut_took_of_sparks_log_makes_no_other_checkpoint_of_it(job, tmp_path):
+    """`offsets/N` is durable before the manifest; `commits/N` may go, of any number of epochs."""
+    job.run(7)
+    for epoch in range(3, 10):
+        (job.folder / f"commits/{epoch}").unlink()
+
+    assert savepoints.create(job.storage, folder(tmp_path / "saved")).manifest.checkpoint_id == 2
+
+
 def test_an_epoch_that_spark_has_not_logged_is_not_saved(job, tmp_path):
     """Kafka may have committed it, or not."""
     os.unlink(job.folder / "commits/2")
