@@ -278,10 +278,12 @@ class _Look:
         holders, unread = [], []
         for path in self.storage.names(s.CLAIMS):
             try:
-                claim = s.decode_claim(self.storage.get(path) or b"", path)
+                data = self.storage.get(path)
+                claim = None if data is None else s.decode_claim(data, path)
             except (ManifestError, StorageError) as error:
                 unread.append(str(error))
-            else:
+                continue
+            if claim is not None:  # else it has just ended
                 kept.append(claim.state)
                 holders.append(claim.holder)
         gone = []

@@ -21,8 +21,6 @@ from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.wholeness import read_manifest
 
-LOST_BY_POWER_CUT = 2
-"""How many entries of Spark's log may be gone, which the next start writes again."""
 AskKafka = Callable[[Manifest], Token | None]
 """The token that Kafka holds of the pipeline that left a manifest."""
 
@@ -57,8 +55,9 @@ def newest_committed(
         ManifestError: the epoch's manifest is missing or damaged.
         DataLossError: Kafka does not tell which of several manifests counts.
     """
+    names = checkpoint.names(m.FOLDER)  # first: a pipeline that is quick goes on meanwhile
     epochs = settled_epochs(checkpoint)
-    _check_is_sparks(checkpoint, epochs[-1])
+    _check_is_sparks(checkpoint, names, epochs[-1])
     epoch = epochs[-1] if wanted is None else wanted
     if epoch not in epochs:
         raise OptionError(
@@ -89,11 +88,17 @@ def newest_committed(
     return Newest(epoch, path, read_manifest(checkpoint, path))
 
 
-def _check_is_sparks(checkpoint: Storage, newest: int) -> None:
-    """Spark's log stands still where a loop of our own has taken the checkpoint over."""
-    names = checkpoint.names(m.FOLDER)
-    later = max(map(m.epoch_of, m.manifests(names)), default=-1)
-    if newest_settled(names) > newest or later > newest + LOST_BY_POWER_CUT + 1:
+def _check_is_sparks(checkpoint: Storage, names: list[str], newest: int) -> None:
+    """Spark logs an epoch durably before it leaves a manifest; a loop of our own does not at all.
+
+    Args:
+        checkpoint: its location.
+        names: of its manifests and notes, as they were before the log was read.
+        newest: the epoch that Spark logged as done.
+    """
+    logged = s.epochs_logged(checkpoint.names("offsets"))
+    epochs = {epoch for epoch in map(m.epoch_of, m.manifests(names)) if epoch > newest}
+    if newest_settled(names) > newest or not epochs <= {*logged}:
         raise OptionError(
             f"checkpoint {checkpoint.location}: Spark's log ends with epoch {newest}, the "
             f"manifests go on: its epochs are run with execution='jobs', and which one is "

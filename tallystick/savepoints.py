@@ -44,6 +44,7 @@ from tallystick.savepoint_target import (
     held_to_delete,
     put_description,
     refuse_at_work,
+    remove,
     taken,
 )
 from tallystick.state.handles import FOLDER as STATE_FOLDER
@@ -128,9 +129,9 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
             spark=spark,
             claim=kept,
         )
+        if claim:  # before the savepoint is whole: behind that, nobody would look for it
+            remove(checkpoint, claim)
         put_description(target, savepoint, written)
-    if claim:
-        checkpoint.delete(claim)
     return savepoint
 
 
@@ -321,7 +322,7 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         savepoint_at: where it is.
         force: even if a checkpoint uses its files; or its description is damaged, then all files of
             state in the folder are removed, and its claim stays (see `release`), as does one that
-            is somebody else's.
+            is somebody else's or cannot be read.
 
     Returns:
         What was deleted; None: its description was damaged.
@@ -355,7 +356,7 @@ def _delete(savepoint_at: Storage, force: bool) -> Savepoint | None:
     claim_in = None if savepoint is None else own_claim(savepoint, savepoint_at, force)
     try:
         _bury(savepoint_at, data, force)
-    except BaseException:
+    except OptionError:  # behind any other error its files may be gone: it stays a tombstone
         _bring_back(savepoint_at, data)
         raise
     for path in own:
