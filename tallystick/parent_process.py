@@ -44,12 +44,22 @@ def check_parent() -> None:
         )
 
 
+def bind_to_forker(parent: int) -> None:
+    """Bind a process to the worker that has just forked it, with the id `parent`."""
+    _end_with_parent()
+    _parents[os.getpid()] = parent
+
+
 def _bind_to_parent() -> int:
     """The parent that this process must have; the end of a daemon of Spark's is its end too."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if DAEMON not in sys.modules and (main is None or main.name != DAEMON):
         return os.getppid()  # Spark runs without a daemon (spark.python.use.daemon=false)
+    _end_with_parent()
+    return os.getpgrp()  # the daemon leads the group of its workers, and may be gone already
+
+
+def _end_with_parent() -> None:
     if sys.platform == "linux":
         # The signal comes with the end of the thread that forked us: a daemon has one only.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getpgrp()  # the daemon leads the group of its workers, and may be gone already

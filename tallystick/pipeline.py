@@ -136,7 +136,7 @@ class Pipeline:
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
-        execution: Literal["jobs"],
+        execution: Literal["resident", "jobs"],
     ) -> Query: ...
 
     def start(
@@ -148,7 +148,7 @@ class Pipeline:
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
-        execution: Literal["jobs"] | None = None,
+        execution: Literal["resident", "jobs"] | None = None,
     ) -> StreamingQuery | Query:
         """Check everything that can be checked, then start.
 
@@ -172,8 +172,8 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        if execution not in (None, "jobs"):
-            raise OptionError(f"execution={execution!r}: expected 'jobs', or None")
+        if execution not in (None, "resident", "jobs"):
+            raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         check_for_pipeline(self.sinks)
@@ -195,7 +195,9 @@ class Pipeline:
         )
         if execution is None:
             return start_query(run, checkpoint, trigger, frozenset(accept))
-        return start_loop(run, checkpoint, trigger, frozenset(accept))
+        return start_loop(
+            run, checkpoint, trigger, frozenset(accept), is_resident=execution == "resident"
+        )
 
     if not TYPE_CHECKING:  # type checkers know what is there
 

@@ -34,6 +34,10 @@ class JobTasks:
                 lambda: self._reports(unread, epoch, write, shipment), self._run_nothing
             )
 
+    def heal(self) -> None:
+        """Get rid of workers of Spark's pool that are dead; see `run_until_alive`."""
+        run_until_alive(self._run_nothing)
+
     def _run_nothing(self) -> None:
         """One idle task for each core, in the workers that those of an epoch run in."""
         count = self.context.defaultParallelism

@@ -104,7 +104,12 @@ class PlannedByUs:
 
 
 def start_loop(
-    run: PipelineRun, checkpoint: str, trigger: Mapping[str, Any] | None, accepted: frozenset[str]
+    run: PipelineRun,
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None,
+    accepted: frozenset[str],
+    *,
+    is_resident: bool = False,
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
     storage, when = FileStorage(checkpoint), Trigger.of(trigger)
@@ -126,6 +131,8 @@ def start_loop(
             identity,
             storage,
         )
+        if is_resident:
+            run.stay_resident()
         options = parse_source_options(run.source_options, streaming=True)
         source = PlannedByUs(run, StreamPlanner(planner_broker, options), options.offset_count_max)
     except BaseException:
@@ -137,6 +144,10 @@ def start_loop(
 
     def prepare() -> None:
         context.setJobGroup(run_id, f"pipeline {run.name}", interruptOnCancel=True)
+
+    def cancel() -> None:
+        run.cancel()
+        context.cancelJobGroup(run_id)
 
     def show(_: EpochEnded) -> None:
         if source.shown.cluster_id != driver.cluster_id:
@@ -160,7 +171,7 @@ def start_loop(
         run_id,
         loop=loop,
         prepare=prepare,
-        cancel=lambda: context.cancelJobGroup(run_id),
+        cancel=cancel,
         close=close,
         describe=source.describe,
     )

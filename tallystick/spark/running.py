@@ -39,6 +39,7 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
 from tallystick.spark.executions import QueryRun
+from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
@@ -94,6 +95,7 @@ class PipelineRun:
         self._written = written
         self._listener = listener
         self._sinks: Sinks | None = None
+        self._gang: GangTasks | None = None
         self._source_cluster = ""
         self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
@@ -196,6 +198,8 @@ class PipelineRun:
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
+        if self._gang is not None:
+            self._gang.close()
         if self._sinks is not None:
             self._sinks.close()
 
@@ -221,6 +225,38 @@ class PipelineRun:
         listener = LateRows(self.name, self._listener)
         return self._sinks.make_driver(identity, storage, listener=listener)
 
+    def stay_resident(self) -> None:
+        """Have the tasks of all epochs run in the same processes; they start at once.
+
+        To be called behind `make_driver`, which tells what they need.
+        """
+        if self._stages.frames is not None:
+            raise OptionError(
+                f"pipeline {self.name!r} has transform steps, which Spark plans for each epoch: "
+                f"start it with execution='jobs'"
+            )
+        context = self.spark.sparkContext
+        steps = self.keyed.steps
+        known = (
+            self._read.config,
+            self._read.layout,
+            self._read.policy,
+            self._stages.before,
+            self._stages.after,
+            self.keyed.doors,
+            *steps,
+            *(part for step in steps for part in (step.key, step.columns, step.output)),
+            *(part for step in steps for part in (step.processor, step.functions, step.declared)),
+        )
+        size = size_of(context)
+        self._gang = GangTasks(context, size, self.name, known)
+        self._gang.prepare()
+
+    def cancel(self) -> None:
+        """End what resident tasks are doing: the query is stopped."""
+        if self._gang is not None:
+            self._gang.cancel()
+
     @property
     def source_config(self) -> KafkaConfig:
         """How the source reaches its cluster."""
@@ -242,7 +278,7 @@ class PipelineRun:
         )
         if stages.frames is None:
             return SplitsEngine(
-                tasks=JobTasks(self.spark.sparkContext),
+                tasks=self._gang or JobTasks(self.spark.sparkContext),
                 unread=unread,
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,

@@ -34,6 +34,7 @@ class Flow:
     name: str = field(default_factory=lambda: f"flow-{next(_numbers)}")
     partitions: int = 3
     input: list[tuple[str, str]] = field(default_factory=list)
+    execution: Any = "jobs"
 
     def __post_init__(self) -> None:
         self.topic_in, self.topic_out = f"{self.name}-in", f"{self.name}-out"

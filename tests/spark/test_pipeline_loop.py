@@ -20,14 +20,21 @@ from tests.spark.topics import read_committed, wait_until_nothing_is_pending
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 
-@pytest.fixture
-def flow(tallystick_kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path) -> Flow:
-    return Flow(tallystick_kafka, spark, tmp_path)
+@pytest.fixture(params=["resident", "jobs"])
+def flow(
+    request: pytest.FixtureRequest,
+    tallystick_kafka: EmbeddedKafka,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> Flow:
+    flow = Flow(tallystick_kafka, spark, tmp_path)
+    flow.execution = request.param
+    return flow
 
 
 def start(flow: Flow, pipeline: ts.Pipeline | None = None, **settings: object) -> Query:
     query = (pipeline or flow.pipeline()).start(
-        flow.spark, checkpoint=str(flow.checkpoint), execution="jobs", **settings
+        flow.spark, checkpoint=str(flow.checkpoint), execution=flow.execution, **settings
     )
     assert isinstance(query, Query)
     return query
@@ -176,5 +183,5 @@ def test_a_checkpoint_of_structured_streaming_is_taken_over_and_does_not_go_back
 
 
 def test_another_word_for_the_execution_is_refused(flow: Flow) -> None:
-    with pytest.raises(OptionError, match="expected 'jobs'"):
+    with pytest.raises(OptionError, match="expected 'resident', 'jobs'"):
         flow.pipeline().start(flow.spark, checkpoint=str(flow.checkpoint), execution="threads")  # type: ignore[call-overload]

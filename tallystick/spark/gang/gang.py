@@ -1,0 +1,317 @@
+"""A gang on the driver's side: the Spark job that its members are, and what they are told."""
+
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from socket import socket
+from threading import Event, Thread
+from typing import Any
+
+from pyspark import SparkContext
+
+from tallystick.errors import EpochAbortedError
+from tallystick.parent_process import check_parent
+from tallystick.spark.gang.link import Link, LinkBrokenError, listen
+from tallystick.spark.gang.member import (
+    CANCEL,
+    CUT,
+    DONE,
+    FAILED,
+    LEAVE,
+    ORDER,
+    Spec,
+    serve,
+)
+from tallystick.spark.gang.messages import Known, Order, dumps, loads
+from tallystick.spark.shipment import Shipment
+from tallystick.task import Report
+
+logger = logging.getLogger(__name__)
+
+STOP_MAX_S = 10.0
+"""How long members may take to stop what they do for an epoch that is given up, or to leave."""
+WARN_EVERY_S = 10.0
+"""How often a start that waits says what for."""
+LOST = "lost"
+
+
+class GangLostError(EpochAbortedError):
+    """A member is gone, and with it the gang; what it wrote is not known."""
+
+
+class GangStoppedError(Exception):
+    """The gang was stopped, because its query was; nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How a gang is spread.
+
+    Args:
+        tasks: how many tasks of Spark's it is; each holds a slot.
+        processes: how many members run in each of them.
+    """
+
+    tasks: int
+    processes: int = 1
+
+    @property
+    def members(self) -> int:
+        """How many there are in all."""
+        return self.tasks * self.processes
+
+
+class Gang:
+    """A running Spark job of resident tasks; broken for good once one of them is lost.
+
+    Args:
+        context: runs the job.
+        size: how many there are.
+        known: what orders may leave out.
+        name: the pipeline's.
+        stopped: set when its query is stopped, before `give_up` is called.
+        epoch_max_s: how long an epoch may take; a member that takes longer is hung. None: no limit.
+
+    Raises:
+        GangStoppedError: the query was stopped before all members were there.
+        GangLostError: they did not all come up.
+    """
+
+    def __init__(
+        self,
+        context: SparkContext,
+        size: Size,
+        known: Sequence[Any],
+        name: str,
+        stopped: Event,
+        epoch_max_s: float | None = None,
+    ) -> None:
+        self.size = size
+        self.pids: dict[int, int] = {}
+        self._context = context
+        self._name = name
+        self._epoch_max_s = epoch_max_s
+        self._group = f"tallystick-{secrets.token_hex(8)}"
+        self._secret = secrets.token_bytes(32)
+        self._known = Known(known)
+        self._heard: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
+        self._links: dict[int, Link] = {}
+        self._stopped = stopped
+        self._is_lost = False
+        self._job_ended = Event()
+        self._job_error: Exception | None = None
+        host, reached = _addresses(context)
+        self._listener = listen(host)
+        self._port = int(self._listener.getsockname()[1])
+        Thread(target=self._run_job, args=(reached,), daemon=True, name=f"gang of {name}").start()
+        try:
+            self._gather()
+        except BaseException:
+            self.give_up()
+            raise
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a member is gone, so that nothing can be run here any more."""
+        return self._is_lost
+
+    def run(self, order: Order) -> list[Report]:
+        """Have the members run an epoch; every one has stopped when this returns, or raises.
+
+        Args:
+            order: with a run number that is larger than those before.
+
+        Raises:
+            GangLostError: a member is lost, or hung.
+            GangStoppedError: the query was stopped.
+            what a function of the user's raised.
+        """
+        data = self._known.dumps(order)
+        for link in self._links.values():
+            self._tell(link, ORDER, order.run, data)
+        waiting, reports = set(self._links), list[Report]()
+        failure: Exception | None = None
+        give_up_s = None if self._epoch_max_s is None else time.monotonic() + self._epoch_max_s
+        while waiting:
+            kind, index, run, found = self._next(give_up_s)
+            if kind in (LOST, CUT):
+                self._raise_lost(failure, kind, found)
+            if run != order.run:
+                continue
+            waiting.discard(index)
+            if kind == DONE:
+                reports += loads(found)
+            elif kind == FAILED and failure is None:
+                failure, give_up_s = loads(found), time.monotonic() + STOP_MAX_S
+                for link in self._links.values():
+                    self._tell(link, CANCEL, order.run)
+        if failure is not None:
+            raise failure
+        return reports
+
+    def leave(self) -> None:
+        """Let the members go: none has anything to do."""
+        for link in self._links.values():
+            self._tell(link, LEAVE)
+        self._job_ended.wait(STOP_MAX_S)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End the members at once, whatever they do; who waits for them is told."""
+        self._is_lost = True
+        self._listener.close()
+        for link in self._links.values():
+            link.close()
+        if not self._job_ended.wait(0.5):
+            with contextlib.suppress(Exception):  # the context is stopping: then so is the job
+                self._context.cancelJobGroup(self._group)
+            self._job_ended.wait(STOP_MAX_S)
+
+    def _next(self, give_up_s: float | None) -> tuple[str, int, int, bytes]:
+        patience = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
+        try:
+            return self._heard.get(timeout=patience)
+        except Empty:
+            return CUT, -1, 0, dumps(LinkBrokenError("a member did not stop in time"))
+
+    def _raise_lost(self, failure: Exception | None, kind: str, found: bytes) -> None:
+        """A member, or the job, is gone: end them all, and say what became of the epoch."""
+        self.give_up()
+        if failure is not None:
+            raise failure
+        self._check_wanted()
+        why = f": {loads(found)}" if kind == CUT else ""
+        if self._job_error is not None:
+            why += f". Spark says: {str(self._job_error)[:300]}"
+        raise GangLostError(
+            f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
+            f"not known: the epoch is aborted, and runs again in new ones"
+        )
+
+    def _tell(self, link: Link, *message: Any) -> None:
+        with contextlib.suppress(LinkBrokenError):  # whoever listens to it says so
+            link.say(*message)
+
+    def _run_job(self, host: str) -> None:
+        """Run the Spark job: it lasts as long as the gang."""
+        processes = self.size.processes
+        with Shipment(self._context) as shipment:
+            spec = Spec(
+                driver=(host, self._port),
+                secret=self._secret,
+                count=self.size.members,
+                known=shipment.pack(self._known.objects),
+            )
+
+            def be_members(task: int, nothing: Iterable[int]) -> Iterator[int]:
+                deque(nothing, maxlen=0)  # Spark does not reuse a worker that left input unread
+                check_parent()
+                serve(spec, range(task * processes, (task + 1) * processes))
+                return iter(())
+
+            try:
+                self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
+                tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
+                tasks.mapPartitionsWithIndex(be_members).collect()
+            except Exception as error:
+                self._job_error = error
+            finally:
+                self._is_lost = True
+                self._job_ended.set()
+                self._heard.put((LOST, -1, 0, b""))
+
+    def _gather(self) -> None:
+        """Wait until all members are there and know each other."""
+        addresses: dict[int, tuple[str, int]] = {}
+        calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]] = SimpleQueue()
+        Thread(target=self._answer, args=(calls,), daemon=True).start()
+        began_s = warned_s = time.monotonic()
+        while len(addresses) < self.size.members:
+            try:
+                link, index, address, pid = calls.get(timeout=0.2)
+            except Empty:
+                self._check_coming(len(addresses))
+                if time.monotonic() - warned_s > WARN_EVERY_S:
+                    warned_s = time.monotonic()
+                    self._warn(warned_s - began_s, len(addresses))
+                continue
+            if index in addresses:
+                link.close()  # Spark runs a task again: the first one is lost
+                raise GangLostError(f"resident task {index} started twice")
+            self._links[index], addresses[index], self.pids[index] = link, address, pid
+        self._listener.close()
+        for index, link in self._links.items():
+            self._tell(link, *(addresses[at] for at in range(self.size.members)))
+            Thread(target=self._listen, args=(index, link), daemon=True).start()
+        for _ in self._links:
+            kind, _, _, found = self._next(time.monotonic() + STOP_MAX_S)
+            if kind in (LOST, CUT):
+                self._raise_lost(None, kind, found)
+
+    def _check_wanted(self) -> None:
+        if self._stopped.is_set():
+            raise GangStoppedError(f"pipeline {self._name!r} was stopped")
+        if self._context._jsc is None:
+            raise GangStoppedError(f"pipeline {self._name!r}: its SparkContext was stopped")
+
+    def _check_coming(self, there: int) -> None:
+        self._check_wanted()
+        if self._job_ended.is_set():
+            raise GangLostError(
+                f"{there} of {self.size.members} resident tasks came up. Spark says: "
+                f"{str(self._job_error)[:600]}"
+            )
+
+    def _warn(self, waited_s: float, there: int) -> None:
+        logger.warning(
+            "pipeline %s: waits since %.0f s for Spark to start its resident tasks, which need %d "
+            "slots: %d of %d members are there. Other jobs of this application may hold the slots; "
+            "give it more cores, or start the pipeline with execution='jobs'",
+            self._name,
+            waited_s,
+            self.size.tasks,
+            there,
+            self.size.members,
+        )
+
+    def _answer(self, calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]]) -> None:
+        """Take calls until all members are there; strangers do not hold up others."""
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                raw, _ = self._listener.accept()
+                Thread(target=self._greet, args=(raw, calls), daemon=True).start()
+
+    def _greet(
+        self, raw: socket, calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]]
+    ) -> None:
+        with contextlib.suppress(LinkBrokenError):
+            link = Link.taken(raw, self._secret)
+            index, address, pid = link.hear()
+            calls.put((link, index, address, pid))
+
+    def _listen(self, index: int, link: Link) -> None:
+        try:
+            while True:
+                self._heard.put(link.hear())
+        except LinkBrokenError:
+            self._is_lost = True
+            self._heard.put((LOST, index, 0, b""))
+
+
+def _addresses(context: SparkContext) -> tuple[str, str]:
+    """Where the driver listens, and how executors reach it there; as Spark's own driver."""
+    if is_local(context):
+        return "127.0.0.1", "127.0.0.1"
+    conf = context.getConf()
+    host = conf.get("spark.driver.host", "127.0.0.1")
+    return conf.get("spark.driver.bindAddress", host), host
+
+
+def is_local(context: SparkContext) -> bool:
+    """Whether all tasks run on the driver's host, in its own JVM."""
+    return (context.master or "").startswith("local")

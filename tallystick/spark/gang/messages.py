@@ -1,0 +1,100 @@
+"""What driver and members say to each other, pickled; the only place that unpickles anything.
+
+It comes over a `link.Link`, so from a process that knows the gang's secret.
+"""
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyspark import cloudpickle as pyspark_cloudpickle
+
+from tallystick.fan_out import CollectPlan
+from tallystick.keyed_task import ProcessPlan
+from tallystick.spark.tasks import Unread
+from tallystick.task import Outlet, WritePlan
+
+cloudpickle: Any = pyspark_cloudpickle
+
+
+def dumps(what: object) -> bytes:
+    """Pickle anything, functions and classes of a script included."""
+    data: bytes = cloudpickle.dumps(what)
+    return data
+
+
+def loads(data: bytes) -> Any:
+    """Read what `dumps` made."""
+    return pickle.loads(data)  # noqa: S301  see above
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run of an epoch's tasks.
+
+    Args:
+        run: counts the runs of a gang, from 1 on.
+        unread: what its readers read.
+        first: where they send their rows.
+        plans: of the keyed steps.
+        writer_count: how many tasks write; 0: the last ones before them tell what they did.
+        write: what those tasks do.
+    """
+
+    run: int
+    unread: Unread
+    first: Outlet
+    plans: tuple[ProcessPlan, ...]
+    writer_count: int
+    write: WritePlan | CollectPlan
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Leaves a number in the place of what the other side has; found by identity."""
+
+    def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
+        super().__init__(file)
+        self._numbers = numbers
+
+    def persistent_id(self, each: object) -> int | None:
+        return self._numbers.get(id(each))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, number: int) -> Any:
+        return self._known[number]
+
+
+class Known:
+    """Objects that driver and members both have, in one order.
+
+    They go to the members once, when the gang starts: settings, layouts, the user's functions. What
+    is missing here travels with every order instead.
+    """
+
+    SHARED: ClassVar = (None, True, False, (), "", b"", 0)
+    """Equal ones of these are one object in all of Python: found by identity, they say nothing."""
+
+    def __init__(self, known: Sequence[Any]) -> None:
+        self.objects = tuple(
+            each for each in known if not any(each is shared for shared in self.SHARED)
+        )
+        self._numbers = {id(each): at for at, each in enumerate(self.objects)}
+
+    def dumps(self, order: Order) -> bytes:
+        """Pickle an order."""
+        file = io.BytesIO()
+        _Pickler(file, self._numbers).dump(order)
+        return file.getvalue()
+
+    @staticmethod
+    def loads(data: bytes, known: Sequence[Any]) -> Order:
+        """Read an order, in a member."""
+        order: Order = _Unpickler(io.BytesIO(data), known).load()
+        return order

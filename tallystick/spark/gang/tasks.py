@@ -1,0 +1,131 @@
+"""The gang of one run of a pipeline: started when it is needed, and again when it is lost."""
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+from threading import Event, Lock, Thread
+from typing import Any
+
+from pyspark import SparkContext
+
+from tallystick.fan_out import CollectPlan
+from tallystick.keyed_epoch import KeyedEpoch
+from tallystick.spark.gang.gang import Gang, GangLostError, Size, is_local
+from tallystick.spark.gang.messages import Order
+from tallystick.spark.jobs import JobTasks
+from tallystick.spark.tasks import Unread
+from tallystick.task import Report, WritePlan
+
+logger = logging.getLogger(__name__)
+
+SLOTS_TO_SHARE = 4
+"""From so many slots on, a gang leaves one for other jobs."""
+
+
+class GangTasks:
+    """Runs the tasks of every epoch in the same processes; see `tasks.TaskRunner`.
+
+    Args:
+        context: runs them.
+        size: how many there are.
+        name: the pipeline's.
+        known: what the plans of its epochs have in common.
+        epoch_max_s: see `Gang`.
+    """
+
+    def __init__(
+        self,
+        context: SparkContext,
+        size: Size,
+        name: str,
+        known: Sequence[Any] = (),
+        epoch_max_s: float | None = None,
+    ) -> None:
+        self._context = context
+        self._size = size
+        self._name = name
+        self._known = tuple(known)
+        self._epoch_max_s = epoch_max_s
+        self._runs = count(1)
+        self._lock = Lock()
+        self._gang: Gang | None = None
+        self._stopped = Event()
+
+    def run(
+        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
+    ) -> list[Report]:
+        """See `tasks.TaskRunner.run`."""
+        gang = self.start()
+        order = Order(
+            run=next(self._runs),
+            unread=unread,
+            first=epoch.first,
+            plans=epoch.plans,
+            writer_count=epoch.writer_count,
+            write=write,
+        )
+        try:
+            return gang.run(order)
+        except GangLostError:
+            JobTasks(self._context).heal()  # before tasks of a new gang come into dead workers
+            raise
+
+    def start(self) -> Gang:
+        """Return the gang; if none lives, start one, which takes as long as Spark's tasks do.
+
+        Raises:
+            GangStoppedError: the query was stopped.
+            GangLostError: it did not come up.
+        """
+        with self._lock:
+            if self._gang is not None and self._gang.is_lost:
+                self._gang.give_up()
+                self._gang = None
+            if self._gang is None:
+                self._gang = Gang(
+                    self._context,
+                    self._size,
+                    self._known,
+                    self._name,
+                    self._stopped,
+                    self._epoch_max_s,
+                )
+            return self._gang
+
+    def prepare(self) -> None:
+        """Start the gang in the background; the first epoch waits for it."""
+
+        def start() -> None:
+            try:
+                self.start()
+            except Exception as error:  # the first epoch tries again, and tells
+                logger.info("pipeline %s: its resident tasks do not start: %s", self._name, error)
+
+        Thread(target=start, daemon=True, name=f"gang of {self._name}, start").start()
+
+    def cancel(self) -> None:
+        """End what the tasks are doing: the query is stopped."""
+        self._stopped.set()
+        gang = self._gang
+        if gang is not None:
+            gang.give_up()
+
+    def close(self) -> None:
+        """Let the tasks go: there is no further epoch."""
+        self._stopped.set()
+        gang = self._gang
+        if gang is not None and not gang.is_lost:
+            gang.leave()
+
+
+def size_of(context: SparkContext) -> Size:
+    """How a gang is spread over the slots of a cluster.
+
+    On one machine it holds one slot, whose task forks the other members: the rest of the slots are
+    for other jobs of the session, and all cores are used. On a cluster each member holds a slot,
+    and if there are some, one is left for other jobs.
+    """
+    parallelism = context.defaultParallelism
+    if is_local(context):
+        return Size(tasks=1, processes=parallelism)
+    return Size(tasks=parallelism - 1 if parallelism >= SLOTS_TO_SHARE else parallelism)
