@@ -53,13 +53,12 @@ def arrow_type(kind: Json, name: str) -> pa.DataType:
         return _plain(kind, name)
     match kind["type"]:
         case "array":
-            element = arrow_type(kind["elementType"], name)
-            return pa.list_(pa.field("element", element, nullable=kind["containsNull"]))
+            nullable = kind["containsNull"]
+            return pa.list_(_field("element", kind["elementType"], name, nullable=nullable))
         case "map":
-            key, value = arrow_type(kind["keyType"], name), arrow_type(kind["valueType"], name)
             return pa.map_(
-                pa.field("key", key, nullable=False),
-                pa.field("value", value, nullable=kind["valueContainsNull"]),
+                _field("key", kind["keyType"], name, nullable=False),
+                _field("value", kind["valueType"], name, nullable=kind["valueContainsNull"]),
             )
         case "struct":
             return pa.struct(_fields(kind, name))
@@ -68,13 +67,20 @@ def arrow_type(kind: Json, name: str) -> pa.DataType:
 
 def _fields(struct: dict[str, Any], name: str) -> list[pa.Field]:
     return [
-        pa.field(
+        _field(
             each["name"],
-            arrow_type(each["type"], f"{name}, column {each['name']}"),
+            each["type"],
+            f"{name}, column {each['name']}",
             nullable=each["nullable"],
         )
         for each in struct["fields"]
     ]
+
+
+def _field(field: str, kind: Json, name: str, *, nullable: bool) -> pa.Field:
+    if kind == "void" and not nullable:
+        raise _unknown("void NOT NULL", name)
+    return pa.field(field, arrow_type(kind, name), nullable=nullable)
 
 
 def _plain(kind: str, name: str) -> pa.DataType:
