@@ -20,8 +20,9 @@ Behind `process` the functions run in the task that owns the key.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -34,6 +35,7 @@ from tallystick.processors.row_mode import row_processor
 from tallystick.run.query import Query
 from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.running import PipelineRun, start_query
 from tallystick.state.processing import NO_TIME, Processor
@@ -113,35 +115,9 @@ class Pipeline:
         """
         return replace(self, sinks=sinks)
 
-    @overload
     def start(
         self,
-        spark: SparkSession,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        accept: Collection[str] = (),
-        allow_dropped_state: Collection[str] = (),
-        listener: Listener | None = None,
-        execution: None = None,
-    ) -> StreamingQuery: ...
-
-    @overload
-    def start(
-        self,
-        spark: SparkSession,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        accept: Collection[str] = (),
-        allow_dropped_state: Collection[str] = (),
-        listener: Listener | None = None,
-        execution: Literal["resident", "jobs"],
-    ) -> Query: ...
-
-    def start(
-        self,
-        spark: SparkSession,
+        spark: SparkSession | SparkContext | None = None,
         *,
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
@@ -153,7 +129,10 @@ class Pipeline:
         """Check everything that can be checked, then start.
 
         Args:
-            spark: a classic session; `spark_session()` makes a good one.
+            spark: a classic session, as `spark_session()` makes it, a context, or nothing: then the
+                context of this process, or one that is made for it and ends with it. Structured
+                Streaming takes a session. A `transform` step has one made of the context, which
+                takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
             trigger: the arguments of Spark's `DataStreamWriter.trigger`.
             accept: decisions to state, as an error message names them.
@@ -184,20 +163,28 @@ class Pipeline:
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
             )
-        run = PipelineRun(
-            name=self.name,
-            spark=spark,
-            source_options=self.source.to_options(self.name),
-            steps=self.steps,
-            written=to_write,
-            listener=listener,
-            allow_dropped_state=_uids(allow_dropped_state),
-        )
-        if execution is None:
-            return start_query(run, checkpoint, trigger, frozenset(accept))
-        return start_loop(
-            run, checkpoint, trigger, frozenset(accept), is_resident=execution == "resident"
-        )
+        source_options = self.source.to_options(self.name)
+        if execution is None and not isinstance(spark, SparkSession):
+            raise _no_session(self.name, spark)
+        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
+        cluster = Cluster.of(spark, self.name)
+        try:
+            run = PipelineRun(
+                name=self.name,
+                cluster=cluster,
+                source_options=source_options,
+                steps=self.steps,
+                written=to_write,
+                listener=listener,
+                allow_dropped_state=dropped,
+            )
+            if execution is None:
+                return start_query(run, checkpoint, trigger, accepted)
+            is_resident = execution == "resident"
+            return start_loop(run, checkpoint, trigger, accepted, is_resident=is_resident)
+        except BaseException:
+            cluster.close()
+            raise
 
     if not TYPE_CHECKING:  # type checkers know what is there
 
@@ -338,6 +325,14 @@ def _delay_ms(delay: str | int) -> int:
     raise OptionError(
         f"watermark_delay={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
+    )
+
+
+def _no_session(name: str, spark: object) -> OptionError:
+    return OptionError(
+        f"pipeline {name!r}: spark={spark!r}, but Structured Streaming needs a classic "
+        f"SparkSession: give one, as spark_session() makes it; or start with "
+        f"execution='resident' or 'jobs', which need none"
     )
 
 

@@ -17,6 +17,7 @@ MODULE_LINES_MAX = 450
 
 WORDS = {"errors", "topic_partition"}
 COLUMNS = {
+    "codec",
     "spans",
     "formats",
     "json_kernels",
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": WORDS,
     "spans": WORDS,
     "json_kernels": {"kernel_cache"},
+    "codec": WORDS,
     "bits": {"kernel_cache"},
     "memory": {"kernel_cache"},
     "source": WORDS | COLUMNS,
@@ -86,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exchange": VALUES,
     "task": VALUES | {"exchange", "formats", "kafka", "parent_process"},
     "fan_out": VALUES | {"exchange", "task"},
-    "processors": WORDS | {"state"},
+    "processors": WORDS | {"codec", "state"},
     "steps": VALUES | {"task"},
     "exchanged_rows": WORDS,
     "keyed_task": CORE | {"exchange", "exchanged_rows", "state_files", "task"},
@@ -97,10 +99,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": WORDS | {"formats", "option_table", "source"},
     "write_options": WORDS | {"option_table", "sink"},
     "spark": CORE
-    | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
+    | {
+        "codec",
+        "exchange",
+        "java",
+        "job",
+        "formats",
+        "kafka",
+        "options",
+        "registry",
+        "steps",
+        "storage",
+    }
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
-    | {"run", "savepoint_files", "spark_log", "write_options"},
+    | {"codec", "run", "savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
@@ -138,7 +151,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}
-PURE |= {"transactions"}
+PURE |= {"codec", "transactions"}
 PURE_MAY_IMPORT = {
     "bisect",
     "collections",

@@ -23,7 +23,6 @@ from tallystick.run.query import Query
 from tallystick.run.triggers import Trigger
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.spark.executions import QueryRun
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
 from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
@@ -129,12 +128,7 @@ def start_loop(
     try:
         lineage = lineage_of(storage)
         identity = Identity(run.name, lineage, storage.location, accepted)
-        spark = run.spark
-        driver = run.make_driver(
-            QueryRun(spark, lineage, run.name, checkpoint, when.interval_ms or None),
-            identity,
-            storage,
-        )
+        driver = run.make_driver(checkpoint, identity, storage)
         if is_resident:
             run.stay_resident()
         options = parse_source_options(run.source_options, streaming=True)
@@ -144,7 +138,7 @@ def start_loop(
         run.close()
         raise
     groups = GroupOffsets(run.name, [SourceClient(options.shown_group, run.source_config)])
-    context = spark.sparkContext
+    context = run.cluster.context
 
     def prepare() -> None:
         context.setJobGroup(run_id, f"pipeline {run.name}", interruptOnCancel=True)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint
@@ -36,6 +35,7 @@ from tallystick.sink.rights import Right, reading, showing
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
 from tallystick.spark.executions import QueryRun
@@ -83,7 +83,7 @@ class PipelineRun:
     def __init__(
         self,
         name: str,
-        spark: SparkSession,
+        cluster: Cluster,
         source_options: Mapping[str, str],
         steps: tuple[Step, ...],
         written: Written,
@@ -91,7 +91,7 @@ class PipelineRun:
         allow_dropped_state: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
-        self.spark = spark
+        self.cluster = cluster
         self._written = written
         self._listener = listener
         self._sinks: Sinks | None = None
@@ -101,24 +101,26 @@ class PipelineRun:
         options = parse_source_options(source_options, streaming=True)
         _check_dead_letters(options, written)
         columns = columns_ddl(options)
-        layout = layout_of(options, _parse(spark, columns), dead_letters=True)
+        layout = layout_of(
+            options, cluster.columns(columns, "the columns of the source"), dead_letters=True
+        )
         self._subscription = options.subscription
         self._group = options.shown_group
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
-        keyed = keyed_steps(spark, self._stages)
+        keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before:
             self._read, first = lean(self._read, keyed[0])
             keyed = (first, *keyed[1:])
         self.keyed = KeyedSteps(
             keyed,
-            task_count=spark.sparkContext.defaultParallelism,
+            task_count=cluster.parallelism,
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
         )
         self._split_count_min = self._pieces(options.split_count_min)
-        bounded_options = bounded(source_options, spark.sparkContext.defaultParallelism)
+        bounded_options = bounded(source_options, cluster.parallelism)
         self.source_options = {**bounded_options, **_ticks(self.keyed)}
         if frames is not None and options.avro and options.value_mode == DEADLETTER:
             raise OptionError(
@@ -164,7 +166,7 @@ class PipelineRun:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
         """
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
-        self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms, tasks)
+        self._sinks = Sinks(self._written, self.name, self.cluster, trigger_interval_ms, tasks)
         try:
             check_all([partial(self._check_source, is_new=is_new), self._check_sinks])
         except BaseException:
@@ -198,10 +200,13 @@ class PipelineRun:
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
-        if self._gang is not None:
-            self._gang.close()
-        if self._sinks is not None:
-            self._sinks.close()
+        try:
+            if self._gang is not None:
+                self._gang.close()
+            if self._sinks is not None:
+                self._sinks.close()
+        finally:
+            self.cluster.close()
 
     def _check_circle(self, sink: SinkSettings) -> None:
         """Tell of output that is read again by this very pipeline."""
@@ -217,10 +222,10 @@ class PipelineRun:
                 f"dead letters would come back to it for ever. Name another topic, or read others."
             )
 
-    def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+    def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
         """Called once per run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(run.checkpoint, identity.lineage)
+        doors = LocalState(checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
         listener = LateRows(self.name, self._listener)
         return self._sinks.make_driver(identity, storage, listener=listener)
@@ -235,7 +240,7 @@ class PipelineRun:
                 f"pipeline {self.name!r} has transform steps, which Spark plans for each epoch: "
                 f"start it with execution='jobs'"
             )
-        context = self.spark.sparkContext
+        context = self.cluster.context
         steps = self.keyed.steps
         known = (
             self._read.config,
@@ -270,7 +275,7 @@ class PipelineRun:
         check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
             share(
-                self.spark.sparkContext.defaultParallelism,
+                self.cluster.parallelism,
                 splits_of(batch, stop),
                 self._split_count_min,
             ),
@@ -278,7 +283,7 @@ class PipelineRun:
         )
         if stages.frames is None:
             return SplitsEngine(
-                tasks=self._gang or JobTasks(self.spark.sparkContext),
+                tasks=self._gang or JobTasks(self.cluster.context),
                 unread=unread,
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,
@@ -288,11 +293,13 @@ class PipelineRun:
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
-        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
+        return engine_of(
+            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms
+        )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """An epoch's rows behind the `transform` steps."""
-        rows = read_frame(self.spark, unread, frames.ddl, shipment)
+        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
         for function in frames.functions:
             rows = function(rows)
         return rows
@@ -302,19 +309,23 @@ def start_query(
     run: PipelineRun, checkpoint: str, trigger: Mapping[str, Any] | None, accepted: frozenset[str]
 ) -> StreamingQuery:
     """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
-    storage = FileStorage(checkpoint)
+    spark, storage = run.cluster.session, FileStorage(checkpoint)
     trigger = _in_epochs(trigger)
     refuse_savepoint(storage)
     SparkLog(storage).mend()
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
     run.keyed.check(() if newest is None else newest.state)
-    run.check(interval_ms(run.spark, trigger or {}), is_new=not storage.names("offsets"))
+    run.check(interval_ms(spark, trigger or {}), is_new=not storage.names("offsets"))
     try:
-        register(run.spark)
-        runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted, run.close)
+        register(spark)
+
+        def make_driver(query: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+            return run.make_driver(query.checkpoint, identity, storage)
+
+        runner = EpochRunner(run.name, make_driver, run.make_engine, accepted, run.close)
         writer = (
-            run.spark.readStream.format(FORMAT)
+            spark.readStream.format(FORMAT)
             .options(**_without_dead_letters(run.source_options))
             .load()
             .writeStream.queryName(run.name)
@@ -419,7 +430,3 @@ def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:
     if batch.previous_sources:
         return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)
     return plan_splits(SourceOffsets(stop.cluster_id, stop.group), stop)
-
-
-def _parse(spark: SparkSession, columns: str) -> StructType:
-    return spark.createDataFrame([], columns).schema
