@@ -12,7 +12,7 @@ from tallystick.checkpoint.manifest import KAFKA
 from tallystick.cli import app
 from tallystick.errors import OptionError
 from tallystick.inspection import DECIDED, FAILED, KAFKA_KNOWS, SETTLED, UNDECIDED, inspect
-from tallystick.newest_epoch import newest_committed
+from tallystick.newest_epoch import Heard, newest_committed
 from tallystick.sink.transaction import Token
 from tallystick.sink.two_phase import Committable
 from tallystick.storage import FileStorage
@@ -87,7 +87,7 @@ def test_where_the_place_of_decisions_changed_with_the_epoch_the_log_is_not_beli
     with pytest.raises(OptionError, match="only Kafka knows"):
         newest_committed(job.storage)
     token = Token(1, "L", "c", again)
-    assert newest_committed(job.storage, lambda _: token).manifest_path == again
+    assert newest_committed(job.storage, lambda _, __: Heard(token)).manifest_path == again
 
 
 def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
@@ -104,7 +104,7 @@ def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
     assert "Saved epoch 1" in saved.output
     assert "Epoch 2 is decided too" in saved.output
     assert report.epoch == 1
-    assert "epoch 2 is decided, and Spark has not logged it" in report.notes[0]
+    assert "epoch 2 is decided, and nothing says yet that it is settled" in report.notes[0]
 
 
 def test_the_first_epoch_that_is_not_settled_is_told_too(job, tmp_path):
