@@ -65,6 +65,7 @@ def create(
 
     with errors_told():
         ask = asking_kafka(bootstrap_servers, kafka_options)
+        behind = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
         saved = savepoints.create(
             FileStorage(checkpoint),
             FileStorage(savepoint),
@@ -72,7 +73,6 @@ def create(
             epoch=epoch,
             ask_kafka=ask,
         )
-        behind = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
     typer.echo(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
         f"{shown(savepoint)}."
