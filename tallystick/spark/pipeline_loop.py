@@ -123,7 +123,7 @@ def start_loop(
     try:
         lineage = lineage_of(storage)
         if OWN_LOOP not in names:
-            storage.put_new(OWN_LOOP, b"")
+            storage.put(OWN_LOOP, b"")
         identity = Identity(run.name, lineage, storage.location, accepted)
         spark = run.spark
         driver = run.make_driver(
