@@ -383,8 +383,8 @@ class Driver:
             return self._read_bases(token)
         listed, epoch = self._storage.names(m.FOLDER), token.checkpoint_id
         manifest = self._manifest_at(token.manifest_path)
-        before = None if manifest is None else self._manifest_at(manifest.base_path)
-        committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
+        base = manifest.base_path if manifest is not None and manifest.committables else ""
+        committed = Committed(token, manifest, manifest is not None, before=self._manifest_at(base))
         return replace(
             committed,
             logged=self._logged(manifest),

@@ -140,8 +140,8 @@ class Pipeline:
                 state may be given up.
             listener: told every event of the epoch protocol, in the driver.
             execution: `"jobs"`: epochs run in a loop of our own, each as a Spark job; a checkpoint
-                of Structured Streaming is taken over, and cannot go back. Savepoints, `inspect`
-                and `read_state` do not know such checkpoints yet. None: in Structured Streaming.
+                of Structured Streaming is taken over, and cannot go back. None: in Structured
+                Streaming.
 
         Returns:
             Spark's StreamingQuery, whose exception holds the text of ours; for a loop of our own a

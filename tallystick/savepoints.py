@@ -23,7 +23,7 @@ from tallystick.errors import (
     StorageError,
     TallystickError,
 )
-from tallystick.newest_epoch import AskKafka, Newest, newest_committed
+from tallystick.newest_epoch import Ask, Epochs, Newest, newest_committed
 from tallystick.ports import Storage
 from tallystick.savepoint_claims import claims_of, now, own_claim, put_claim, refuse_in_use
 from tallystick.savepoint_files import (
@@ -63,7 +63,7 @@ def create(
     *,
     reference: bool = False,
     epoch: int | None = None,
-    ask_kafka: AskKafka | None = None,
+    ask_kafka: Ask | None = None,
     pause_s: float = TRY_PAUSE_S,
 ) -> Savepoint:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not.
@@ -182,6 +182,9 @@ def _save_files(
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
+    """Spark's entries about an epoch that it has run; none about one of a loop of our own."""
+    if epoch not in s.epochs_logged(checkpoint.names("commits")) and Epochs(checkpoint).is_loops:
+        return {}
     sources = [path for folder in checkpoint.names("sources") for path in checkpoint.names(folder)]
     strange = [path for path in sources if not s.is_sources_path(path)]
     if strange:

@@ -20,6 +20,7 @@ from tallystick.errors import (
     TallystickError,
 )
 from tallystick.migration import migrate
+from tallystick.newest_epoch import Heard
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.storage import FileStorage
@@ -203,7 +204,7 @@ class TestSeveralAttempts:
         saved = savepoints.create(
             job.storage,
             folder(tmp_path / "saved"),
-            ask_kafka=lambda of: {"job": token}[of.pipeline],
+            ask_kafka=lambda *of: {("t", "first-lineage"): Heard(token)}[of],
         )
 
         assert saved.manifest_path == right
@@ -214,7 +215,9 @@ class TestSeveralAttempts:
         for token in (None, Token(3, "first-lineage", "s3://c", "tallystick/3-x.json")):
             with pytest.raises(DataLossError, match="which one counts cannot be told"):
                 savepoints.create(
-                    job.storage, folder(tmp_path / "saved"), ask_kafka=lambda _, t=token: t
+                    job.storage,
+                    folder(tmp_path / "saved"),
+                    ask_kafka=lambda _, __, t=token: Heard(t),
                 )
 
 
@@ -227,10 +230,10 @@ def test_the_next_epoch_tells_which_attempt_it_went_on_from(job, tmp_path, comes
         job.storage.put(job.manifest_path(nonce), job.manifest().encode())
     job.state = state
 
-    def ask(_: Manifest) -> Token:
+    def ask(_: str, lineage: str) -> Heard:
         job.run()
         os.unlink(job.folder / "commits/3")
-        return Token(3, "first-lineage", "s3://c", "tallystick/000000000003-3-n3.json")
+        return Heard(Token(3, lineage, "s3://c", "tallystick/000000000003-3-n3.json"))
 
     if comes_late:
         saved = savepoints.create(job.storage, folder(tmp_path / "saved"), ask_kafka=ask)

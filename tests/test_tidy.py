@@ -69,9 +69,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wholeness": CORE | {"state_files"},
     "newest_epoch": CORE | {"decision_log", "wholeness"},
     "transactions": VALUES | {"checkpoint"},
-    "checkpoint_says": CORE | {"decision_log", "transactions"},
+    "ops": CORE | {"kafka", "newest_epoch"},
+    "checkpoint_says": CORE | {"decision_log", "newest_epoch", "transactions"},
     "settling": CORE
-    | {"checkpoint_says", "decision_log", "files", "kafka", "postgres", "storage", "transactions"},
+    | {"checkpoint_says", "decision_log", "files", "kafka", "newest_epoch", "ops", "postgres"}
+    | {"storage", "transactions"},
     "savepoint_target": CORE,
     "savepoint_files": CORE | {"savepoint_target", "state_files", "wholeness"},
     "savepoint_claims": CORE | {"savepoint_files", "savepoint_target", "wholeness"},
@@ -119,7 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
     "state_columns": VALUES | {"processors"},
     "state_table": CORE
-    | {"newest_epoch", "savepoint_files", "savepoints"}
+    | {"endpoints", "newest_epoch", "ops", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
     "pipeline": VALUES
@@ -135,7 +137,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli_transactions": CORE
     | {"checkpoint_says", "cli_savepoint", "cli_show", "kafka", "settling", "storage"}
     | {"transactions"},
-    "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
+    "cli_inspect": WORDS | {"cli_savepoint", "cli_show", "inspection", "storage"},
     "cli_savepoint": VALUES
     | {
         "checkpoint",
@@ -144,6 +146,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kafka",
         "migration",
         "newest_epoch",
+        "ops",
         "savepoints",
         "storage",
     },

@@ -319,7 +319,6 @@ class Coordinator:
     def _prepare(self, ran: c.EpochRan) -> c.Action:
         self._become(Phase.PREPARED)
         self._has_strays = ran.has_strays
-        keeps_base = bool(ran.committables) or self._decided_by != KAFKA
         self._manifest = replace(
             self._identity.manifest(
                 self._asked.checkpoint_id, self._asked.sources, self._producer, self._decided_by
@@ -327,7 +326,7 @@ class Coordinator:
             produced=tuple(sorted(ran.produced)),
             state=ran.state,
             committables=tuple(sorted(ran.committables)),
-            base_path=self._base_path if keeps_base else "",
+            base_path=self._base_path,
         )
         return c.WriteManifest(self._manifest)
 

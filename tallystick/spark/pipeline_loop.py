@@ -8,12 +8,13 @@ the one before.
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
+from tallystick.checkpoint.micro_batches import OWN_LOOP
 from tallystick.checkpoint.refusals import begins_nowhere
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import parse_source_options
@@ -24,6 +25,7 @@ from tallystick.run.triggers import Trigger
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
+from tallystick.spark.listening import observe
 from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
 from tallystick.spark.write_epochs import stored_lineage
@@ -119,7 +121,8 @@ def start_loop(
     refuse_savepoint(storage)
     check_checkpoint(storage, run.name)
     run.keyed.check(())  # by what is committed the driver checks it
-    is_new = not storage.names(m.FOLDER)
+    names = storage.names(m.FOLDER)
+    is_new = not m.manifests(names)
     if is_new and storage.names("offsets"):
         raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
@@ -127,6 +130,8 @@ def start_loop(
     run_id = str(uuid.uuid4())
     try:
         lineage = lineage_of(storage)
+        if OWN_LOOP not in names:
+            storage.put(OWN_LOOP, b"")
         identity = Identity(run.name, lineage, storage.location, accepted)
         driver = run.make_driver(checkpoint, identity, storage)
         if is_resident:
@@ -152,14 +157,15 @@ def start_loop(
             groups.show([source.shown])
 
     def close() -> None:
+        observe(run.name, None)
         groups.close()
         planner_broker.close()
         run.close()
 
-    def loop(note: Any) -> EpochLoop:
+    def loop(note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
         def on_end(ended: EpochEnded) -> None:
             show(ended)
-            note(ended)
+            observe(run.name, note(ended))
 
         return EpochLoop(driver, source, when, on_end)
 

@@ -312,6 +312,7 @@ def start_query(
     spark, storage = run.cluster.session, FileStorage(checkpoint)
     trigger = _in_epochs(trigger)
     refuse_savepoint(storage)
+    _refuse_loops(storage)
     SparkLog(storage).mend()
     newest = check_checkpoint(storage, run.name)
     # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
@@ -338,6 +339,15 @@ def start_query(
         raise
     at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
     return query
+
+
+def _refuse_loops(storage: FileStorage) -> None:
+    """Refuse a checkpoint that Spark's log knows nothing of, before Spark begins one there."""
+    if m.manifests(storage.names(m.FOLDER)) and not storage.names("offsets"):
+        raise OptionError(
+            f"checkpoint {storage.location} has epochs, and no log of Spark's: it is one of a loop "
+            f"of our own, or restored from one. Nothing was changed. Start with execution='jobs'."
+        )
 
 
 def _in_epochs(trigger: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
