@@ -174,6 +174,7 @@ def step(spec: dict[str, Any]) -> Any:
     wait_for = spec.get("map_waits_for", "")
     dies, marker = spec.get("dies", ""), spec.get("marker", "")
     sleeps_s = spec.get("one_attempt_sleeps_s", 0.0)
+    tells_pids = spec.get("tells_pids", "")
     seen: list[int] = []  # how many rows of each batch this attempt of a task had
 
     def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -186,6 +187,9 @@ def step(spec: dict[str, Any]) -> Any:
             Path(marker).touch()
             time.sleep(sleeps_s)
         seen.append(rows.num_rows)
+        if tells_pids:
+            Path(tells_pids).mkdir(exist_ok=True)
+            Path(tells_pids, str(os.getpid())).touch()
         while wait_for and not os.path.exists(wait_for):
             time.sleep(0.02)
         return rows.select(["key", "value"])
@@ -249,6 +253,11 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     for _ in range(3):
         query = start(spark, spec, fate)
         fate.meet(STARTED)
+        if folder := spec.get("session_stops_behind"):
+            while not Path(folder).exists() or len(os.listdir(folder)) < 2:
+                time.sleep(0.05)
+            time.sleep(1)
+            spark.stop()
         try:
             return query.awaitTermination()
         except StreamingQueryException as error:
@@ -267,7 +276,7 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQue
     return pipeline(spec).start(
         spark,
         checkpoint=spec["checkpoint"],
-        trigger={"availableNow": True},
+        trigger=spec.get("trigger", {"availableNow": True}),
         accept=spec.get("accept", ()),
         listener=fate,
         execution=spec.get("execution"),
@@ -349,7 +358,8 @@ def main() -> None:
     while True:
         spec, error = commands.runs.get(), None
         master = spec.get("master", config.get("spark.master", LOCAL))
-        if spark.sparkContext.master != master:
+        context = spark.sparkContext
+        if context.master != master or context._jsc is None:
             spark.stop()
             spark = session(master, config)
         try:

@@ -26,6 +26,7 @@ class ForkedContext:
     """What `Gang` needs of a SparkContext; each task is a process, and none is tried again."""
 
     master = "local[2]"
+    defaultParallelism = 2  # noqa: N815  Spark's name for it
 
     def __init__(self) -> None:
         self._jsc = object()
