@@ -198,18 +198,19 @@ def step(spec: dict[str, Any]) -> Any:
 
 
 def kill(dies: str) -> None:
-    """Let this worker die, or the daemon that forked it, or the executor above both."""
-    daemon = os.getppid()
-    assert daemon == os.getpgrp(), "this worker is an orphan, or Spark runs without a daemon"
-    os.kill({"worker": os.getpid, "daemon": os.getppid, "executor": executor}[dies](), 9)
+    """Let this process die, or the daemon of its worker, or the executor above both."""
+    daemon = os.getpgrp()  # it leads the group of its workers, and of what they fork
+    os.kill(daemon, 0)
+    assert os.getppid() != 1, "this worker is an orphan, or Spark runs without a daemon"
+    victim = {"worker": os.getpid, "daemon": os.getpgrp, "executor": lambda: above(daemon)}[dies]()
+    os.kill(victim, signal.SIGKILL)
     while dies == "daemon" and os.getppid() == daemon:
         time.sleep(0.01)  # until this worker knows what it is
 
 
-def executor() -> int:
-    """The JVM above the daemon that forked this worker."""
-    ask = ["ps", "-o", "ppid=", "-p", str(os.getppid())]
-    return int(subprocess.check_output(ask))
+def above(pid: int) -> int:
+    """The parent of a process: of a daemon, the JVM."""
+    return int(subprocess.check_output(["ps", "-o", "ppid=", "-p", str(pid)]))
 
 
 def show(spark: SparkSession, spec: dict[str, Any], query: StreamingQuery) -> None:
