@@ -253,8 +253,10 @@ class PipelineRun:
             *(part for step in steps for part in (step.key, step.columns, step.output)),
             *(part for step in steps for part in (step.processor, step.functions, step.declared)),
         )
-        size = size_of(context)
-        self._gang = GangTasks(context, size, self.name, known)
+        decider = self._written.decider
+        # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
+        epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000
+        self._gang = GangTasks(context, size_of(context), self.name, known, epoch_max_s)
         self._gang.prepare()
 
     def cancel(self) -> None:

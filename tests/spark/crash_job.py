@@ -174,6 +174,7 @@ def step(spec: dict[str, Any]) -> Any:
     wait_for = spec.get("map_waits_for", "")
     dies, marker = spec.get("dies", ""), spec.get("marker", "")
     sleeps_s = spec.get("one_attempt_sleeps_s", 0.0)
+    tells_pids = spec.get("tells_pids", "")
     seen: list[int] = []  # how many rows of each batch this attempt of a task had
 
     def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -186,6 +187,9 @@ def step(spec: dict[str, Any]) -> Any:
             Path(marker).touch()
             time.sleep(sleeps_s)
         seen.append(rows.num_rows)
+        if tells_pids:
+            Path(tells_pids).mkdir(exist_ok=True)
+            Path(tells_pids, str(os.getpid())).touch()
         while wait_for and not os.path.exists(wait_for):
             time.sleep(0.02)
         return rows.select(["key", "value"])
@@ -194,18 +198,19 @@ def step(spec: dict[str, Any]) -> Any:
 
 
 def kill(dies: str) -> None:
-    """Let this worker die, or the daemon that forked it, or the executor above both."""
-    daemon = os.getppid()
-    assert daemon == os.getpgrp(), "this worker is an orphan, or Spark runs without a daemon"
-    os.kill({"worker": os.getpid, "daemon": os.getppid, "executor": executor}[dies](), 9)
+    """Let this process die, or the daemon of its worker, or the executor above both."""
+    daemon = os.getpgrp()  # it leads the group of its workers, and of what they fork
+    os.kill(daemon, 0)
+    assert os.getppid() != 1, "this worker is an orphan, or Spark runs without a daemon"
+    victim = {"worker": os.getpid, "daemon": os.getpgrp, "executor": lambda: above(daemon)}[dies]()
+    os.kill(victim, signal.SIGKILL)
     while dies == "daemon" and os.getppid() == daemon:
         time.sleep(0.01)  # until this worker knows what it is
 
 
-def executor() -> int:
-    """The JVM above the daemon that forked this worker."""
-    ask = ["ps", "-o", "ppid=", "-p", str(os.getppid())]
-    return int(subprocess.check_output(ask))
+def above(pid: int) -> int:
+    """The parent of a process: of a daemon, the JVM."""
+    return int(subprocess.check_output(["ps", "-o", "ppid=", "-p", str(pid)]))
 
 
 def show(spark: SparkSession, spec: dict[str, Any], query: StreamingQuery) -> None:
@@ -249,6 +254,11 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     for _ in range(3):
         query = start(spark, spec, fate)
         fate.meet(STARTED)
+        if folder := spec.get("session_stops_behind"):
+            while not Path(folder).exists() or len(os.listdir(folder)) < 2:
+                time.sleep(0.05)
+            time.sleep(1)
+            spark.stop()
         try:
             return query.awaitTermination()
         except StreamingQueryException as error:
@@ -267,7 +277,7 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQue
     return pipeline(spec).start(
         spark,
         checkpoint=spec["checkpoint"],
-        trigger={"availableNow": True},
+        trigger=spec.get("trigger", {"availableNow": True}),
         accept=spec.get("accept", ()),
         listener=fate,
         execution=spec.get("execution"),
@@ -349,7 +359,8 @@ def main() -> None:
     while True:
         spec, error = commands.runs.get(), None
         master = spec.get("master", config.get("spark.master", LOCAL))
-        if spark.sparkContext.master != master:
+        context = spark.sparkContext
+        if context.master != master or context._jsc is None:
             spark.stop()
             spark = session(master, config)
         try:

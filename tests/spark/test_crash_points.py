@@ -48,10 +48,13 @@ LOOP_KILLS = [
 ]
 """The same for a loop of our own, which plans behind the fence and keeps no log."""
 LOOP_IN_EVERY_RUN = {
-    ("ManifestWritten", 1),
-    ("TransactionCommitted", 1),
-    ("EpochRan", 1),
-    ("TransactionCommitted", 2),
+    "jobs": {("EpochRan", 1), ("TransactionCommitted", 2)},
+    "resident": {
+        ("ManifestWritten", 1),
+        ("TransactionCommitted", 1),
+        ("EpochRan", 1),
+        ("TransactionCommitted", 2),
+    },
 }
 GROWN_AFTER = {"Started", "EpochRequested", "EpochRan"}
 """Before the first plan, after a plan and before its read, after a read and before its commit."""
@@ -78,13 +81,14 @@ def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_not
     flow.assert_exact()
 
 
-def test_the_same_of_a_loop_of_our_own(flow: Flow, drivers: Drivers) -> None:
+@pytest.mark.parametrize("execution", LOOP_IN_EVERY_RUN)
+def test_the_same_of_a_loop_of_our_own(flow: Flow, drivers: Drivers, execution: str) -> None:
     """Its manifests are the only log; where it begins, `earliest`, stands in the first of them."""
     flow.feed(600, partition=0)
-    for fact, occurrence in _kills(LOOP_KILLS, LOOP_IN_EVERY_RUN):
+    for fact, occurrence in _kills(LOOP_KILLS, LOOP_IN_EVERY_RUN[execution]):
         driver = drivers.take(spares=1)
-        spec = flow.spec(kill_at=fact, occurrence=occurrence, epoch_records=40, execution="jobs")
-        driver.run(spec)
+        told = {"kill_at": fact, "occurrence": occurrence, "execution": execution}
+        driver.run(flow.spec(epoch_records=40, **told))
         driver.wait_until_killed()
         driver.stop()
         assert not (flow.checkpoint / "offsets").exists()
@@ -92,7 +96,7 @@ def test_the_same_of_a_loop_of_our_own(flow: Flow, drivers: Drivers) -> None:
             flow.grow(30)
         flow.feed(20, partition=0)
 
-    flow.run(flow.pipeline(max_offsets_per_trigger=200), execution="jobs")
+    flow.run(flow.pipeline(max_offsets_per_trigger=200), execution=execution)
 
     flow.assert_exact()
 

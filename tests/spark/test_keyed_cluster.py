@@ -13,7 +13,11 @@ from tests.spark.standalone_cluster import Cluster
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
-def test_counts_survive_executors_copies_and_hosts(flow: Flow, tmp_path: Path) -> None:
+@pytest.mark.parametrize("execution", [None, "resident"])
+def test_counts_survive_executors_copies_and_hosts(
+    flow: Flow, tmp_path: Path, execution: str | None
+) -> None:
+    """With the last host, resident tasks are one where they were two."""
     flights = Flights(flow, load(6000))
     flights.feed(3000)
     with (
@@ -23,7 +27,8 @@ def test_counts_survive_executors_copies_and_hosts(flow: Flow, tmp_path: Path) -
         first, second = cluster.hosts
         # An executor dies within its keyed task: tried again, or the whole epoch is.
         marker = tmp_path / "executor"
-        driver.run(flights.spec(2, epoch_records=600, dies="executor", marker=str(marker)))
+        dies = {"dies": "executor", "marker": str(marker)}
+        driver.run(flights.spec(2, epoch_records=600, execution=execution, **dies))
         assert driver.wait_for_end() is None
         assert marker.exists()
         flights.assert_exact()
@@ -32,13 +37,13 @@ def test_counts_survive_executors_copies_and_hosts(flow: Flow, tmp_path: Path) -
         # One host's copies are gone, and other ranges are asked for.
         first.lose_copies()
         flights.feed(1000)
-        driver.run(flights.spec(3, epoch_records=400))
+        driver.run(flights.spec(3, epoch_records=400, execution=execution))
         assert driver.wait_for_end() is None
         flights.assert_exact()
 
         # A host is gone in the middle of an epoch: the other has to have everything.
         flights.feed(2000)
-        driver.run(flights.spec(3, epoch_records=400))
+        driver.run(flights.spec(3, epoch_records=400, execution=execution))
         driver.wait_for_fact("ManifestWritten", 1)
         second.kill()
         assert driver.wait_for_end() is None

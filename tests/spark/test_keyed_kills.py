@@ -17,6 +17,7 @@ from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import PARALLELISMS, Flights, keyed_drivers
 from tests.spark.test_crash_points import KILLS as ALL_KILLS
+from tests.spark.test_crash_points import LOOP_KILLS
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
@@ -30,6 +31,14 @@ FEW_KILLS = [
 ]
 MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in ALL_KILLS), *[RANDOM] * 12]
 """The fact behind which the driver dies, the how-manieth of its kind, how much later at most."""
+IN_A_GANG = ("EpochPlanned", 2, 0.5)
+FEW_LOOP_KILLS = [("EpochRan", 1, 0.0), IN_A_GANG, ("TransactionCommitted", 3, 0.0)]
+MANY_LOOP_KILLS = [
+    *((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS),
+    *[IN_A_GANG] * 12,
+]
+"""The same for resident tasks."""
+KILLS = {None: (FEW_KILLS, MANY_KILLS), "resident": (FEW_LOOP_KILLS, MANY_LOOP_KILLS)}
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +55,24 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, copies: Copies) -> Iterator[
     pool.close()
 
 
+@pytest.mark.parametrize("execution", KILLS)
 def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
-    flow: Flow, keyed: Drivers, copies: Copies
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str | None
 ) -> None:
-    kill_count = int(os.environ.get("KEYED_KILLS", len(FEW_KILLS)))
-    is_long = kill_count > len(FEW_KILLS)
+    few, many = KILLS[execution]
+    kill_count = int(os.environ.get("KEYED_KILLS", len(few)))
+    is_long = kill_count > len(few)
     chance = random.Random(kill_count)
     flights = Flights(flow, load(1000 * (kill_count + 2)))
     parallelisms = cycle(PARALLELISMS)
-    kills = cycle(MANY_KILLS if is_long else FEW_KILLS)
+    kills = cycle(many if is_long else few)
     for number in range(kill_count):
         flights.feed(1000)
         fact, occurrence, later_s = next(kills)
         driver = keyed.take(spares=1)
         run = flights.spec(
             next(parallelisms),
+            execution=execution,
             epoch_records=300,
             kill_at=fact,
             occurrence=occurrence,
@@ -72,7 +84,7 @@ def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
         copies.suffer(chance.choice(FATES) if is_long else FATES[number % len(FATES)])
     flights.feed(1000)
     driver = keyed.take()
-    driver.run(flights.spec(next(parallelisms), epoch_records=5_000))
+    driver.run(flights.spec(next(parallelisms), execution=execution, epoch_records=5_000))
     assert driver.wait_for_end() is None
     keyed.give_back(driver)
 
@@ -109,18 +121,37 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
     keyed.give_back(driver)
 
 
+def test_a_resident_task_and_a_daemon_that_die_half_way_cost_an_epoch_each(
+    flow: Flow, keyed: Drivers, tmp_path: Path
+) -> None:
+    """The daemon takes all members of its worker with it, and the workers in Spark's pool."""
+    flights = Flights(flow, load(4000))
+    driver = keyed.take()
+    for dies in ("worker", "daemon"):
+        flights.feed(2000)
+        told = {"dies": dies, "marker": str(tmp_path / dies), "execution": "resident"}
+        driver.run(flights.spec(3, epoch_records=600, **told))
+        assert driver.wait_for_end() is None
+        assert (tmp_path / dies).exists()
+        assert driver.facts.count("ActionFailed") == 1
+        flights.assert_exact()
+    keyed.give_back(driver)
+
+
+@pytest.mark.parametrize("execution", KILLS)
 def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_nothing(
-    flow: Flow, keyed: Drivers
+    flow: Flow, keyed: Drivers, execution: str | None
 ) -> None:
     flights = Flights(flow, load(4000))
     flights.feed(2000)
     zombie, successor = keyed.take(spares=1), keyed.take()
-    zombie.run(flights.spec(2, epoch_records=300, block_at="OutputCounted", occurrence=2))
+    blocked = {"block_at": "OutputCounted", "occurrence": 2, "execution": execution}
+    zombie.run(flights.spec(2, epoch_records=300, **blocked))
     zombie.wait_until_blocked()
     zombie.pause()
 
     flights.feed(1000)
-    successor.run(flights.spec(5, epoch_records=800))
+    successor.run(flights.spec(5, execution=execution, epoch_records=800))
     assert successor.wait_for_end() is None
     flights.assert_exact()
     zombie.resume()
@@ -129,6 +160,6 @@ def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_not
     assert "FencedError: " in (zombie.wait_for_end() or "")
     flights.assert_exact()
     flights.feed(1000)
-    successor.run(flights.spec(2))  # with the copies that the zombie had
+    successor.run(flights.spec(2, execution=execution))  # with the copies that the zombie had
     assert successor.wait_for_end() is None
     flights.assert_exact()

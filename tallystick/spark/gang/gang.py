@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from socket import socket
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
 
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 STOP_MAX_S = 10.0
 """How long members may take to stop what they do for an epoch that is given up, or to leave."""
+START_MAX_S = 20.0
+"""How long the others may come later than the first member; then a smaller gang is started."""
 WARN_EVERY_S = 10.0
 """How often a start that waits says what for."""
 LOST = "lost"
@@ -47,6 +50,18 @@ class GangLostError(EpochAbortedError):
 
 class GangStoppedError(Exception):
     """The gang was stopped, because its query was; nothing is wrong."""
+
+
+class GangTooLargeError(Exception):
+    """Spark has fewer slots than the gang has tasks, as when an executor is gone.
+
+    Args:
+        there: how many members came up.
+    """
+
+    def __init__(self, there: int) -> None:
+        super().__init__(f"{there} members came up")
+        self.there = there
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,7 @@ class Gang:
     Raises:
         GangStoppedError: the query was stopped before all members were there.
         GangLostError: they did not all come up.
+        GangTooLargeError: some did not for so long that Spark may have no slots for them.
         PicklingError: what they need cannot be sent.
     """
 
@@ -216,6 +232,7 @@ class Gang:
                 return iter(serve(spec, range(task * processes, (task + 1) * processes)))
 
             try:
+                _hold_slots(self._context, self.size.tasks)
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
                 said = tasks.mapPartitionsWithIndex(run_members).collect()
@@ -225,6 +242,7 @@ class Gang:
                 self._end = f". Spark says: {str(error)[:600]}"
             finally:
                 self._is_lost = True
+                _hold_slots(self._context, -self.size.tasks)
                 self._job_ended.set()
                 self._heard.put((LOST, -1, 0, b""))
 
@@ -233,12 +251,15 @@ class Gang:
         addresses: dict[int, tuple[str, int]] = {}
         calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]] = SimpleQueue()
         Thread(target=self._answer, args=(calls,), daemon=True).start()
-        began_s = warned_s = time.monotonic()
+        began_s = warned_s = came_s = time.monotonic()
         while len(addresses) < self.size.members:
             try:
                 link, index, address, pid = calls.get(timeout=0.2)
             except Empty:
                 self._check_coming(len(addresses))
+                is_late = time.monotonic() - came_s > START_MAX_S
+                if is_late and addresses and self.size.tasks > 1:
+                    raise GangTooLargeError(len(addresses)) from None
                 if time.monotonic() - warned_s > WARN_EVERY_S:
                     warned_s = time.monotonic()
                     self._warn(warned_s - began_s, len(addresses))
@@ -247,6 +268,7 @@ class Gang:
                 link.close()  # Spark runs a task again: the first one is lost
                 raise GangLostError(f"resident task {index} started twice")
             link.expect_prompt_reading()
+            came_s = time.monotonic()
             self._links[index], addresses[index], self.pids[index] = link, address, pid
         stop_listening(self._listener)
         for index, link in self._links.items():
@@ -256,6 +278,20 @@ class Gang:
             kind, _, _, found = self._next(time.monotonic() + STOP_MAX_S)
             if kind in (LOST, CUT):
                 self._raise_lost(None, kind, found)
+        self._warn_of_slots()
+
+    def _warn_of_slots(self) -> None:
+        """Tell a user at once why other jobs of the application do nothing."""
+        slots, held = self._context.defaultParallelism, _held_slots.get(self._context, 0)
+        if held >= slots:
+            logger.warning(
+                "pipeline %s: resident tasks now hold all %d slots of this application: its other "
+                "Spark jobs wait until a pipeline ends. Give it more cores, for example "
+                "master='local[%d]', or start a pipeline with execution='jobs'",
+                self._name,
+                slots,
+                slots + 1,
+            )
 
     def _check_wanted(self) -> None:
         if self._stopped.is_set():
@@ -304,6 +340,16 @@ class Gang:
         except Exception:
             self._is_lost = True
             self._heard.put((LOST, index, 0, b""))
+
+
+_held_slots: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()
+"""How many slots the gangs of an application hold, or wait for."""
+_slots_lock = Lock()
+
+
+def _hold_slots(context: SparkContext, count: int) -> None:
+    with _slots_lock:
+        _held_slots[context] = _held_slots.get(context, 0) + count
 
 
 def _addresses(context: SparkContext) -> tuple[str, str]:

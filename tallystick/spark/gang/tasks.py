@@ -11,7 +11,14 @@ from pyspark import SparkConf, SparkContext
 
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_epoch import KeyedEpoch
-from tallystick.spark.gang.gang import Gang, GangLostError, GangStoppedError, Size, is_local
+from tallystick.spark.gang.gang import (
+    Gang,
+    GangLostError,
+    GangStoppedError,
+    GangTooLargeError,
+    Size,
+    is_local,
+)
 from tallystick.spark.gang.messages import Order
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
@@ -91,18 +98,29 @@ class GangTasks:
                 self._gang.give_up()
                 self._gang = None
             if self._gang is None:
-                self._gang = Gang(
-                    self._context,
-                    self._size,
-                    self._known,
-                    self._name,
-                    self._stopped,
-                    self._epoch_max_s,
-                )
+                self._gang = self._started()
                 if self._stopped.is_set():  # meanwhile, by `close` or `cancel`, which saw no gang
                     self._gang.leave()
                 self._check_wanted()
             return self._gang
+
+    def _started(self) -> Gang:
+        """Start a gang, a smaller one if Spark has not the slots."""
+        size = self._size
+        while True:
+            try:
+                return Gang(
+                    self._context, size, self._known, self._name, self._stopped, self._epoch_max_s
+                )
+            except GangTooLargeError as error:
+                logger.warning(
+                    "pipeline %s: Spark has slots for %d of its %d resident tasks: it runs with "
+                    "so many until one is lost",
+                    self._name,
+                    error.there,
+                    size.tasks,
+                )
+                size = Size(tasks=error.there)
 
     def _check_wanted(self) -> None:
         if self._stopped.is_set():

@@ -23,11 +23,17 @@ LEFT_SOMETHING = 7
 
 
 class ForkedContext:
-    """What `Gang` needs of a SparkContext; each task is a process, and none is tried again."""
+    """What `Gang` needs of a SparkContext; each task is a process, and none is tried again.
+
+    Args:
+        begin: called in each of them first, with the task's number.
+    """
 
     master = "local[2]"
+    defaultParallelism = 2  # noqa: N815  Spark's name for it
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[int], None] = lambda task: None) -> None:
+        self._begin = begin
         self._jsc = object()
         self.pids: list[int] = []
         self._lock = threading.Lock()
@@ -45,7 +51,7 @@ class ForkedContext:
         """A job of so many tasks."""
 
         def collect(function: Callable[[int, Iterator[int]], Any]) -> list[str]:
-            self.pids = [_forked(lambda at=at: function(at, iter(()))) for at in tasks]
+            self.pids = [forked(lambda at=at: self._run(function, at)) for at in tasks]
             statuses = [self._status(pid) for pid in list(self.pids)]
             if any(statuses):
                 raise RuntimeError(f"tasks ended with {statuses}")
@@ -57,6 +63,11 @@ class ForkedContext:
             )
         )
 
+    def _run(self, function: Callable[[int, Iterator[int]], Any], task: int) -> None:
+        self._begin(task)
+        function(task, iter(()))
+        _check_left()
+
     def _status(self, pid: int) -> int:
         """Of one that has ended; its id is nobody's then."""
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -65,28 +76,36 @@ class ForkedContext:
             return os.waitpid(pid, 0)[1]
 
 
-def _forked(run: Callable[[], Any]) -> int:
+def forked(run: Callable[[], Any]) -> int:
+    """Run something in a fork, which never gets behind it: there the tests would go on."""
     pid = os.fork()
     if pid:
         return pid
     try:
         run()
-        deadline = time.monotonic() + 5
-        while threading.active_count() > 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        is_open = any(link._raw.fileno() >= 0 for link in links._links)
-        os._exit(LEFT_SOMETHING if is_open or threading.active_count() > 1 else 0)
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
+    finally:
         os._exit(1)
 
 
+def _check_left() -> None:
+    """End this process if it keeps threads or connections."""
+    deadline = time.monotonic() + 5
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    is_open = any(link._raw.fileno() >= 0 for link in links._links)
+    if is_open or threading.active_count() > 1:
+        os._exit(LEFT_SOMETHING)
+
+
 def gang_of(
-    size: Size, *, epoch_max_s: float | None = None, stopped: Event | None = None, known: Any = ()
+    size: Size, *, epoch_max_s: float | None = None, begin: Callable[[int], None] | None = None
 ) -> Gang:
     """A gang that runs."""
-    context: Any = ForkedContext()
-    return Gang(context, size, known, "numbers", stopped or Event(), epoch_max_s)
+    context: Any = ForkedContext(begin) if begin else ForkedContext()
+    return Gang(context, size, (), "numbers", Event(), epoch_max_s)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tallystick.spark.gang.link import (
     listen,
     stop_listening,
 )
+from tests.spark.gang.forked import forked
 
 SECRET = b"s" * 32
 LINUX_ONLY = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's options")
@@ -228,11 +229,12 @@ def test_half_a_message_is_no_message(pair: tuple[Link, Link]) -> None:
 def test_a_process_that_is_forked_does_not_keep_a_connection_open(pair: tuple[Link, Link]) -> None:
     """A user's function may fork; the end of the process that had the connection is seen."""
     read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def stay() -> None:
         os.close(write_end)
         os.read(read_end, 1)  # until the test ends
-        os._exit(0)
+
+    child = forked(stay)
     try:
         descriptor = pair[0]._raw.fileno()
         os.close(os.dup(descriptor))  # it is open here

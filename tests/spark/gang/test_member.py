@@ -1,6 +1,5 @@
 """Gangs as plain processes: what members do to each other, and what becomes of them."""
 
-import contextlib
 import os
 import secrets
 import signal
@@ -8,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from tests.spark.gang.forked import (
     Reading,
     Writing,
     end,
+    forked,
     gang_of,
     is_gone,
     numbers_of,
@@ -169,13 +170,16 @@ def test_a_member_that_is_only_paused_does_its_work_when_it_goes_on(
 
     def pause(_: int) -> None:
         if os.getpid() == paused and not os.path.exists(marker):
-            if os.fork() == 0:  # wakes it up; a fork of the user's function, for that matter
-                time.sleep(1.5)
-                os.kill(paused, signal.SIGCONT)
-                os._exit(0)
             Path(marker).touch()
             os.kill(paused, signal.SIGSTOP)
 
+    def wake_up() -> None:
+        while not os.path.exists(marker):
+            time.sleep(0.01)
+        time.sleep(1.5)
+        os.kill(paused, signal.SIGCONT)
+
+    Thread(target=wake_up, daemon=True).start()
     assert numbers_of(gang.run(order(1, SHARES, reading=Reading(pause)))) == list(range(200))
     assert os.path.exists(marker)
 
@@ -205,16 +209,15 @@ def test_members_are_gone_at_once_when_the_driver_is_killed_whatever_they_do(
 ) -> None:
     """The driver is a process of its own; a fork that it has made does not hold its place."""
     read_end, write_end = os.pipe()
-    driver = os.fork()
-    if driver == 0:
+
+    def drive() -> None:
         gang = gang_of(size)
-        fork = os.fork()
-        if fork == 0:
-            time.sleep(30)
-            os._exit(0)
+        fork = forked(lambda: time.sleep(60))
         os.write(write_end, " ".join(map(str, (fork, *gang.pids.values()))).encode())
         gang.run(order(1, SHARES, reading=Reading(does)))
-        os._exit(0)
+
+    driver = forked(drive)
+    os.close(write_end)
     fork, *pids = map(int, os.read(read_end, 1000).split())
     try:
         time.sleep(0.5)
@@ -232,12 +235,7 @@ def test_strangers_who_call_a_member_and_say_nothing_hold_nobody_up() -> None:
     secret, listener = secrets.token_bytes(32), listen("127.0.0.1")
     known: Any = Parcel(())
     spec = Spec(listener.getsockname(), secret, 2, known, 1000)
-    child = os.fork()
-    if child == 0:
-        listener.close()
-        with contextlib.suppress(BaseException):
-            serve(spec, (0, 1))
-        os._exit(0)
+    child = forked(lambda: serve(spec, (0, 1)))
     members = [Link.taken(listener.accept()[0], secret) for _ in range(2)]
     hellos = sorted((link.hear(), at) for at, link in enumerate(members))
     addresses = [address for (_, address, _), _ in hellos]
