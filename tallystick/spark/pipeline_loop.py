@@ -9,20 +9,22 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.refusals import begins_nowhere
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import parse_source_options
+from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.loop import EpochEnded, EpochLoop
 from tallystick.run.query import Query
+from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.run.triggers import Trigger
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.planner import plan_splits
 from tallystick.spark.executions import QueryRun
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
 from tallystick.spark.planning import StreamPlanner
@@ -41,21 +43,40 @@ class LoopEpoch:
     timestamp_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An epoch that was planned, and is not known to have ended.
+
+    Args:
+        at_s: when its plan began, by the monotonic clock.
+        bound: of its size; None: the user wants none.
+        offset_count: how many it spans.
+        is_cut: whether more could have been read.
+    """
+
+    at_s: float
+    bound: SizeBound | None
+    offset_count: int
+    is_cut: bool
+
+
 class PlannedByUs:
     """Plans the epochs of a pipeline, and makes what runs them; see `ports.EpochSource`.
 
     Args:
         run: the pipeline.
         planner: asks Kafka.
-        offset_count_max: the most that an epoch may span; None: no limit.
+        sizes: bounds the epochs; None: nothing does.
     """
 
-    def __init__(
-        self, run: PipelineRun, planner: StreamPlanner, offset_count_max: int | None
-    ) -> None:
+    def __init__(self, run: PipelineRun, planner: StreamPlanner, sizes: EpochSizes | None) -> None:
         self._run = run
         self._planner = planner
-        self._offset_count_max = offset_count_max
+        self._sizes = sizes
+        run.keyed = replace(run.keyed, on_share=self._note_share)
+        self._share_bytes = 0
+        self._begun: _Begun | None = None
+        self._newest: _Begun | None = None
         self._planned_at_ms = 0
         self._ran = LoopEpoch((), (), 0)
         self._checkpoint_id = -1
@@ -67,10 +88,38 @@ class PlannedByUs:
     def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
         self._planned_at_ms = time.time_ns() // 1_000_000
+        at_s = time.monotonic()
+        if self._begun is not None and self._sizes is not None:
+            self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
+        bound = None if self._sizes is None else self._sizes.bound()
         position = _offsets(start[0]) if start else self._planner.first()
-        stop = self._planner.next(position, self._offset_count_max)
+        stop = self._planner.next(position, None if bound is None else bound.offset_count)
         begins = start or (_text(position),)
-        return PlannedEpoch(begins, None if stop is position else (_text(stop),))
+        self._begun, self._share_bytes = None, 0
+        if stop is position:
+            return PlannedEpoch(begins, None)
+        count = sum(split.offset_count for split in plan_splits(position, stop))
+        self._begun = _Begun(at_s, bound, count, count < self._planner.waiting)
+        return PlannedEpoch(begins, (_text(stop),))
+
+    def ended(self) -> None:
+        """Learn from the epoch that was planned last and is committed now."""
+        self._newest, self._begun = self._begun, None
+        if self._newest is not None and self._sizes is not None:
+            count, is_cut = self._newest.offset_count, self._newest.is_cut
+            took_s = time.monotonic() - self._newest.at_s
+            self._sizes.ended(SizedEpoch(count, took_s, self._share_bytes, is_cut))
+
+    @property
+    def is_behind(self) -> bool:
+        """See `run.loop.LoopSource.is_behind`."""
+        newest = self._newest
+        if newest is None or newest.bound is None:
+            return False
+        return newest.is_cut and newest.bound.reason is not Reason.OPTION
+
+    def _note_share(self, byte_count: int) -> None:
+        self._share_bytes = byte_count
 
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
@@ -92,6 +141,7 @@ class PlannedByUs:
         latest = self._planner.latest()
         return {
             "batchId": self._checkpoint_id,
+            "epochSize": self._size(),
             "sources": [
                 {
                     "description": "tallystick",
@@ -101,6 +151,32 @@ class PlannedByUs:
                 }
             ],
         }
+
+    def _size(self) -> dict[str, Any] | None:
+        """How large the newest epoch was, and why no larger; None if an earlier run planned it."""
+        if self._newest is None:
+            return None
+        bound = self._newest.bound
+        return {
+            "offsets": self._newest.offset_count,
+            "isCut": self._newest.is_cut,
+            "offsetsMax": None if bound is None else bound.offset_count,
+            "because": "max_offsets_per_trigger is 'all'" if bound is None else bound.reason.value,
+            "bytesOfBusiestTask": self._share_bytes,
+        }
+
+
+def sizes_of(run: PipelineRun, options: SourceOptions, when: Trigger) -> EpochSizes | None:
+    """What bounds the epochs of a run; None where the user wants all there is in one."""
+    if run.is_bounded and options.offset_count_max is None:
+        return None
+    limits = SizeLimits(
+        interval_s=when.interval_ms / 1000,
+        timeout_s=run.transaction_timeout_ms / 1000,
+        task_bytes_max=options.task_bytes_max,
+        offset_count_max=options.offset_count_max if run.is_bounded else None,
+    )
+    return EpochSizes(limits)
 
 
 def start_loop(
@@ -127,7 +203,8 @@ def start_loop(
             storage,
         )
         options = parse_source_options(run.source_options, streaming=True)
-        source = PlannedByUs(run, StreamPlanner(planner_broker, options), options.offset_count_max)
+        planner = StreamPlanner(planner_broker, options)
+        source = PlannedByUs(run, planner, sizes_of(run, options, when))
     except BaseException:
         planner_broker.close()
         run.close()
@@ -149,6 +226,7 @@ def start_loop(
 
     def loop(note: Any) -> EpochLoop:
         def on_end(ended: EpochEnded) -> None:
+            source.ended()
             show(ended)
             note(ended)
 
