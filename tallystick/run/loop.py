@@ -29,6 +29,11 @@ class LoopSource(EpochSource, Protocol):
         """Plan no further than what can be read now."""
         ...
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the newest epoch was cut short, and not because a user wants it so."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
@@ -112,7 +117,8 @@ class EpochLoop:
             if self._has_work:
                 idle_s = IDLE_MIN_S
                 self._on_end(EpochEnded(began_s, took_s))
-                self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
+                if not self._source.is_behind:  # the rest of an epoch that was cut is due too
+                    self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
                 continue
             self._looked += 1
             if self._trigger.is_available_now:

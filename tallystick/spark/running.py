@@ -26,12 +26,14 @@ from tallystick.options import (
     TICK_INTERVAL,
     SourceOptions,
     bounded,
+    is_bounded,
     parse_source_options,
 )
 from tallystick.ports import Engine
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
@@ -118,7 +120,9 @@ class PipelineRun:
             task_count=cluster.parallelism,
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
+            slice_bytes=options.task_bytes_max,
         )
+        self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
         bounded_options = bounded(source_options, cluster.parallelism)
         self.source_options = {**bounded_options, **_ticks(self.keyed)}
@@ -263,6 +267,12 @@ class PipelineRun:
         """End what resident tasks are doing: the query is stopped."""
         if self._gang is not None:
             self._gang.cancel()
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """Of the transaction that an epoch is written in; the default where there is none."""
+        decider = self._written.decider
+        return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
     @property
     def source_config(self) -> KafkaConfig:
