@@ -88,11 +88,11 @@ class Epochs:
 
     def __init__(self, checkpoint: Storage) -> None:
         self._checkpoint = checkpoint
-        names = checkpoint.names(m.FOLDER)  # before Spark's log, which has every one that it ran
-        self.paths = sorted(m.manifests(names), key=m.attempt_of)
-        self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
         self._logged = s.epochs_logged(checkpoint.names("commits"))
         self._planned = s.epochs_logged(checkpoint.names("offsets"))
+        names = checkpoint.names(m.FOLDER)  # behind Spark's log: of all that it has there is one
+        self.paths = sorted(m.manifests(names), key=m.attempt_of)
+        self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
         self.is_loops = OWN_LOOP in names or not self._planned
         self._manifests: dict[str, Manifest] = {}
 

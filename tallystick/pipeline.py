@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.endpoints import KafkaSource
@@ -37,7 +36,7 @@ from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_loop import start_loop
-from tallystick.spark.running import PipelineRun, start_query
+from tallystick.spark.running import PipelineRun
 from tallystick.state.processing import NO_TIME, Processor
 from tallystick.state.ready_made import Aggregate
 from tallystick.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
@@ -125,27 +124,26 @@ class Pipeline:
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
         execution: Literal["resident", "jobs"] | None = None,
-    ) -> StreamingQuery | Query:
+    ) -> Query:
         """Check everything that can be checked, then start.
 
         Args:
             spark: a classic session, as `spark_session()` makes it, a context, or nothing: then the
-                context of this process, or one that is made for it and ends with it. Structured
-                Streaming takes a session. A `transform` step has one made of the context, which
-                takes seconds.
+                context of this process, or one that is made for it and ends with it. A `transform`
+                step has a session made of the context, which takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
-            trigger: the arguments of Spark's `DataStreamWriter.trigger`.
+            trigger: the arguments of Spark's `DataStreamWriter.trigger`; None: an epoch begins as
+                soon as there is something to read.
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
                 state may be given up.
             listener: told every event of the epoch protocol, in the driver.
-            execution: `"jobs"`: epochs run in a loop of our own, each as a Spark job; a checkpoint
-                of Structured Streaming is taken over, and cannot go back. None: in Structured
-                Streaming.
+            execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
+                epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
+                encrypts what tasks exchange, or allocates executors dynamically.
 
         Returns:
-            Spark's StreamingQuery, whose exception holds the text of ours; for a loop of our own a
-            `Query`, which has the same members.
+            The running query, with the members of Spark's StreamingQuery.
 
         Raises:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
@@ -164,8 +162,6 @@ class Pipeline:
                 f"{self.name!r} keeps its token: name another"
             )
         source_options = self.source.to_options(self.name)
-        if execution is None and not isinstance(spark, SparkSession):
-            raise _no_session(self.name, spark)
         dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
         cluster = Cluster.of(spark, self.name)
         try:
@@ -178,10 +174,7 @@ class Pipeline:
                 listener=listener,
                 allow_dropped_state=dropped,
             )
-            if execution is None:
-                return start_query(run, checkpoint, trigger, accepted)
-            is_resident = execution == "resident"
-            return start_loop(run, checkpoint, trigger, accepted, is_resident=is_resident)
+            return start_loop(run, checkpoint, trigger, accepted, execution)
         except BaseException:
             cluster.close()
             raise
@@ -325,14 +318,6 @@ def _delay_ms(delay: str | int) -> int:
     raise OptionError(
         f"watermark_delay={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
-    )
-
-
-def _no_session(name: str, spark: object) -> OptionError:
-    return OptionError(
-        f"pipeline {name!r}: spark={spark!r}, but Structured Streaming needs a classic "
-        f"SparkSession: give one, as spark_session() makes it; or start with "
-        f"execution='resident' or 'jobs', which need none"
     )
 
 

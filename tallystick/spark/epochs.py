@@ -55,7 +55,7 @@ def foreach_batch_runner(
         def make_engine(batch: Batch) -> DataFrameEngine:
             return engine_of(opened[0], batch.rows.sparkSession, lambda _: batch.rows)
 
-        return EpochRunner(name, make_driver, make_engine, accepted, close, is_users=True)
+        return EpochRunner(name, make_driver, make_engine, accepted, close)
 
     return RunnerPerRun((written, name, accepted), make, _at_end)
 

@@ -146,6 +146,7 @@ class PlannedByUs:
         latest = self._planner.latest()
         return {
             "batchId": self._checkpoint_id,
+            "execution": self._run.execution.kind,
             "epochSize": self._size(),
             "sources": [
                 {
@@ -192,7 +193,7 @@ class _Run:
         checkpoint: its folder.
         when: when epochs begin.
         accepted: decisions that the user stated.
-        is_resident: tasks stay in the same processes.
+        execution: what runs the tasks; see `PipelineRun.choose_execution`.
     """
 
     def __init__(
@@ -201,8 +202,7 @@ class _Run:
         checkpoint: str,
         when: Trigger,
         accepted: frozenset[str],
-        *,
-        is_resident: bool,
+        execution: str | None,
     ) -> None:
         self.id = str(uuid.uuid4())
         self._run = run
@@ -215,8 +215,7 @@ class _Run:
                 storage.put(OWN_LOOP, b"")
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(checkpoint, identity, storage)
-            if is_resident:
-                run.stay_resident()
+            run.choose_execution(execution)
             options = parse_source_options(run.source_options, streaming=True)
             planner = StreamPlanner(self._broker, options)
             self.source = PlannedByUs(run, planner, sizes_of(run, options, when))
@@ -262,8 +261,7 @@ def start_loop(
     checkpoint: str,
     trigger: Mapping[str, Any] | None,
     accepted: frozenset[str],
-    *,
-    is_resident: bool = False,
+    execution: str | None,
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
     storage, when = FileStorage(checkpoint), Trigger.of(trigger)
@@ -274,7 +272,7 @@ def start_loop(
     if is_new and storage.names("offsets"):
         raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
-    its = _Run(run, checkpoint, when, accepted, is_resident=is_resident)
+    its = _Run(run, checkpoint, when, accepted, execution)
     query = Query(
         run.name,
         its.lineage,

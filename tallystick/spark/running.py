@@ -5,16 +5,15 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import DataFrame
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint
 from tallystick.checkpoint.facts import Identity
 from tallystick.errors import DataLossError, OptionError
-from tallystick.formats import DEADLETTER, DROPMALFORMED
+from tallystick.formats import DEADLETTER
 from tallystick.job import Driver, Listener
 from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
@@ -30,7 +29,6 @@ from tallystick.options import (
     parse_source_options,
 )
 from tallystick.ports import Engine
-from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
@@ -40,24 +38,23 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
-from tallystick.spark.executions import QueryRun
-from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.gang.tasks import GangTasks, obstacle, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
-from tallystick.spark.listening import at_end
-from tallystick.spark.query import EpochRunner
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
-from tallystick.spark.source import FORMAT, read_plan, register
+from tallystick.spark.source import read_plan
 from tallystick.spark.tasks import Unread, share
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
-from tallystick.spark_log import SparkLog
 from tallystick.steps import FrameStage, Step, arrange
-from tallystick.storage import FileStorage, as_spark_takes_it
+from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
+
+RESIDENT, JOBS = "resident", "jobs"
+"""Tasks stay in the same processes, or each epoch is a Spark job."""
 
 
 class EpochInput(Protocol):
@@ -79,6 +76,18 @@ class EpochInput(Protocol):
         ...
 
 
+class Execution(NamedTuple):
+    """What runs the tasks of a pipeline.
+
+    Args:
+        kind: `RESIDENT` or `JOBS`.
+        reason: why no resident tasks do; empty: they do.
+    """
+
+    kind: str
+    reason: str
+
+
 class PipelineRun:
     """The parts of one started pipeline, on the driver."""
 
@@ -98,6 +107,7 @@ class PipelineRun:
         self._listener = listener
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
+        self.execution = Execution(JOBS, "it has not started")
         self._source_cluster = ""
         self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
@@ -234,18 +244,30 @@ class PipelineRun:
         listener = LateRows(self.name, self._listener)
         return self._sinks.make_driver(identity, storage, listener=listener)
 
-    def stay_resident(self) -> None:
-        """Have the tasks of all epochs run in the same processes; they start at once.
+    def choose_execution(self, execution: str | None) -> None:
+        """Choose what runs the tasks; resident ones start at once.
 
         To be called behind `make_driver`, which tells what they need.
+
+        Args:
+            execution: "resident" or "jobs", as the user wants it; None: whichever fits.
+
+        Raises:
+            OptionError: the tasks cannot stay resident, and that is wanted.
         """
+        why = obstacle(self.cluster.conf)
         if self._stages.frames is not None:
+            why = "Spark plans the transform steps for each epoch"
+        if execution == RESIDENT and why:
             raise OptionError(
-                f"pipeline {self.name!r} has transform steps, which Spark plans for each epoch: "
-                f"start it with execution='jobs'"
+                f"pipeline {self.name!r}: execution='resident' does not work here, as {why}. Leave "
+                f"execution out, or set execution='jobs'"
             )
-        context = self.cluster.context
-        steps = self.keyed.steps
+        if execution == JOBS or why:
+            self.execution = Execution(JOBS, why or "execution='jobs'")
+            return
+        self.execution = Execution(RESIDENT, "")
+        context, steps = self.cluster.context, self.keyed.steps
         known = (
             self._read.config,
             self._read.layout,
@@ -317,74 +339,10 @@ class PipelineRun:
         return rows
 
 
-def start_query(
-    run: PipelineRun, checkpoint: str, trigger: Mapping[str, Any] | None, accepted: frozenset[str]
-) -> StreamingQuery:
-    """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
-    spark, storage = run.cluster.session, FileStorage(checkpoint)
-    trigger = _in_epochs(trigger)
-    refuse_savepoint(storage)
-    _refuse_loops(storage)
-    SparkLog(storage).mend()
-    newest = check_checkpoint(storage, run.name)
-    # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
-    run.keyed.check(() if newest is None else newest.state)
-    run.check(interval_ms(spark, trigger or {}), is_new=not storage.names("offsets"))
-    try:
-        register(spark)
-
-        def make_driver(query: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
-            return run.make_driver(query.checkpoint, identity, storage)
-
-        runner = EpochRunner(run.name, make_driver, run.make_engine, accepted, run.close)
-        writer = (
-            spark.readStream.format(FORMAT)
-            .options(**_without_dead_letters(run.source_options))
-            .load()
-            .writeStream.queryName(run.name)
-            .option("checkpointLocation", as_spark_takes_it(checkpoint))
-            .foreachBatch(runner)
-        )
-        query = (writer.trigger(**trigger) if trigger else writer).start()
-    except BaseException:
-        run.close()
-        raise
-    at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
-    return query
-
-
-def _refuse_loops(storage: FileStorage) -> None:
-    """Refuse a checkpoint that Spark's log knows nothing of, before Spark begins one there."""
-    if m.manifests(storage.names(m.FOLDER)) and not storage.names("offsets"):
-        raise OptionError(
-            f"checkpoint {storage.location} has epochs, and no log of Spark's: it is one of a loop "
-            f"of our own, or restored from one. Nothing was changed. Start with execution='jobs'."
-        )
-
-
-def _in_epochs(trigger: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The trigger, with one that reads all there is in as many epochs as the bound makes of it.
-
-    Under `once` Spark asks for everything in a single micro-batch, whatever the bound says.
-    """
-    if trigger is None or not trigger.get("once"):
-        return trigger
-    logger.info("trigger once=True: run as availableNow=True, which reads the same in epochs")
-    return {"availableNow": True}
-
-
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
     """What the planner is told of timers; nothing where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}
-
-
-def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
-    """For Spark's side of the source, which plans the epochs and reads no record of a pipeline."""
-    if parse_source_options(source_options, streaming=True).value_mode != DEADLETTER:
-        return dict(source_options)
-    others = {n: v for n, v in source_options.items() if n.lower() != "value.mode"}
-    return {**others, "value.mode": DROPMALFORMED}
 
 
 def _check_dead_letters(options: SourceOptions, written: Written) -> None:
@@ -406,15 +364,6 @@ def _check_dead_letters(options: SourceOptions, written: Written) -> None:
             f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
             f"records: name another"
         )
-
-
-def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:
-    """The interval of a `processingTime` trigger, as Spark reads its text; None for the others."""
-    text = trigger.get("processingTime")
-    if text is None:
-        return None
-    java_trigger = getattr(spark.sparkContext._jvm, "org.apache.spark.sql.streaming.Trigger")
-    return int(java_trigger.ProcessingTime(text).intervalMs())
 
 
 def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:

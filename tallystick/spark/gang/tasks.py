@@ -1,13 +1,13 @@
 """The gang of one run of a pipeline: started when it is needed, and again when it is lost."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from threading import Event, Lock, Thread
 from typing import Any
 
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_epoch import KeyedEpoch
@@ -152,7 +152,7 @@ class GangTasks:
             gang.leave()
 
 
-def obstacle(conf: SparkConf) -> str:
+def obstacle(conf: Mapping[str, str]) -> str:
     """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
 
     Connections between members are authenticated and not encrypted, and frames that overflow lie
@@ -164,7 +164,7 @@ def obstacle(conf: SparkConf) -> str:
         ("spark.io.encryption.enabled", "resident tasks do not encrypt what overflows to disk"),
         ("spark.dynamicAllocation.enabled", "resident tasks would hold all executors for ever"),
     ):
-        if (conf.get(name, "false") or "").lower() == "true":
+        if conf.get(name, "false").lower() == "true":
             return f"{name}=true: {why}"
     return ""
 
