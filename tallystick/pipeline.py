@@ -167,7 +167,7 @@ class Pipeline:
         if execution is None and not isinstance(spark, SparkSession):
             raise _no_session(self.name, spark)
         dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
-        cluster = Cluster.of(spark, self.name)
+        cluster = Cluster.of(spark, self.name, is_light=execution == "resident")
         try:
             run = PipelineRun(
                 name=self.name,
