@@ -163,7 +163,7 @@ class Pipeline:
             )
         source_options = self.source.to_options(self.name)
         dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
-        cluster = Cluster.of(spark, self.name)
+        cluster = Cluster.of(spark, self.name, is_light=execution == "resident")
         try:
             run = PipelineRun(
                 name=self.name,

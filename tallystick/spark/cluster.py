@@ -38,13 +38,20 @@ class Cluster:
         self._is_closed = False
 
     @classmethod
-    def of(cls, spark: SparkSession | SparkContext | None, name: str = "tallystick") -> "Cluster":
+    def of(
+        cls,
+        spark: SparkSession | SparkContext | None,
+        name: str = "tallystick",
+        *,
+        is_light: bool = False,
+    ) -> "Cluster":
         """Take what a user gave.
 
         Args:
             spark: a session, a context, or nothing: then the context of this process, or one that
                 is made now, and ends with the last pipeline that uses it.
             name: for Spark to show, if a context is made.
+            is_light: no rows will pass through its JVM, if one is made.
 
         Raises:
             OptionError: it is something else, such as a session of Spark Connect.
@@ -59,7 +66,7 @@ class Cluster:
             )
         if (active := SparkContext._active_spark_context) is not None and not OWN.is_used:
             return cls(lambda: active)
-        return cls(OWN.take(name).result, close=OWN.give_back)
+        return cls(OWN.take(name, is_light=is_light).result, close=OWN.give_back)
 
     @cached_property
     def context(self) -> SparkContext:
