@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark import SparkContext
+
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.refusals import begins_nowhere
@@ -147,7 +149,7 @@ def start_loop(
 
     def cancel() -> None:
         run.cancel()
-        context.cancelJobGroup(run_id)
+        _cancel_jobs(context, run_id)
 
     def show(_: EpochEnded) -> None:
         if source.shown.cluster_id != driver.cluster_id:
@@ -177,6 +179,14 @@ def start_loop(
     )
     query.begin()
     return query
+
+
+def _cancel_jobs(context: SparkContext, run_id: str) -> None:
+    try:
+        context.cancelJobGroup(run_id)
+    except Exception:
+        if context._jsc is not None:  # else it is stopped, and so are its jobs
+            raise
 
 
 def lineage_of(storage: FileStorage) -> str:
