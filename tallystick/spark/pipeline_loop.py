@@ -17,6 +17,7 @@ from pyspark import SparkContext
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.refusals import begins_nowhere
+from tallystick.errors import TallystickError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
@@ -68,6 +69,8 @@ class PlannedByUs:
 
     def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
+        if self._run.spark.sparkContext._jsc is None:
+            raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
         self._planned_at_ms = time.time_ns() // 1_000_000
         position = _offsets(start[0]) if start else self._planner.first()
         stop = self._planner.next(position, self._offset_count_max)
