@@ -163,7 +163,9 @@ class Pipeline:
             )
         source_options = self.source.to_options(self.name)
         dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
-        cluster = Cluster.of(spark, self.name, is_light=execution == "resident")
+        has_transform = any(isinstance(step, Transform) for step in self.steps)
+        is_light = execution != "jobs" and not has_transform
+        cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:
             run = PipelineRun(
                 name=self.name,

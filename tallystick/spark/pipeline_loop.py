@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyspark import SparkContext
+
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
 from tallystick.checkpoint.micro_batches import OWN_LOOP
 from tallystick.checkpoint.refusals import begins_nowhere
+from tallystick.errors import TallystickError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
@@ -91,6 +94,8 @@ class PlannedByUs:
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
     ) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
+        if self._run.cluster.context._jsc is None:
+            raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
         self._run.keyed.check(state)
         self._planned_at_ms = time.time_ns() // 1_000_000
         at_s = time.monotonic()
@@ -246,7 +251,7 @@ class _Run:
     def cancel(self) -> None:
         """End what tasks are doing."""
         self._run.cancel()
-        self._run.cluster.context.cancelJobGroup(self.id)
+        _cancel_jobs(self._run.cluster.context, self.id)
 
     def close(self) -> None:
         """Hang up: the run is over."""
@@ -285,6 +290,14 @@ def start_loop(
     )
     query.begin()
     return query
+
+
+def _cancel_jobs(context: SparkContext, run_id: str) -> None:
+    try:
+        context.cancelJobGroup(run_id)
+    except Exception:
+        if context._jsc is not None:  # else it is stopped, and so are its jobs
+            raise
 
 
 def lineage_of(storage: FileStorage) -> str:

@@ -104,12 +104,12 @@ class Mischief:
 
 
 def sizes_of_files_without_a_name() -> list[int]:
-    """Of this process's."""
-    found = []
+    """Of those that this process has where Spark keeps its shuffle files."""
+    found, folder = [], os.environ["SPARK_LOCAL_DIRS"].split(",")[0]
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             stat = os.stat(f"/proc/self/fd/{name}")
-            if stat.st_nlink == 0 and os.readlink(f"/proc/self/fd/{name}").endswith(" (deleted)"):
+            if stat.st_nlink == 0 and os.readlink(f"/proc/self/fd/{name}").startswith(folder):
                 found.append(stat.st_size)
     return found
 

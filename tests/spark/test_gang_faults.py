@@ -155,13 +155,15 @@ def test_members_killed_at_any_place_of_an_epoch_and_between_epochs(
     wait_until_gone(pid for gang in gangs.all for pid in gang.pids.values())
 
 
-@pytest.mark.parametrize("who", [WORKER, FORKED])
+@pytest.mark.parametrize(
+    ("resident", "who"), [(False, FORKED), (True, WORKER)], indirect=["resident"]
+)
 def test_a_paused_member_is_waited_for_and_one_that_hangs_is_not(
     resident: Resident, gangs: Gangs, who: str
 ) -> None:
     """An epoch may take as long as its transaction; the zombie is ended, and changes nothing."""
     flow, mischief = resident.flow, resident.mischief
-    query = resident.start(resident.pipeline(transaction_timeout_ms=10_000))
+    query = resident.start(resident.pipeline(transaction_timeout_ms=15_000))
     place = KEYED if resident.is_keyed else WRITTEN
     flow.feed(30)
     query.processAllAvailable()
@@ -191,13 +193,15 @@ def test_a_paused_member_is_waited_for_and_one_that_hangs_is_not(
     resident.assert_exact()
 
 
-@pytest.mark.parametrize("who", [WORKER, FORKED])
+@pytest.mark.parametrize(
+    ("resident", "who"), [(False, WORKER), (True, FORKED)], indirect=["resident"]
+)
 def test_a_query_is_stopped_in_an_epoch_whose_task_hangs(
     resident: Resident, gangs: Gangs, who: str
 ) -> None:
-    query = resident.start()
-    resident.flow.feed(30)
     resident.mischief.ask(READ, who, "stop")
+    resident.flow.feed(30)
+    query = resident.start()
     resident.mischief.wait(READ, who, "stop")
     query.stop()
     assert not query.isActive
@@ -210,12 +214,14 @@ def test_a_query_is_stopped_in_an_epoch_whose_task_hangs(
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "text"),
+    ("resident", "what", "kind", "text"),
     [
-        ("error", ValueError, "a mistake"),
-        ("memory", MemoryError, "no room"),
-        ("exit", TallystickError, "SystemExit: 3"),
+        (False, "error", ValueError, "a mistake"),
+        (True, "error", ValueError, "a mistake"),
+        (True, "memory", MemoryError, "no room"),
+        (False, "exit", TallystickError, "SystemExit: 3"),
     ],
+    indirect=["resident"],
 )
 def test_what_a_function_raises_ends_the_run_and_the_next_goes_on(
     resident: Resident, gangs: Gangs, what: str, kind: type[Exception], text: str
@@ -335,7 +341,11 @@ def test_a_session_that_is_stopped_ends_the_pipeline_in_it(
         started = tmp_path / f"started{waits_for == ''}"
         spec = flow.spec(execution="resident", map_waits_for=waits_for, tells_pids=str(started))
         driver.run(
-            {**spec, "session_stops_behind": str(started), "trigger": {"processingTime": "0 s"}}
+            {
+                **spec,
+                "session_stops_behind": str(started),
+                "trigger": {"processingTime": "20 milliseconds"},
+            }
         )
         error = driver.wait_for_end() or ""
         assert "SparkContext was stopped" in error, error
