@@ -22,7 +22,7 @@ from typing import Any
 import tallystick_stateless
 from confluent_kafka import Producer
 from harness.broker import start_broker
-from harness.measure import PROC, Session
+from harness.processes import PROC, Session
 from harness.topics import Topics
 
 import tallystick as ts
