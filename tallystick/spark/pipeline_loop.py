@@ -81,6 +81,7 @@ class PlannedByUs:
         run.keyed = replace(run.keyed, on_share=self._note_share)
         self._share_bytes = 0
         self._begun: _Begun | None = None
+        self._has_run = False
         self._newest: _Begun | None = None
         self._planned_at_ms = 0
         self._ran = LoopEpoch((), (), 0)
@@ -99,13 +100,14 @@ class PlannedByUs:
         self._run.keyed.check(state)
         self._planned_at_ms = time.time_ns() // 1_000_000
         at_s = time.monotonic()
-        if self._begun is not None and self._sizes is not None:
+        # The first plan of a lineage is made twice: for its seed, and for its first epoch.
+        if self._begun is not None and self._has_run and self._sizes is not None:
             self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
         bound = None if self._sizes is None else self._sizes.bound()
         position = _offsets(start[0]) if start else self._planner.first()
         stop = self._planner.next(position, None if bound is None else bound.offset_count)
         begins = start or (_text(position),)
-        self._begun, self._share_bytes = None, 0
+        self._begun, self._has_run, self._share_bytes = None, False, 0
         if stop is position:
             return PlannedEpoch(begins, None)
         count = sum(split.offset_count for split in plan_splits(position, stop))
@@ -139,6 +141,7 @@ class PlannedByUs:
         previous = () if not start or _offsets(start[0]).initial else start
         self._ran = LoopEpoch(sources, previous, self._planned_at_ms or time.time_ns() // 1_000_000)
         self._checkpoint_id = checkpoint_id
+        self._has_run = True
         return self._run.make_engine(self._ran)
 
     @property

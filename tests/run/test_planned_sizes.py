@@ -50,14 +50,20 @@ def clock(monkeypatch):
 
 
 def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, SimpleNamespace]:
-    run = SimpleNamespace(keyed=KeyedSteps(), make_engine=lambda batch: None)
+    cluster = SimpleNamespace(context=SimpleNamespace(_jsc=object()))
+    run = SimpleNamespace(
+        keyed=KeyedSteps(),
+        cluster=cluster,
+        execution=SimpleNamespace(kind="resident"),
+        make_engine=lambda batch: None,
+    )
     sizes = None if limits is None else EpochSizes(limits)
     return PlannedByUs(run, Planner(end), sizes), run
 
 
 def spanned(source: PlannedByUs, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """Plan one, and how many offsets it spans."""
-    found = source.plan(1, start)
+    found = source.plan(1, start, ())
     assert found.sources is not None
     source.engine(1, found.start, found.sources)
     before, after = (
@@ -141,3 +147,13 @@ def test_a_backlog_does_not_wait_for_the_trigger_and_what_comes_later_does(monke
     assert len(ended) == 3
     assert len(waited) == 1
     assert waited[0] > 59
+
+
+def test_a_plan_that_was_not_run_has_not_failed(clock):
+    """The first one of a lineage is made for its seed, and once more for the first epoch."""
+    source, _ = planned(10_000)
+    source.plan(0, (), ())
+    clock.s += 50
+    assert spanned(source, ())[0] == START_COUNT
+    source.ended()
+    assert source.describe()["epochSize"]["because"] == Reason.START.value

@@ -212,7 +212,7 @@ def test_a_keyed_tasks_rows_stay_within_its_memory_however_much_waits(flow: Flow
     """And each key's aggregate is put out once per epoch, though its task works in slices."""
     counting = (
         ts.Pipeline(flow.name)
-        .read(flow.source(max_bytes_per_task=20_000))
+        .read(flow.source(max_bytes_per_task=6_000))
         .key_by("key")
         .process(ts.aggregate({"value": ts.count()}))
         .write(flow.sink(key="key", value=ts.Json()))
@@ -222,7 +222,7 @@ def test_a_keyed_tasks_rows_stay_within_its_memory_however_much_waits(flow: Flow
 
     sizes = [each["epochSize"] for each in query.recentProgress]
     assert sizes[0]["bytesOfBusiestTask"] > 0
-    assert all(each["bytesOfBusiestTask"] < 1.3 * 20_000 for each in sizes[1:]), sizes
+    assert all(each["bytesOfBusiestTask"] < 1.3 * 6_000 for each in sizes[1:]), sizes
     assert sizes[-2]["because"] == Reason.BYTES.value
     found = read_committed(flow.confluent, flow.topic_out)
     counts = {record.key: json.loads(record.value or "")["value"] for record in found}
@@ -242,7 +242,7 @@ def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> No
     )
     wait_until_read(query, 90)
     began = [datetime.fromisoformat(each["timestamp"]) for each in query.recentProgress]
-    assert len(began) == 3
+    assert 3 <= len(began) <= 4, "a partition's share is rounded down"
     assert (began[2] - began[0]).total_seconds() > 3.5
     assert query.recentProgress[0]["epochSize"]["because"] == Reason.OPTION.value
     query.stop()

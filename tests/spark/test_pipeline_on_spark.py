@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import tallystick as ts
-from tallystick import options
+from tallystick.run import sizing
 from tests.spark.flow import Facts, Flow, finish
 from tests.spark.topics import (
     WAIT_S,
@@ -83,7 +83,7 @@ def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_go
 def test_a_backlog_becomes_several_epochs_also_where_spark_is_asked_for_one(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "OFFSETS_PER_TASK_MAX", 25)  # the session runs two at a time
+    monkeypatch.setattr(sizing, "START_COUNT", 10)  # it grows eightfold at a time
     flow.feed(200)
     facts = Facts()
     run = flow.pipeline()
@@ -94,7 +94,7 @@ def test_a_backlog_becomes_several_epochs_also_where_spark_is_asked_for_one(
     )
 
     flow.assert_exact()
-    assert facts.names.count("EpochRan") >= 4
+    assert facts.names.count("EpochRan") >= 3
 
 
 def test_dataframe_code_may_stand_between_functions(flow: Flow) -> None:
