@@ -6,11 +6,13 @@ The driver decides what an epoch is and whether it happened; the loop only asks 
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from threading import Event
 from typing import Protocol
 
-from tallystick.errors import StorageError
+from tallystick.errors import StorageError, TallystickError
 from tallystick.job import Driver
 from tallystick.ports import EpochSource
 from tallystick.run.triggers import Trigger
@@ -70,8 +72,11 @@ class EpochLoop:
         self._trigger = trigger
         self._on_end = on_end
         self._stopping = Event()
+        self._woken = Event()
+        self._waiting: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
         self._looked = 0  # how often there was nothing to do
         self._has_work = True
+        self._has_ended = False
 
     @property
     def is_idle(self) -> bool:
@@ -86,6 +91,14 @@ class EpochLoop:
     def stop(self) -> None:
         """Begin no further epoch."""
         self._stopping.set()
+        self._woken.set()
+
+    def between_epochs(self, do: Callable[[], None]) -> Future[None]:
+        """Have the loop do something between two epochs."""
+        done: Future[None] = Future()
+        self._waiting.put((do, done))
+        self._woken.set()
+        return done
 
     @property
     def is_stopping(self) -> bool:
@@ -104,6 +117,9 @@ class EpochLoop:
             if self._stopping.is_set():
                 self._driver.end()
             raise
+        finally:
+            self._has_ended = True
+            self._do_what_waits()
         self._driver.end()
 
     def _run(self) -> None:
@@ -111,6 +127,7 @@ class EpochLoop:
             self._source.stop_at_what_is_there()
         idle_s = IDLE_MIN_S
         while not self._stopping.is_set():
+            self._do_what_waits()
             began, began_s = time.monotonic(), time.time()
             self._has_work = self._driver.run_next(self._source)
             took_s = time.monotonic() - began
@@ -118,15 +135,31 @@ class EpochLoop:
                 idle_s = IDLE_MIN_S
                 self._on_end(EpochEnded(began_s, took_s))
                 if not self._source.is_behind:  # the rest of an epoch that was cut is due too
-                    self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
+                    self._pause(max(0.0, self._trigger.interval_ms / 1000 - took_s))
                 continue
             self._looked += 1
             if self._trigger.is_available_now:
                 break
-            self._stopping.wait(idle_s)
+            self._pause(idle_s)
             if idle_s < IDLE_MAX_S <= 2 * idle_s:
                 self._note_settled()
             idle_s = min(2 * idle_s, IDLE_MAX_S)
+
+    def _pause(self, seconds: float) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def _do_what_waits(self) -> None:
+        while not self._waiting.empty():
+            do, done = self._waiting.get()
+            try:
+                if self._has_ended:
+                    raise TallystickError("the query has ended")
+                do()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
     def _note_settled(self) -> None:
         """Note that nothing is left to do, once per pause: who looks at the checkpoint reads it."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any
 
-from tallystick.errors import RetriableError, TallystickError
+from tallystick.errors import OptionError, RetriableError, TallystickError
 from tallystick.run.loop import EpochEnded, EpochLoop
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class Query:
         cancel: ends what tasks of the run are doing.
         close: called when the run is over.
         describe: what an epoch did, as JSON types; asked behind each.
+        rescale: changes the parallelism, between two epochs.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Query:
         cancel: Callable[[], None],
         close: Callable[[], None],
         describe: Callable[[], dict[str, Any]],
+        rescale: Callable[[int], None],
     ) -> None:
         self.name = name
         self.id = query_id
@@ -51,6 +53,7 @@ class Query:
         self._cancel = cancel
         self._close = close
         self._describe = describe
+        self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
         self._ended = Event()
@@ -122,6 +125,29 @@ class Query:
                 return
         if self._error is not None:
             raise self._error
+
+    def rescale(self, *, parallelism: int) -> None:
+        """Go on with another parallelism from the next epoch on; returns when it is set.
+
+        The key groups of all keyed steps are divided anew, whatever `parallelism` their `process`
+        was given; a later start has that of the pipeline again. Nothing else is restarted but
+        resident tasks.
+
+        Args:
+            parallelism: how many tasks read, and how many hold the keys of each step.
+
+        Raises:
+            OptionError: it is less than 1, or more than a step has key groups; all is as before.
+            TallystickError: the query has ended.
+        """
+        if parallelism < 1:
+            raise OptionError(f"parallelism={parallelism}: expected 1 or more")
+        done = self._loop.between_epochs(lambda: self._rescale(parallelism))
+        while not self._ended.wait(0.05) and not done.done():
+            pass
+        if not done.done():
+            raise TallystickError(f"pipeline {self.name!r} has ended")
+        done.result()
 
     def stop(self) -> None:
         """End the run: the epoch in flight is aborted. Nothing happens where it has ended.

@@ -32,7 +32,7 @@ from tallystick.source.planner import plan_splits
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
 from tallystick.spark.listening import observe
 from tallystick.spark.planning import StreamPlanner
-from tallystick.spark.running import PipelineRun, check_checkpoint
+from tallystick.spark.running import JOBS, PipelineRun, check_checkpoint
 from tallystick.spark.write_epochs import stored_lineage
 from tallystick.spark_log import METADATA
 from tallystick.state.handles import StepState
@@ -245,6 +245,11 @@ class _Run:
 
         return EpochLoop(self._driver, self.source, self._when, on_end)
 
+    def rescale(self, parallelism: int) -> None:
+        """See `Query.rescale`; called between two epochs."""
+        newest = self._driver.coordinator.committed_manifest
+        self._run.rescale(parallelism, () if newest is None else newest.state)
+
     def prepare(self) -> None:
         """Name the jobs of the thread that runs the loop."""
         self._run.cluster.context.setJobGroup(
@@ -253,8 +258,10 @@ class _Run:
 
     def cancel(self) -> None:
         """End what tasks are doing."""
-        self._run.cancel()
-        _cancel_jobs(self._run.cluster.context, self.id)
+        if self._run.execution.kind == JOBS:
+            _cancel_jobs(self._run.cluster.context, self.id)
+        else:
+            self._run.cancel()
 
     def close(self) -> None:
         """Hang up: the run is over."""
@@ -290,6 +297,7 @@ def start_loop(
         cancel=its.cancel,
         close=its.close,
         describe=its.source.describe,
+        rescale=its.rescale,
     )
     query.begin()
     return query

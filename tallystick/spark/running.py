@@ -47,6 +47,7 @@ from tallystick.spark.sinks import Sinks, SinkSettings, Written
 from tallystick.spark.source import read_plan
 from tallystick.spark.tasks import Unread, share
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
+from tallystick.state.handles import StepState
 from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage
 
@@ -265,8 +266,36 @@ class PipelineRun:
             self.execution = Execution(JOBS, why or "execution='jobs'")
             return
         self.execution = Execution(RESIDENT, "")
-        context, steps = self.cluster.context, self.keyed.steps
-        known = (
+        decider = self._written.decider
+        # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
+        epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000
+        context = self.cluster.context
+        size = size_of(context, self.keyed.task_count)
+        self._gang = GangTasks(context, size, self.name, self._known(), epoch_max_s)
+        self._gang.prepare()
+
+    def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
+        """Divide readers and keys anew; to be called between two epochs.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        steps = tuple(replace(step, parallelism=None) for step in self.keyed.steps)
+        keyed = replace(self.keyed, steps=steps, task_count=parallelism)
+        keyed.check(state)
+        self.keyed = keyed
+        if self._gang is not None:
+            self._gang.resize(size_of(self.cluster.context, parallelism), self._known())
+            self._gang.prepare()
+
+    def _known(self) -> tuple[object, ...]:
+        """What the plans of all epochs have in common."""
+        steps = self.keyed.steps
+        return (
             self._read.config,
             self._read.layout,
             self._read.policy,
@@ -277,11 +306,6 @@ class PipelineRun:
             *(part for step in steps for part in (step.key, step.columns, step.output)),
             *(part for step in steps for part in (step.processor, step.functions, step.declared)),
         )
-        decider = self._written.decider
-        # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
-        epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000
-        self._gang = GangTasks(context, size_of(context), self.name, known, epoch_max_s)
-        self._gang.prepare()
 
     def cancel(self) -> None:
         """End what resident tasks are doing: the query is stopped."""
@@ -307,7 +331,7 @@ class PipelineRun:
         check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
             share(
-                self.cluster.parallelism,
+                self.keyed.task_count,
                 splits_of(batch, stop),
                 self._split_count_min,
             ),

@@ -141,7 +141,7 @@ def test_a_backlog_does_not_wait_for_the_trigger_and_what_comes_later_does(monke
         waited.append(seconds)
         loop.stop()
 
-    monkeypatch.setattr(loop._stopping, "wait", wait)
+    monkeypatch.setattr(loop._woken, "wait", wait)
     loop.run()
 
     assert len(ended) == 3

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
 
@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import protocol as c
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, TallystickError
 from tallystick.run.query import Query
 from tallystick.run.sizing import Reason
 from tallystick.spark.progress import parse_source
@@ -256,3 +257,37 @@ def wait_until_read(query: Query, count: int) -> None:
         assert time.monotonic() < deadline, query.recentProgress
         assert query.exception() is None
         time.sleep(0.05)
+
+
+def test_the_parallelism_changes_while_the_pipeline_runs(flow: Flow) -> None:
+    counting = (
+        ts.Pipeline(flow.name)
+        .read(flow.source())
+        .key_by("key", max_parallelism=8)
+        .process(ts.aggregate({"value": ts.count()}), parallelism=1)
+        .write(flow.sink(key="key", value=ts.Json()))
+    )
+    query = start(flow, counting)
+    with pytest.raises(OptionError, match="expected 1 or more"):
+        query.rescale(parallelism=0)
+    for parallelism in (2, 5, 1, 3):
+        flow.feed(60)
+        query.processAllAvailable()
+        query.rescale(parallelism=parallelism)
+        with pytest.raises(OptionError, match="parallelism"):
+            query.rescale(parallelism=9)
+    flow.feed(60)
+    query.processAllAvailable()
+    query.stop()
+    with pytest.raises(TallystickError, match="has ended"):
+        query.rescale(parallelism=2)
+
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("*.json"))
+    states = [m.decode(path.read_bytes(), str(path)).state for path in paths]
+    assert [step.parallelism for (step,) in filter(None, states)][-1] == 3
+    found = read_committed(flow.confluent, flow.topic_out)
+    seen: dict[str, list[int]] = defaultdict(list)
+    for record in found:
+        seen[record.key or ""].append(json.loads(record.value or "")["value"])
+    assert {key: counts[-1] for key, counts in seen.items()} == Counter(k for k, _ in flow.input)
+    assert all(counts == sorted(set(counts)) for counts in seen.values()), "none goes back"

@@ -233,6 +233,7 @@ class Gang:
 
             try:
                 _hold_slots(self._context, self.size.tasks)
+                _end_progress_bar(self._context)
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
                 said = tasks.mapPartitionsWithIndex(run_members).collect()
@@ -359,6 +360,14 @@ def _addresses(context: SparkContext) -> tuple[str, str]:
     conf = context.getConf()
     host = conf.get("spark.driver.host", "127.0.0.1")
     return conf.get("spark.driver.bindAddress", host), host
+
+
+def _end_progress_bar(context: SparkContext) -> None:
+    """Have Spark draw no bar on the console: this job would stand there for ever."""
+    with contextlib.suppress(Exception):  # of another release, perhaps: then there is a bar
+        bar = context._jsc.sc().progressBar()
+        if bar.isDefined():
+            bar.get().stop()
 
 
 def is_local(context: SparkContext) -> bool:

@@ -126,6 +126,13 @@ class GangTasks:
         if self._stopped.is_set():
             raise GangStoppedError(f"pipeline {self._name!r} was stopped")
 
+    def resize(self, size: Size, known: Sequence[Any]) -> None:
+        """Let the tasks go, and have so many others in their place."""
+        with self._lock:
+            if self._gang is not None and not self._gang.is_lost:
+                self._gang.leave()
+            self._gang, self._size, self._known = None, size, tuple(known)
+
     def prepare(self) -> None:
         """Start the gang in the background; the first epoch waits for it."""
 
@@ -169,14 +176,18 @@ def obstacle(conf: Mapping[str, str]) -> str:
     return ""
 
 
-def size_of(context: SparkContext) -> Size:
+def size_of(context: SparkContext, parallelism: int) -> Size:
     """How a gang is spread over the slots of a cluster.
 
     On one machine it holds one slot, whose task forks the other members: the rest of the slots are
     for other jobs of the session, and all cores are used. On a cluster each member holds a slot,
     and if there are some, one is left for other jobs.
+
+    Args:
+        context: the cluster's.
+        parallelism: how many tasks there are to run; members run several, if there are fewer.
     """
-    parallelism = context.defaultParallelism
+    slots = context.defaultParallelism
     if is_local(context):
-        return Size(tasks=1, processes=parallelism)
-    return Size(tasks=parallelism - 1 if parallelism >= SLOTS_TO_SHARE else parallelism)
+        return Size(tasks=1, processes=min(parallelism, slots))
+    return Size(tasks=min(parallelism, slots - 1 if slots >= SLOTS_TO_SHARE else slots))
