@@ -5,42 +5,24 @@ is the one that decides.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import KAFKA, Manifest
-from tallystick.decision_log import Entry, newest_entry, traces, transactional_ids
+from tallystick.checkpoint.manifest import Manifest
+from tallystick.decision_log import Entry, kafka_places, transactional_ids
 from tallystick.errors import OptionError
+from tallystick.newest_epoch import Ask, Epochs, deciders
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
 from tallystick.sink.transactional_ids import checkpoint_prefix, default_prefix, parse
 from tallystick.sink.two_phase import Owner
 from tallystick.transactions import Told
 
-DECIDING_EPOCHS = 2
-"""Of so many of the newest epochs the deciders are asked: a change of mode is at most one old."""
 SINKS_OF_A_KIND = 20
 """So many sinks without a uid are looked for, of a run that died before its first manifest."""
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
-
-
-class Heard(NamedTuple):
-    """What Kafka said of a pipeline's token.
-
-    Args:
-        token: None: it holds none, or it cannot be told.
-        doubt: why it cannot be told; "": it holds none.
-    """
-
-    token: Token | None
-    doubt: str = ""
-
-
-Ask = Callable[[str, str], Heard]
-"""What Kafka holds of a deciding transactional id, and a lineage."""
 
 
 class Stated(NamedTuple):
@@ -82,17 +64,6 @@ def look(checkpoint: Storage, ask: Ask, stated: Stated = Stated()) -> Told:  # n
     return told
 
 
-def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
-    """The transactional ids whose transactions decided, or may decide, one of these epochs."""
-    return sorted(
-        {
-            each.producer.transactional_id
-            for each in manifests
-            if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
-        }
-    )
-
-
 def deciding_ids(
     checkpoint: Storage, entry: Entry | None, lineage: str, cluster_id: str
 ) -> list[str]:
@@ -111,9 +82,7 @@ def deciding_ids(
         OptionError: another cluster may decide.
         ManifestError: a file is damaged.
     """
-    places = set() if entry is None else set(entry.kafka)
-    if entry is None or entry.is_silent:
-        places |= traces(checkpoint)
+    places = kafka_places(checkpoint, entry)
     for place in sorted(places):
         if place.cluster_id not in ("", cluster_id):
             raise OptionError(
@@ -158,14 +127,14 @@ def lineage_in(checkpoint: Storage) -> str:
     except (ValueError, KeyError, TypeError):
         raise OptionError(
             f"{checkpoint.location} is no checkpoint: expected a file metadata with the id of the "
-            f"query, as Spark leaves it. Check the path."
+            f"query. Check the path."
         ) from None
 
 
 def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> Told:
-    lineage = lineage_in(checkpoint)
-    done = max(s.epochs_logged(checkpoint.names("commits")), default=-1)
-    manifests = newest_manifests(checkpoint)
+    lineage, epochs = lineage_in(checkpoint), Epochs(checkpoint)
+    last = epochs.last(ask, lineage)
+    manifests = newest_manifests(checkpoint)  # behind the question: what is decided is among them
     own = {path: each for path, each in manifests.items() if each.lineage == lineage}
     pipeline = next((each.pipeline for each in reversed(own.values())), stated.pipeline or "")
     if stated.pipeline not in (None, pipeline):
@@ -173,12 +142,11 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> Told:
             f"checkpoint {checkpoint.location} is one of pipeline {pipeline!r}, and --pipeline "
             f"names {stated.pipeline!r}: give the checkpoint of that one."
         )
-    token, doubt = _decided_last(checkpoint, own, lineage, done, ask)
+    token, doubt = last.decided, last.doubt
     path = "" if token is None else token.manifest_path
     decided = own.get(path)
     if path and decided is None:
         doubt = f"epoch {m.epoch_of(path)} is decided last, and its manifest {path} is missing"
-    logged = max(s.epochs_logged(checkpoint.names("offsets")), default=-1)
     prefixes = _prefixes(own.values(), lineage) | transactional_ids(checkpoint) | stated.prefixes
     return Told(
         pipeline=pipeline,
@@ -192,51 +160,14 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> Told:
             for each, manifest in own.items()
             if each != path and m.epoch_of(each) >= _epoch_of(token)
         ),
-        under_way=logged if logged > done else None,
-        done=done,
-        planned_ms=_planned_ms(checkpoint, logged),
+        under_way=epochs.under_way,
+        done=last.settled,
+        planned_ms=0 if epochs.is_loops else _planned_ms(checkpoint, epochs.newest_begun),
     )
-
-
-def _decided_last(
-    checkpoint: Storage, manifests: dict[str, Manifest], lineage: str, done: int, ask: Ask
-) -> tuple[Token | None, str]:
-    """The newest token of this lineage, of wherever decisions were kept; and a doubt about it.
-
-    Where no epoch has left a manifest behind the last one that Spark logged, nobody has to be
-    asked: that one is settled, and nothing else can have been decided.
-    """
-    entry = newest_entry(checkpoint)
-    tokens = [] if entry is None or entry.token is None else [entry.token]
-    epochs = sorted({m.epoch_of(path) for path in manifests})[-DECIDING_EPOCHS:]
-    newest = {path: each for path, each in manifests.items() if m.epoch_of(path) in epochs}
-    doubts = []
-    for transactional_id in deciders(newest.values(), lineage):
-        heard = ask(transactional_id, lineage)
-        if heard.token is not None and heard.token.lineage == lineage:
-            tokens.append(heard.token)
-        else:
-            doubts.append(heard.doubt or _no_token(transactional_id, heard.token))
-    own = [token for token in tokens if token.lineage == lineage]
-    last = max(own, key=lambda token: token.checkpoint_id, default=None)
-    if len({each.manifest_path for each in own if each.checkpoint_id == _epoch_of(last)}) > 1:
-        doubts.append(f"epoch {_epoch_of(last)} is decided in two places, with two manifests")
-        return last, doubts[-1]
-    if not doubts or epochs[-1] <= max(done, _epoch_of(last)):
-        return last, ""
-    return last, doubts[0]
 
 
 def _epoch_of(token: Token | None) -> int:
     return -1 if token is None else token.checkpoint_id
-
-
-def _no_token(transactional_id: str, found: Token | None) -> str:
-    held = "no token" if found is None else f"a token of lineage {found.lineage}"
-    return (
-        f"Kafka decides for this checkpoint, and holds {held} of {transactional_id!r}: is it "
-        f"another cluster that decides (--decider), or has another checkpoint taken over?"
-    )
 
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tallystick.cli_savepoint import KafkaOptions, Servers, asking_kafka
+
 
 def inspect(
     checkpoint: Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")],
@@ -12,6 +14,8 @@ def inspect(
         bool, typer.Option("--verify", help="Read every file and compare its checksums.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    bootstrap_servers: Servers = None,
+    kafka_options: KafkaOptions = None,
 ) -> None:
     """Show epochs, positions, state by key groups, files, damage, and what would be removed.
 
@@ -24,7 +28,8 @@ def inspect(
     from tallystick.storage import FileStorage
 
     try:
-        report = i.inspect(FileStorage(checkpoint), verify=verify)
+        ask = asking_kafka(bootstrap_servers, kafka_options)
+        report = i.inspect(FileStorage(checkpoint), verify=verify, ask=ask)
     except TallystickError as error:
         typer.echo(str(error), err=True)
         sys.exit(1)

@@ -12,8 +12,7 @@ import typer
 from tallystick.errors import OptionError, TallystickError
 
 if TYPE_CHECKING:
-    from tallystick.checkpoint.manifest import Manifest
-    from tallystick.newest_epoch import AskKafka
+    from tallystick.newest_epoch import Ask
     from tallystick.storage import FileStorage
 
 app = typer.Typer(
@@ -24,6 +23,17 @@ app = typer.Typer(
 Checkpoint = Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")]
 SavepointArgument = Annotated[str, typer.Argument(help="The savepoint's own folder, or its URI.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        help="Of the cluster that the pipeline writes to: to ask Kafka whether the newest epoch is "
+        "decided, and which attempt of it counts.",
+    ),
+]
+KafkaOptions = Annotated[
+    Path | None, typer.Option(help="A file of further client options: name=value lines.")
+]
 
 
 @app.command("create")
@@ -42,23 +52,20 @@ def create(
         int | None,
         typer.Option(help="An older one that `tallystick inspect` shows as whole.", min=0),
     ] = None,
-    bootstrap_servers: Annotated[
-        str | None, typer.Option(help="To ask Kafka which attempt of the newest epoch counts.")
-    ] = None,
+    bootstrap_servers: Servers = None,
     token_topic: Annotated[
         str | None, typer.Option(help="Not needed any more: the token is found without it.")
     ] = None,
-    kafka_options: Annotated[
-        Path | None, typer.Option(help="A file of further client options: name=value lines.")
-    ] = None,
+    kafka_options: KafkaOptions = None,
 ) -> None:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
     from tallystick import savepoints
-    from tallystick.newest_epoch import logged_decision
+    from tallystick.newest_epoch import newest_decided
     from tallystick.storage import FileStorage, shown
 
     with errors_told():
-        ask = _asking(bootstrap_servers, token_topic, kafka_options)
+        ask = asking_kafka(bootstrap_servers, kafka_options)
+        behind = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
         saved = savepoints.create(
             FileStorage(checkpoint),
             FileStorage(savepoint),
@@ -66,12 +73,10 @@ def create(
             epoch=epoch,
             ask_kafka=ask,
         )
-        decided = logged_decision(FileStorage(checkpoint))
     typer.echo(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
         f"{shown(savepoint)}."
     )
-    behind = -1 if decided is None or epoch is not None else decided.checkpoint_id
     if behind > saved.manifest.checkpoint_id:
         typer.echo(
             f"Epoch {behind} is decided too, and was not settled yet: it is not in "
@@ -233,29 +238,19 @@ def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
     return uid, int(number)
 
 
-def _asking(servers: str | None, topic: str | None, options_file: Path | None) -> "AskKafka | None":
-    """How Kafka is asked for a pipeline's token, if it is."""
+def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None":
+    """Return who asks Kafka for a pipeline's token, if servers are given.
+
+    Raises:
+        OptionError: an option cannot work.
+    """
     if servers is None:
         return None
-    from tallystick.kafka.broker import KafkaBroker
     from tallystick.kafka.config import KafkaConfig
-    from tallystick.sink.tokens import newest_token
-    from tallystick.sink.transaction import Token
-    from tallystick.sink.transactional_ids import token_group
-    from tallystick.topic_partition import TopicPartition
+    from tallystick.ops.ask_kafka import asking
 
     options = options_in(options_file) if options_file else {}
-    config = KafkaConfig.from_options({**options, "bootstrap.servers": servers})
-
-    def ask(manifest: "Manifest") -> Token | None:
-        broker = KafkaBroker(config)
-        try:
-            found = broker.group_offsets(token_group(manifest.producer.transactional_id))
-        finally:
-            broker.close()
-        return newest_token(found, TopicPartition(topic or "", 0), manifest.lineage)
-
-    return ask
+    return asking(KafkaConfig.from_options({**options, "bootstrap.servers": servers}))
 
 
 def options_in(path: Path) -> dict[str, str]:

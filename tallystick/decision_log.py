@@ -146,6 +146,20 @@ def traces(storage: Storage) -> frozenset[KafkaPlace]:
     )
 
 
+def kafka_places(storage: Storage, entry: Entry | None) -> set[KafkaPlace]:
+    """Where in Kafka more may be decided than the log says.
+
+    Args:
+        storage: the checkpoint.
+        entry: the one that counts.
+
+    Raises:
+        ManifestError: a trace is damaged.
+    """
+    found = set() if entry is None else set(entry.kafka)
+    return found | traces(storage) if entry is None or entry.is_silent else found
+
+
 class DecisionLog:
     """`ports.Broker` over the checkpoint: one run's hold of the log.
 

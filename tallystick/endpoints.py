@@ -36,7 +36,9 @@ class KafkaSource:
         starting_time: start at the first record at or after a time, instead of `starting_offsets`.
         ending_offsets: where reading ends for good; None: never.
         max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: 250,000 for
-            each task that Spark runs at a time.
+            each task that Spark runs at a time, with execution="jobs" what fits into a second.
+        max_bytes_per_task: rows that a keyed task holds in memory at a time; None: 64 MiB. The rows
+            of one key group stay together.
         min_partitions: cut large partitions for so many readers. Order per partition is kept, so
             there is no cut where the readers write by themselves: no keyed step, and any sink but
             KafkaSink(transactions="epoch").
@@ -62,6 +64,7 @@ class KafkaSource:
     starting_time: Times | None = None
     ending_offsets: Offsets | None = None
     max_offsets_per_trigger: int | Literal["all"] | None = None
+    max_bytes_per_task: int | None = None
     min_partitions: int | None = None
     value: Json | Text | Avro | None = None
     metadata_prefix: str = ""
@@ -89,6 +92,7 @@ class KafkaSource:
             GROUP_OPTION: default_prefix(pipeline) if self.group_id is None else self.group_id,
             "includeHeaders": str(self.headers),
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "maxBytesPerTask": self.max_bytes_per_task,
             "minPartitions": self.min_partitions,
             **_value_options(self.value, self.metadata_prefix),
         }

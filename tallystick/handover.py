@@ -37,9 +37,9 @@ from tallystick.decision_log import (
     DecisionLog,
     Entry,
     KafkaPlace,
+    kafka_places,
     leave_trace,
     newest_entry,
-    traces,
 )
 from tallystick.errors import AuthorizationError, FencedError, TallystickError
 from tallystick.ports import Broker, Clock, Storage
@@ -156,11 +156,9 @@ class Handover:
 
     def _places(self, entry: Entry | None, *, with_assumed: bool) -> set[KafkaPlace]:
         """Where in Kafka more may be decided than the log's token says."""
-        found = set() if entry is None else set(entry.kafka)
-        if entry is None or entry.is_silent:
-            found |= traces(self._storage)
-            if with_assumed:
-                found |= {each for each in self._around.assumed() if self._may_be_ours(each)}
+        found = kafka_places(self._storage, entry)
+        if with_assumed and (entry is None or entry.is_silent):
+            found |= {each for each in self._around.assumed() if self._may_be_ours(each)}
         token = None if entry is None else entry.token
         known = {each.transactional_id for each in found}
         if self._own is not None:

@@ -1,7 +1,7 @@
 """What is in a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
 
-Reads, never changes anything; the pipeline may run meanwhile. Kafka is not asked: where its token
-decides, what is decided last may not be known here.
+Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decides and cannot be
+asked, what is decided last may not be known here.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tallystick.checkpoint import retention
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
 from tallystick.errors import ManifestError, StorageError
-from tallystick.newest_epoch import counting, logged_decision, settled_epochs
+from tallystick.newest_epoch import Ask, Epochs, Last, ask_nobody, refuse_nothing_settled
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.changelog import DamagedError, parse_index
@@ -33,13 +33,13 @@ from tallystick.wholeness import Epoch, Wholeness, newest_whole, read_manifest
 LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
 SETTLED = "settled"
-"""Decided, and visible in every sink: Spark has logged the epoch."""
+"""Decided, and visible in every sink."""
 DECIDED = "decided, not settled"
-"""Its sinks may not have committed all of it yet; the next start does."""
+"""Nothing says that its sinks have committed all of it; the next start sees to it."""
 FAILED = "failed attempt"
 """Another manifest of the epoch counts."""
 UNDECIDED = "not decided"
-"""Nothing of it counts, as far as the checkpoint's own log knows."""
+"""Nothing of it counts, as far as its decider knows."""
 KAFKA_KNOWS = "Kafka knows"
 """Whether it is decided, its token in Kafka tells."""
 
@@ -119,8 +119,8 @@ class Report:
 
     Args:
         location: where it is.
-        epoch: the newest that certainly counts.
-        logged: the newest that Spark has planned; it may be under way, or not have counted.
+        epoch: the newest that is certainly settled.
+        logged: the newest that was begun; it may be under way, or not have counted.
         origin: of which savepoint it is, while no epoch has run behind it.
         positions: per source, the next offset of each partition.
         epochs: those whose manifests are there, oldest first.
@@ -154,20 +154,21 @@ class Report:
         return self.newest_whole == self.epoch
 
 
-def inspect(checkpoint: Storage, *, verify: bool = False) -> Report:
+def inspect(checkpoint: Storage, *, verify: bool = False, ask: Ask | None = None) -> Report:
     """Look into a checkpoint.
 
     Args:
         checkpoint: its location.
         verify: read every file, and compare it with its checksums.
+        ask: for Kafka's word on what is decided last; None: it cannot be asked.
 
     Raises:
         OptionError: it holds no committed epoch.
         ManifestError: there is no manifest of it, or that is damaged.
     """
     for _ in range(LOOKS_MAX):
-        report = _Look(checkpoint, verify).report()
-        if report.is_whole or s.epochs_logged(checkpoint.names("commits"))[-1] == report.epoch:
+        report = _Look(checkpoint, verify, ask).report()
+        if report.is_whole or _Look(checkpoint, verify, ask).committed == report.epoch:
             break
     return report
 
@@ -179,14 +180,19 @@ class _Look:
     Args:
         storage: its location.
         verify: see `inspect`.
+        ask: see `inspect`.
     """
 
     storage: Storage
     verify: bool
+    ask: Ask | None
 
     def __post_init__(self) -> None:
-        self.committed = settled_epochs(self.storage)[-1]
-        self.paths = m.manifests(self.storage.names(m.FOLDER))
+        self.known = Epochs(self.storage)
+        refuse_nothing_settled(self.storage, self.known)
+        self.last = self._decided_last()
+        self.committed = self.last.settled
+        self.paths = self.known.paths
         self.files = Wholeness(self.storage, self.verify)
 
     def report(self) -> Report:
@@ -195,13 +201,12 @@ class _Look:
         outputs, more = self._outputs()
         epochs = self.files.epochs(self.committed)
         rubbish, claims, unread = self._rubbish()
-        logged = s.epochs_logged(self.storage.names("offsets"))
         return Report(
             location=self.storage.location,
             pipeline=manifest.pipeline,
             lineage=manifest.lineage,
             epoch=self.committed,
-            logged=max(logged, default=self.committed),
+            logged=max(self.known.newest_begun, self.committed),
             origin="" if manifest.origin is None else manifest.origin.savepoint,
             positions=_positions(manifest),
             steps=tuple(self._step(step) for step in manifest.state),
@@ -219,46 +224,57 @@ class _Look:
 
         Damage to one is told with the epochs.
         """
-        token = logged_decision(self.storage)
-        found = []
+        token, found = self.last.decided, []
         for path in sorted(retention.retained(self.paths, self.committed), key=m.attempt_of):
             try:
                 manifest = read_manifest(self.storage, path)
-                standing = self._standing(path, manifest, "" if not token else token.manifest_path)
+                standing = self._standing(path, manifest)
             except ManifestError:
                 continue
             found.append(_output(path, manifest, standing))
+        if self.known.is_loops and self.last.doubt:
+            doubt = f"what is decided behind epoch {self.committed} is not known: {self.last.doubt}"
+            return tuple(found), (f"{doubt}.",)
         if token is None or token.checkpoint_id <= self.committed:
             return tuple(found), ()
         note = (
-            f"epoch {token.checkpoint_id} is decided, and Spark has not logged it as done: what "
-            f"its sinks have prepared may not be committed in all of them yet. A run that is at "
+            f"epoch {token.checkpoint_id} is decided, and nothing says yet that it is settled: "
+            f"what its sinks have prepared may not be committed in all of them. A run that is at "
             f"work, or the next start, settles it; `tallystick transactions list` shows what is "
             f"open."
         )
         return tuple(found), (note,)
 
-    def _standing(self, path: str, manifest: Manifest, decided_path: str) -> str:
-        epoch = m.epoch_of(path)
+    def _decided_last(self) -> Last:
+        try:
+            return self.known.last(self.ask or ask_nobody, self.known.lineage)
+        except ManifestError as error:  # damage to one of an epoch that is not settled yet
+            if self.known.settled() in (-1, self.known.newest_begun):
+                raise
+            return Last(self.known.settled(), "", None, str(error))
+
+    def _standing(self, path: str, manifest: Manifest) -> str:
+        epoch, token = m.epoch_of(path), self.last.decided
         if epoch > self.committed:
-            if path == decided_path:
+            if token is not None and path == token.manifest_path:
                 return DECIDED
-            return UNDECIDED if manifest.decided_by == CHECKPOINT else KAFKA_KNOWS
-        same = [each for each in self.paths if m.epoch_of(each) == epoch]
-        counts = path if len(same) == 1 else counting(self.storage, epoch, same)
+            is_told = self.ask is not None and not self.last.doubt
+            return UNDECIDED if is_told or manifest.decided_by == CHECKPOINT else KAFKA_KNOWS
+        counts = self.last.settled_path if epoch == self.committed else ""
+        counts = counts or self.known.counting(epoch)
         return KAFKA_KNOWS if not counts else SETTLED if counts == path else FAILED
 
     def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
-        paths = [path for path in self.paths if m.epoch_of(path) == self.committed]
+        paths = self.known.of(self.committed)
+        if self.last.settled_path or len(paths) == 1:
+            return self.last.settled_path or paths[0], ()
         if not paths:
             raise ManifestError(
                 f"checkpoint {self.storage.location}: Spark logged epoch {self.committed} as done, "
                 f"but there is no manifest of it. Put a whole copy of the checkpoint back."
             )
-        if len(paths) == 1:
-            return paths[0], ()
         found = f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown"
-        path = counting(self.storage, self.committed, paths)
+        path = self.known.counting(self.committed)
         if path:
             return path, (f"{found} is {path}, which counts.",)
         newest = max(paths, key=m.attempt_of)
@@ -278,10 +294,12 @@ class _Look:
         holders, unread = [], []
         for path in self.storage.names(s.CLAIMS):
             try:
-                claim = s.decode_claim(self.storage.get(path) or b"", path)
+                data = self.storage.get(path)
+                claim = None if data is None else s.decode_claim(data, path)
             except (ManifestError, StorageError) as error:
                 unread.append(str(error))
-            else:
+                continue
+            if claim is not None:  # else it has just ended
                 kept.append(claim.state)
                 holders.append(claim.holder)
         gone = []

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from tallystick.checkpoint import lost_output, micro_batches, retention, savepoint
+from tallystick.checkpoint import lost_output, micro_batches, retention
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import Coordinator
@@ -31,7 +31,7 @@ from tallystick.sink.two_phase import Committable, to_abort
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.source.shown import requests, shown
 from tallystick.spark_log import SparkLog
-from tallystick.state_files import COLLECTED_MAX, collect, delete_all
+from tallystick.state_files import COLLECTED_MAX, claimed_state, collect, delete_all
 from tallystick.topic_partition import TopicPartition
 from tallystick.wholeness import Wholeness
 
@@ -276,10 +276,10 @@ class Driver:
 
     def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
         match action:
-            case c.PlanEpoch(checkpoint_id, start):
+            case c.PlanEpoch(checkpoint_id, start, state):
                 assert isinstance(by, EpochSource), "who wants the next epoch plans it"
                 self._asked_for = checkpoint_id
-                planned = by.plan(checkpoint_id, start)
+                planned = by.plan(checkpoint_id, start, state)
                 return c.EpochPlanned(planned.sources, planned.start)
             case c.RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"
@@ -339,7 +339,7 @@ class Driver:
             gone = [*retention.expired(paths, epoch), *notes]
             delete_all(self._storage, gone, self._deletes_at_a_time)
             kept = self._manifests(retention.retained(paths, epoch))
-            kept += self._claimed(committed)
+            kept += [replace(committed, state=state) for state in claimed_state(self._storage)]
             files = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
             if len(files) == COLLECTED_MAX:
                 self._collect_at = epoch + 1  # the rest
@@ -354,12 +354,6 @@ class Driver:
     def _manifests(self, paths: list[str]) -> list[Manifest]:
         found = ((path, self._storage.get(path)) for path in paths)
         return [m.decode(data, path) for path, data in found if data is not None]
-
-    def _claimed(self, committed: Manifest) -> list[Manifest]:
-        """What savepoints elsewhere hold of this checkpoint, as if it were in manifests."""
-        found = ((path, self._storage.get(path)) for path in self._storage.names(savepoint.CLAIMS))
-        claims = [savepoint.decode_claim(data, path) for path, data in found if data is not None]
-        return [replace(committed, state=claim.state) for claim in claims]
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         """Stage the token and the sources' offsets, then commit: all of it or nothing."""
@@ -389,8 +383,8 @@ class Driver:
             return self._read_bases(token)
         listed, epoch = self._storage.names(m.FOLDER), token.checkpoint_id
         manifest = self._manifest_at(token.manifest_path)
-        before = None if manifest is None else self._manifest_at(manifest.base_path)
-        committed = Committed(token, manifest, manifest_exists=manifest is not None, before=before)
+        base = manifest.base_path if manifest is not None and manifest.committables else ""
+        committed = Committed(token, manifest, manifest is not None, before=self._manifest_at(base))
         return replace(
             committed,
             logged=self._logged(manifest),

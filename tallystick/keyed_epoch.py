@@ -5,12 +5,13 @@ The committed state goes in, the next one comes out; in between nothing is kept.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tallystick.errors import BrokenInvariantError
 from tallystick.exchange import check_same_attempts
 from tallystick.fan_out import FanOut, check_notes, split_notes
+from tallystick.keyed_slices import SLICE_BYTES
 from tallystick.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
 from tallystick.ports import Prepared
 from tallystick.state.compatibility import Wanted, check, starting_point
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 TICK_INTERVAL_MS = 1000
 
 
+def _ignore(_: int) -> None:
+    return
+
+
 @dataclass(frozen=True)
 class KeyedSteps:
     """The keyed steps of a pipeline, for all epochs of a run; it may have none.
@@ -36,6 +41,8 @@ class KeyedSteps:
         doors: what tasks reach from their hosts.
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
+        slice_bytes: rows that a task holds at a time.
+        on_share: told, behind each epoch, how many bytes of rows its busiest task had.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -43,6 +50,8 @@ class KeyedSteps:
     doors: Doors | None = None
     allow_dropped: frozenset[str] = frozenset()
     functions: tuple[BatchFunction, ...] = ()
+    slice_bytes: int = SLICE_BYTES
+    on_share: Callable[[int], None] = _ignore
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """What each step goes on from.
@@ -111,6 +120,7 @@ class KeyedSteps:
                 merges=due_merges(base, base.parallelism) if base.files else {},
                 doors=self.doors,
                 outlet=outlet,
+                slice_bytes=self.slice_bytes,
             )
             plans.insert(0, plan)
             before = self.steps[at - 1].functions if at else self.functions
@@ -123,6 +133,7 @@ class KeyedSteps:
             Version(checkpoint_id, token),
             has_sinks=isinstance(last, FanOut),
             may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
+            on_share=self.on_share,
         )
 
     def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
@@ -163,6 +174,7 @@ class KeyedEpoch:
         version: of the state that the epoch leaves.
         has_sinks: the last tasks tell what they prepared in sinks.
         may_leave_strays: see `FanOut`.
+        on_share: see `KeyedSteps`.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -171,6 +183,7 @@ class KeyedEpoch:
     version: Version
     has_sinks: bool = False
     may_leave_strays: bool = False
+    on_share: Callable[[int], None] = _ignore
 
     @property
     def stage(self) -> int:
@@ -197,6 +210,7 @@ class KeyedEpoch:
             self._after(plan, [note for note in notes if note.uid == plan.base.uid])
             for plan in self.plans
         )
+        self.on_share(max((note.byte_count for note in notes), default=0))
         late = Counter[str]()
         for note in notes:
             late[note.uid] += note.late

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.exchange import NO_TOPIC, Attempt, Frame, Heard
 from tallystick.exchanged_rows import conform, from_ipc, to_ipc
+from tallystick.keyed_slices import SLICE_BYTES, Slices
 from tallystick.ports import StateStore, Storage
 from tallystick.state.event_times import check_event_times
 from tallystick.state.handles import StateFile, StepState
@@ -31,7 +32,7 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_grou
 from tallystick.state.processing import EVENT_TIME, Declared, Processor, Work
 from tallystick.state.restore import Load
 from tallystick.state.retention import TRAIL_LENGTH
-from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView, one_batch
+from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
 from tallystick.task import (
     BatchFunction,
@@ -172,6 +173,7 @@ class TaskNote:
         attempts: whose rows it had.
         event_time_max_ms: the latest event time among its rows; None: there was none.
         late: how many rows it dropped because their event time had passed.
+        byte_count: of the rows that it processed, in memory.
     """
 
     uid: str
@@ -180,6 +182,7 @@ class TaskNote:
     attempts: tuple[Attempt, ...] = ()
     event_time_max_ms: int | None = None
     late: int = 0
+    byte_count: int = 0
 
     def to_json(self) -> str:
         """As it travels in a frame."""
@@ -201,6 +204,7 @@ class _Left:
     files: list[StateFile] = field(default_factory=list)
     event_time_max_ms: int | None = None
     late: int = 0
+    byte_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,7 @@ class ProcessPlan:
         merges: which changelogs a task makes one, by task index.
         doors: what a task reaches from its host.
         outlet: where its output goes.
+        slice_bytes: rows that a task holds at a time.
     """
 
     step: KeyedStep
@@ -228,6 +233,7 @@ class ProcessPlan:
     merges: Mapping[int, tuple[Load, ...]]
     doors: Doors
     outlet: Outlet
+    slice_bytes: int = SLICE_BYTES
 
     def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
         """Process what one task got.
@@ -251,6 +257,7 @@ class ProcessPlan:
                 attempts=heard.attempts,
                 event_time_max_ms=left.event_time_max_ms,
                 late=left.late,
+                byte_count=left.byte_count,
             )
             return [own.to_json(), *heard.notes]
 
@@ -258,31 +265,41 @@ class ProcessPlan:
         yield from send(self.outlet, sent, index, notes, attempt_number)
 
     def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
-        batches = []
-        for frame in frames:
-            if frame.topic != NO_TOPIC:
-                yield frame
-            else:
-                batches.append(from_ipc(frame.data))
-        rows = self._in_time(self._together(batches, index), left)
-        is_first = self.base.version is None  # there may be an initial state
-        has_work = rows.num_rows > 0 or self.step.processor.has_timers or is_first
-        rewrites = index in self.merges or index in self.snapshots
-        if not has_work and not rewrites:
-            self._keep_up(index)
-            return
-        storage, nonce = self.doors.storage(), secrets.token_hex(8)
-        name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
         with ExitStack() as stack:
+            slices = stack.enter_context(self._slices(groups, index))
+            for frame in frames:
+                if frame.topic != NO_TOPIC:
+                    yield frame
+                else:
+                    slices.add(self._in_time(from_ipc(frame.data), left))
+            left.byte_count = slices.byte_count
+            is_first = self.base.version is None  # there may be an initial state
+            has_work = slices.row_count > 0 or self.step.processor.has_timers or is_first
+            rewrites = index in self.merges or index in self.snapshots
+            if not has_work and not rewrites:
+                self._keep_up(index)
+                return
+            storage, nonce = self.doors.storage(), secrets.token_hex(8)
             view = self._view(stack, groups, storage)
             if rewrites:
                 left.files += self._rewritten(view, storage, index, nonce)
             if has_work:
-                overlay = Overlay(view)
-                yield from self._processed(rows, groups, overlay)
-                changed = write_changelog(*name, overlay.changes())
+                changes: list[pa.Table] = []
+                yield from self._processed(slices, view, changes)
+                name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
+                changed = write_changelog(*name, pa.concat_tables(changes))
                 left.files += [] if changed is None else [changed]
+
+    def _slices(self, groups: KeyGroupRange, index: int) -> Slices:
+        return Slices(
+            self.step.routed,
+            self.step.key,
+            self.base.max_parallelism,
+            groups,
+            self.slice_bytes,
+            f"step {self.step.uid}, the rows of task {index}",
+        )
 
     def _keep_up(self, index: int) -> None:
         """Now and then bring the copy of a task that has nothing to do to the newest version.
@@ -315,13 +332,6 @@ class ProcessPlan:
                 state_ids=[each.state_id for each in self.base.fields],
             )
 
-    def _together(self, batches: list[pa.RecordBatch], index: int) -> pa.RecordBatch:
-        return one_batch(
-            pa.Table.from_batches(batches, self.step.routed),
-            f"step {self.step.uid}, the rows of task {index}",
-            "set max_offsets_per_trigger, or a larger parallelism",
-        )
-
     def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
         """The rows that are not late.
 
@@ -333,13 +343,17 @@ class ProcessPlan:
         check_event_times(rows.column(column), f"step {self.step.uid}: event_time={column!r}")
         times, per_ms = _event_times(rows.column(column))
         latest = pc.max(times).as_py()
-        left.event_time_max_ms = None if latest is None else latest // per_ms
+        if latest is not None:
+            known_ms = left.event_time_max_ms
+            latest_ms = latest // per_ms
+            left.event_time_max_ms = latest_ms if known_ms is None else max(known_ms, latest_ms)
         watermark_ms = self.time.watermark_ms
         if watermark_ms is None or self.step.processor.time_mode != EVENT_TIME:
             return rows
         late = pc.less_equal(times, watermark_ms * per_ms).fill_null(False)
-        left.late = pc.sum(late).as_py()
-        return rows.filter(pc.invert(late)) if left.late else rows
+        late_count = pc.sum(late).as_py()
+        left.late += late_count
+        return rows.filter(pc.invert(late)) if late_count else rows
 
     def _view(self, stack: ExitStack, groups: KeyGroupRange, storage: Storage) -> StateView:
         """The committed state of these key groups."""
@@ -359,21 +373,24 @@ class ProcessPlan:
         )
 
     def _processed(
-        self, rows: pa.RecordBatch, groups: KeyGroupRange, overlay: Overlay
+        self, slices: Slices, view: StateView, changes: list[pa.Table]
     ) -> Iterator[pa.RecordBatch]:
-        work = Work(
-            rows=rows,
-            key=self.step.key,
-            max_parallelism=self.base.max_parallelism,
-            groups=groups,
-            fields={each.name: each for each in self.base.fields},
-            overlay=overlay,
-            time=self.time,
-            is_first=self.base.version is None,
-        )
-        for batch in self.step.processor.run(work):
-            if batch.num_rows:
-                yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+        """What the function puts out, slice by slice; what it changed is sorted by key."""
+        for groups, rows in slices:
+            work = Work(
+                rows=rows,
+                key=self.step.key,
+                max_parallelism=self.base.max_parallelism,
+                groups=groups,
+                fields={each.name: each for each in self.base.fields},
+                overlay=Overlay(view),
+                time=self.time,
+                is_first=self.base.version is None,
+            )
+            for batch in self.step.processor.run(work):
+                if batch.num_rows:
+                    yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+            changes.append(work.overlay.changes())
 
 
 def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:

@@ -12,11 +12,11 @@ one series per partition, or one per topic (`partition=""`, sums) where it reads
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from threading import Lock
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tallystick.spark import listening
 from tallystick.spark.group_offsets import COUNTS
@@ -39,7 +39,7 @@ class SourceMetrics(Collector):
         self._epochs: Counter[str] = Counter()
         self._skipped: Counter[tuple[str, str]] = Counter()
 
-    def observe(self, query: str, progress: StreamingQueryProgress | None) -> None:
+    def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
         """Take in what an epoch did; None: the query has ended. See `listening.Observer`."""
         with self._lock:
             if progress is None:
@@ -49,7 +49,7 @@ class SourceMetrics(Collector):
             if not sources:
                 return
             self._latest[query] = sources
-            query_id, batch_id = str(progress.id), progress.batchId
+            query_id, batch_id = str(progress["id"]), progress["batchId"]
             if self._counted.get(query_id, -1) >= batch_id:
                 return
             self._counted[query_id] = batch_id

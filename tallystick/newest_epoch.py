@@ -1,83 +1,292 @@
-"""Which epoch of a checkpoint is certainly committed, and which of its manifests counts.
+"""What a checkpoint has decided last, which of its epochs are settled, and which manifest counts.
+
+The one answer for everything that reads a checkpoint without being its driver: savepoints,
+`inspect`, `read_state`, and the commands for transactions.
 
 Invariants:
-    * An epoch is settled when Spark has logged it as done: decided, and committed in every sink.
-      What is decided and not logged may be visible in part only: nothing is restored from it.
-    * Which manifest of an epoch counts, the checkpoint's log of decisions tells where it decided
-      the epoch: by its newest entry, and by the manifest that each later epoch went on from.
+    * An epoch is settled when it is decided, and committed in every sink. What is decided and not
+      settled may be visible in part only: nothing is restored from it.
+    * In a query of Spark's an epoch is settled when Spark has logged it as done.
+    * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
+      from it (that was written behind its last commit), when a run has noted so, or when it is
+      decided and other sinks hold nothing of it.
+    * Whether the newest manifest is decided, only its decider knows: Kafka's token, or the
+      checkpoint's log of decisions. Where that cannot be asked, nobody guesses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
-from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
-from tallystick.checkpoint.micro_batches import failed_path, newest_settled, partial_path
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.checkpoint.micro_batches import OWN_LOOP, failed_path, partial_path, settled_path
 from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
-from tallystick.state.handles import StepState, Version
 from tallystick.wholeness import read_manifest
 
-LOST_BY_POWER_CUT = 2
-"""How many entries of Spark's log may be gone, which the next start writes again."""
-AskKafka = Callable[[Manifest], Token | None]
-"""The token that Kafka holds of the pipeline that left a manifest."""
+DECIDING_EPOCHS = 2
+"""Of so many of the newest epochs the deciders are asked: a change of mode is at most one old."""
+NOT_ASKED = "only Kafka knows whether it is decided, and was not asked (--bootstrap-servers)"
 
 
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The newest epoch of a checkpoint that is certainly committed."""
+class Heard(NamedTuple):
+    """What Kafka said of a pipeline's token.
+
+    Args:
+        token: None: it holds none, or it cannot be told.
+        doubt: why it cannot be told; "": it holds none.
+    """
+
+    token: Token | None
+    doubt: str = ""
+
+
+Ask = Callable[[str, str], Heard]
+"""What Kafka holds of a deciding transactional id, and a lineage."""
+
+
+def ask_nobody(transactional_id: str, lineage: str) -> Heard:
+    """Answer in Kafka's place where it cannot be asked; see `Ask`."""
+    return Heard(None, NOT_ASKED)
+
+
+class Newest(NamedTuple):
+    """The newest epoch of a checkpoint that is certainly settled."""
 
     epoch: int
     manifest_path: str
     manifest: Manifest
 
 
-def newest_committed(
-    checkpoint: Storage, ask_kafka: AskKafka | None = None, wanted: int | None = None
-) -> Newest:
-    """Look up which epoch the checkpoint can go on from.
+@dataclass(frozen=True, slots=True)
+class Last:
+    """What is known of the end of a checkpoint.
 
-    Spark logs an epoch as done only after it was decided and settled; so it is the newest one in
-    that log, and its manifest counts if it is the only one of the epoch. Attempts that failed leave
-    others: then the checkpoint's log of decisions tells, or the next epoch, or else Kafka knows.
+    Args:
+        settled: the newest epoch that is certainly settled; -1: none is.
+        settled_path: its manifest; "": several attempts left one, see `Epochs.counting`.
+        decided: the newest decision; None: there is none, or nobody could be asked.
+        doubt: why it cannot be told what is decided last; "": it can.
+    """
+
+    settled: int
+    settled_path: str
+    decided: Token | None
+    doubt: str
+
+
+class Epochs:
+    """The epochs of a checkpoint, at one look.
 
     Args:
         checkpoint: its location.
-        ask_kafka: for Kafka's word where there are several.
+    """
+
+    def __init__(self, checkpoint: Storage) -> None:
+        self._checkpoint = checkpoint
+        self._logged = s.epochs_logged(checkpoint.names("commits"))
+        self._planned = s.epochs_logged(checkpoint.names("offsets"))
+        names = checkpoint.names(m.FOLDER)  # behind Spark's log: of all that it has there is one
+        self.paths = sorted(m.manifests(names), key=m.attempt_of)
+        self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
+        self.is_loops = OWN_LOOP in names or not self._planned
+        self._manifests: dict[str, Manifest] = {}
+
+    @property
+    def lineage(self) -> str:
+        """Of the newest manifest.
+
+        Raises:
+            ManifestError: it is damaged.
+        """
+        return self.manifest(self.paths[-1]).lineage if self.paths else ""
+
+    @property
+    def newest_begun(self) -> int:
+        """The newest epoch that Spark has planned, or that has left a manifest; -1: none."""
+        planned = () if self.is_loops else self._planned
+        return max((*planned, *map(m.epoch_of, self.paths)), default=-1)
+
+    @property
+    def under_way(self) -> int | None:
+        """The epoch that may be running; None: none is. A loop of our own logs no plans."""
+        if self.is_loops:
+            return max(self.newest_begun, self.settled() + 1)
+        newest = max(self._planned)
+        return newest if newest > self.settled() else None
+
+    def of(self, epoch: int) -> list[str]:
+        """The manifests of an epoch, of all its attempts."""
+        return [path for path in self.paths if m.epoch_of(path) == epoch]
+
+    def manifest(self, path: str) -> Manifest:
+        """Return a manifest.
+
+        Raises:
+            ManifestError: it is missing or damaged.
+        """
+        if path not in self._manifests:
+            self._manifests[path] = read_manifest(self._checkpoint, path)
+        return self._manifests[path]
+
+    def settled(self) -> int:
+        """The newest epoch that is settled by what the files say; -1: none is."""
+        newest = self._logged[-1] if self._logged else -1
+        if not self.is_loops:
+            return newest
+        known = (path for path in self.paths if path in self._noted or m.is_seed(path))
+        newest = max(newest, max(map(m.epoch_of, known), default=-1))
+        for path in reversed(self.paths):
+            if m.epoch_of(path) <= newest:
+                break
+            base = self._base_of(path)
+            newest = max(newest, m.epoch_of(base) if base else -1)
+        return newest
+
+    def is_settled(self, epoch: int) -> bool:
+        """Return whether the files prove an epoch settled."""
+        if epoch in self._logged or not self.is_loops:
+            return epoch in self._logged
+        return epoch <= self.settled() and bool(self.of(epoch))
+
+    def last(self, ask: Ask, lineage: str) -> Last:
+        """Find out what is decided last, and what is settled.
+
+        Args:
+            ask: Kafka, where it decides.
+            lineage: whose decisions count.
+
+        Raises:
+            ManifestError: a manifest, or the log of decisions, is damaged.
+        """
+        settled = self.settled()
+        token, doubt = self._decided(ask, lineage, settled)
+        if not self.is_loops or token is None or doubt:
+            return Last(settled, "", token, doubt)
+        if token.checkpoint_id <= settled or not token.manifest_path:
+            if token.checkpoint_id < settled:
+                doubt = f"epoch {settled} is settled, and its decider knows only of epoch "
+                doubt += f"{token.checkpoint_id}: it was set back, or it is another one"
+            return Last(settled, "", token, doubt)
+        path = token.manifest_path  # perhaps of an epoch that ran since the folder was listed
+        try:
+            manifest = self.manifest(path)
+        except ManifestError as error:
+            return Last(settled, "", token, str(error))
+        if manifest.committables:
+            path = manifest.base_path
+        return Last(m.epoch_of(path), path, token, "") if path else Last(settled, "", token, "")
+
+    def counting(self, epoch: int) -> str:
+        """Return which manifest of a settled epoch counts; "": only Kafka knows, or there is none.
+
+        Raises:
+            ManifestError: one of them is missing or damaged, or the log of decisions is.
+        """
+        paths = self.of(epoch)
+        if len(paths) <= 1:
+            return "".join(paths)
+        noted = self._noted.intersection(paths)
+        if len(noted) == 1:
+            return next(iter(noted))
+        return self._by_the_log(epoch, paths) or self._by_the_next(epoch, paths)
+
+    def _base_of(self, path: str) -> str:
+        """The manifest that an epoch went on from; "": it is damaged, or there is none."""
+        try:
+            return self.manifest(path).base_path
+        except ManifestError:
+            return ""
+
+    def _decided(self, ask: Ask, lineage: str, settled: int) -> Heard:
+        """The newest token of this lineage, of wherever decisions are kept; and a doubt about it.
+
+        Where no epoch has left a manifest behind the newest that is settled, no doubt matters:
+        nothing else can have been decided.
+        """
+        entry = newest_entry(self._checkpoint)
+        tokens = []
+        epochs = sorted({*map(m.epoch_of, self.paths)})[-DECIDING_EPOCHS:]
+        newest = [self.manifest(path) for path in self.paths if m.epoch_of(path) in epochs]
+        doubts = []
+        for transactional_id in deciders(newest, lineage):
+            heard = ask(transactional_id, lineage)
+            if heard.token is not None and heard.token.lineage == lineage:
+                tokens.append(heard.token)
+            else:
+                doubts.append(heard.doubt or _no_token(transactional_id, heard.token))
+        if entry is not None and entry.token is not None:
+            tokens.append(entry.token)  # the last: of one epoch Kafka's decision is the newer one
+        own = [token for token in tokens if token.lineage == lineage]
+        last = max(own, key=lambda token: token.checkpoint_id, default=None)
+        epoch = -1 if last is None else last.checkpoint_id
+        if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
+            return Heard(last, f"epoch {epoch} is decided in two places, with two manifests")
+        if not epochs or epochs[-1] <= max(settled, epoch):
+            return Heard(last)
+        if self.is_loops and not doubts and last is None:
+            doubts.append("the log of decisions (tallystick/decisions) says nothing")
+        return Heard(last, doubts[0] if doubts else "")
+
+    def _by_the_log(self, epoch: int, paths: list[str]) -> str:
+        """The manifest of the epoch on the way back from the newest decision; "": none is."""
+        token = logged_decision(self._checkpoint)
+        if token is None or token.checkpoint_id < epoch:
+            return ""
+        if any(self.manifest(path).decided_by != CHECKPOINT for path in paths):
+            return ""  # the place of decisions has changed with this very epoch
+        path = token.manifest_path
+        while path and m.epoch_of(path) > epoch:
+            data = self._checkpoint.get(path)
+            path = "" if data is None else m.decode(data, path).base_path
+        return path if path in paths else ""
+
+    def _by_the_next(self, epoch: int, paths: list[str]) -> str:
+        """The manifest that the next epoch's went on from, decided or not; "": nothing tells."""
+        later = [path for path in self.paths if m.epoch_of(path) > epoch]
+        following = [path for path in later if m.epoch_of(path) == m.epoch_of(later[0])]
+        bases = {self.manifest(path).base_path for path in following}.intersection(paths)
+        return bases.pop() if len(bases) == 1 else ""
+
+
+def newest_committed(
+    checkpoint: Storage, ask: Ask | None = None, wanted: int | None = None
+) -> Newest:
+    """Look up which epoch the checkpoint can go on from.
+
+    Args:
+        checkpoint: its location.
+        ask: for Kafka's word; None: it cannot be asked.
         wanted: an older epoch, whose manifest is still there.
 
     Raises:
         DataLossError: a call of the sink failed in it, and the function of foreachBatch went on.
-        OptionError: there is no committed epoch, or not the wanted one; or Kafka has to be asked,
-            and cannot be.
+        OptionError: there is no settled epoch, or not the wanted one; or Kafka has to be asked, and
+            cannot be.
         ManifestError: the epoch's manifest is missing or damaged.
-        DataLossError: Kafka does not tell which of several manifests counts.
+        DataLossError: Kafka does not tell what is decided last.
     """
-    epochs = settled_epochs(checkpoint)
-    _check_is_sparks(checkpoint, epochs[-1])
-    epoch = epochs[-1] if wanted is None else wanted
-    if epoch not in epochs:
+    epochs = Epochs(checkpoint)
+    refuse_nothing_settled(checkpoint, epochs)
+    epoch, path = epochs.settled(), ""
+    if wanted is not None and epochs.is_settled(wanted):
+        epoch = wanted
+    elif epochs.is_loops and epochs.newest_begun > epoch:
+        last = epochs.last(ask or ask_nobody, epochs.lineage)
+        if last.doubt:
+            raise _not_told(checkpoint, epochs, last.doubt, ask)
+        epoch, path = last.settled, last.settled_path
+    if wanted not in (None, epoch):
         raise OptionError(
-            f"checkpoint {checkpoint.location}: Spark's log has no committed epoch {epoch}; the "
-            f"newest is {epochs[-1]}. `tallystick inspect` shows those that are retained."
-            f"{_not_settled(checkpoint, epoch)}"
+            f"checkpoint {checkpoint.location}: it has no committed epoch {wanted}; the "
+            f"newest is {epoch}. `tallystick inspect` shows those that are retained."
+            f"{_not_settled(checkpoint, wanted)}"
         )
-    paths = [path for path in m.manifests(checkpoint.names(m.FOLDER)) if m.epoch_of(path) == epoch]
-    if not paths:
-        raise ManifestError(
-            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but there is "
-            f"no manifest of it: the epoch is not retained any more, or files were removed, or it "
-            f"is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows what there is."
-        )
-    path = paths[0]
-    if len(paths) > 1:
-        path = counting(checkpoint, epoch, paths) or _by_kafkas_word(
-            checkpoint, epoch, paths, ask_kafka
-        )
+    path = path or _counting(checkpoint, epochs, epoch, ask)
     notes = {failed_path(epoch, path), partial_path(path)}
     if found := notes & set(checkpoint.names(m.FOLDER)):
         raise DataLossError(
@@ -86,34 +295,23 @@ def newest_committed(
             f"are in the output is not known here. Start the query once, which commits what is "
             f"left or says what is missing; then try again."
         )
-    return Newest(epoch, path, read_manifest(checkpoint, path))
+    return Newest(epoch, path, epochs.manifest(path))
 
 
-def _check_is_sparks(checkpoint: Storage, newest: int) -> None:
-    """Spark's log stands still where a loop of our own has taken the checkpoint over."""
-    names = checkpoint.names(m.FOLDER)
-    later = max(map(m.epoch_of, m.manifests(names)), default=-1)
-    if newest_settled(names) > newest or later > newest + LOST_BY_POWER_CUT + 1:
-        raise OptionError(
-            f"checkpoint {checkpoint.location}: Spark's log ends with epoch {newest}, the "
-            f"manifests go on: its epochs are run with execution='jobs', and which one is "
-            f"committed cannot be told here yet."
-        )
-
-
-def settled_epochs(checkpoint: Storage) -> list[int]:
-    """The epochs that Spark has logged as done, of which it keeps the newest ones; in order.
-
-    Raises:
-        OptionError: there is none.
-    """
-    epochs = s.epochs_logged(checkpoint.names("commits"))
-    if not epochs:
+def refuse_nothing_settled(checkpoint: Storage, epochs: Epochs) -> None:
+    """Raise OptionError where no epoch is settled."""
+    if epochs.settled() < 0:
         raise OptionError(
             f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
             f"pipeline that has run. Check the path.{_not_settled(checkpoint, None)}"
         )
-    return epochs
+
+
+def newest_decided(checkpoint: Storage, ask: Ask | None = None) -> int:
+    """Return the newest epoch that is decided, settled or not; -1 where it cannot be told."""
+    epochs = Epochs(checkpoint)
+    token = epochs.last(ask or ask_nobody, epochs.lineage).decided
+    return -1 if token is None else token.checkpoint_id
 
 
 def logged_decision(checkpoint: Storage) -> Token | None:
@@ -127,17 +325,76 @@ def logged_decision(checkpoint: Storage) -> Token | None:
     return token if token is not None and token.manifest_path else None
 
 
-def counting(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
-    """Which of several manifests of a settled epoch counts; "": only Kafka knows.
+def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
+    """The transactional ids whose transactions decided, or may decide, one of these epochs."""
+    return sorted(
+        {
+            each.producer.transactional_id
+            for each in manifests
+            if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
+        }
+    )
 
-    Raises:
-        ManifestError: one of them is missing or damaged, or the log of decisions is.
-    """
-    return _by_the_log(checkpoint, epoch, paths) or _by_the_next(checkpoint, epoch, paths)
+
+def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) -> str:
+    """The manifest of a settled epoch that counts; Kafka is asked where nothing else tells."""
+    paths = epochs.of(epoch)
+    if not paths:
+        raise ManifestError(
+            f"checkpoint {checkpoint.location}: epoch {epoch} is done, as Spark's log has it, but "
+            f"there is no manifest of it: the epoch is not retained any more, or files were "
+            f"removed, or it is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows "
+            f"what there is."
+        )
+    path = epochs.counting(epoch)
+    if path:
+        return path
+    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
+    if ask is None:
+        raise OptionError(
+            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Try "
+            f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
+            f"--bootstrap-servers, and use the savepoint."
+        )
+    last = epochs.last(ask, epochs.manifest(paths[0]).lineage)
+    token, doubt = last.decided, last.doubt
+    if token is not None and token.checkpoint_id > epoch:  # the pipeline runs
+        path = Epochs(checkpoint).counting(epoch)
+    elif token is not None and token.manifest_path in paths:
+        path = token.manifest_path
+    if not path:
+        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
+        raise DataLossError(
+            f"{found}, and Kafka, asked for what pipeline {epochs.manifest(paths[0]).pipeline!r} "
+            f"committed last, says {said}{doubt and f' ({doubt})'}: which one counts cannot be "
+            f"told. Start the pipeline, so that it finishes an epoch; then try again."
+        )
+    return path
+
+
+def _not_told(
+    checkpoint: Storage, epochs: Epochs, doubt: str, ask: Ask | None
+) -> OptionError | DataLossError:
+    """What is said where nothing proves whether the newest epoch of a loop is decided."""
+    known, begun = epochs.settled(), epochs.newest_begun
+    found = (
+        f"checkpoint {checkpoint.location}: epoch {begun} has left a manifest, and what is decided "
+        f"last cannot be told: {doubt}"
+    )
+    if ask is None:
+        return OptionError(
+            f"{found}. Give the servers of the cluster that the pipeline writes to; or stop the "
+            f"pipeline, or wait until it has nothing to read, for then it notes what is done; or "
+            f"save epoch {known} (`tallystick savepoint create --epoch {known}`)."
+        )
+    return DataLossError(
+        f"{found}. Nothing was changed. Give the servers of the cluster that decides; or start the "
+        f"pipeline, so that it finishes an epoch; then try again."
+    )
 
 
 def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
-    """What to say of an epoch that is decided, where Spark has not logged it; None: of the newest.
+    """What to say of an epoch that is decided, and not known to be settled; None: of the newest.
 
     To settle it takes the pipeline's sinks, so only the pipeline can.
     """
@@ -150,79 +407,9 @@ def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
     )
 
 
-def _by_the_log(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
-    """The manifest of the epoch on the way back from the newest decision; "": none is."""
-    token = logged_decision(checkpoint)
-    if token is None or token.checkpoint_id < epoch:
-        return ""
-    if any(read_manifest(checkpoint, path).decided_by != CHECKPOINT for path in paths):
-        return ""  # the place of decisions has changed with this very epoch
-    path = token.manifest_path
-    while path and m.epoch_of(path) > epoch:
-        data = checkpoint.get(path)
-        path = "" if data is None else m.decode(data, path).base_path
-    return path if path in paths else ""
-
-
-def _by_the_next(checkpoint: Storage, epoch: int, paths: list[str]) -> str:
-    """The manifest that the next epoch's went on from, committed or not; "": it cannot be told.
-
-    They have the same positions; of some with the same state it does not matter which is taken.
-    """
-    behind = [
-        path for path in m.manifests(checkpoint.names(m.FOLDER)) if m.epoch_of(path) == epoch + 1
-    ]
-    if not behind:
-        return ""
-    bases = {read_manifest(checkpoint, path).base_path for path in behind} & set(paths)
-    if len(bases) == 1:
-        return bases.pop()
-    trails = {step.uid: step.trail for step in read_manifest(checkpoint, behind[0]).state}
-    found = {path: read_manifest(checkpoint, path).state for path in paths}
-    fitting = [path for path in paths if all(_is_before(step, trails) for step in found[path])]
-    if not fitting or any(found[path] != found[fitting[0]] for path in fitting):
-        return ""
-    return fitting[0]
-
-
-def _is_before(step: StepState, trails: Mapping[str, tuple[Version, ...]]) -> bool:
-    """Whether a step's state is the one that the next epoch's went on from."""
-    if step.version is None or step.uid not in trails:
-        return True
-    until = [version for version in trails[step.uid] if version.epoch <= step.version.epoch]
-    return until[-1:] == [step.version]
-
-
-def _newest_word(manifests: list[Manifest], ask_kafka: AskKafka) -> Token | None:
-    """Attempts with several transactional ids, since a prefix was changed, have several tokens."""
-    asked = {each.producer.transactional_id: each for each in manifests}
-    tokens = [token for token in map(ask_kafka, asked.values()) if token is not None]
-    own = [token for token in tokens if token.lineage == manifests[0].lineage]
-    return max(own or tokens, key=lambda token: token.checkpoint_id, default=None)
-
-
-def _by_kafkas_word(
-    checkpoint: Storage, epoch: int, paths: list[str], ask_kafka: AskKafka | None
-) -> str:
-    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
-    if ask_kafka is None:
-        raise OptionError(
-            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Try "
-            f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
-            f"--bootstrap-servers, and use the savepoint."
-        )
-    manifests = [read_manifest(checkpoint, path) for path in paths]
-    pipeline = manifests[0].pipeline
-    token = _newest_word(manifests, ask_kafka)
-    if token is not None and token.checkpoint_id > epoch:  # the pipeline runs
-        path = _by_the_next(checkpoint, epoch, paths)
-        if path:
-            return path
-    if token is None or token.manifest_path not in paths:
-        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
-        raise DataLossError(
-            f"{found}, and Kafka, asked for what pipeline {pipeline!r} committed last, says "
-            f"{said}: which one counts cannot be told. Start the pipeline, so that it finishes an "
-            f"epoch; then try again."
-        )
-    return token.manifest_path
+def _no_token(transactional_id: str, found: Token | None) -> str:
+    held = "no token" if found is None else f"a token of lineage {found.lineage}"
+    return (
+        f"Kafka decides for this checkpoint, and holds {held} of {transactional_id!r}: is it "
+        f"another cluster that decides (--decider), or has another checkpoint taken over?"
+    )

@@ -33,6 +33,8 @@ that does 5,000 a second; the fixed cost of an epoch, 0.2 s, is a tenth or less 
 OFFSETS_PER_TASK_MAX = 250_000
 """The same in a pipeline, per task: a keyed task then holds a quarter GB of records of 1 KB."""
 MAX_OFFSETS, ALL = "maxOffsetsPerTrigger", "all"
+MAX_BYTES = "maxBytesPerTask"
+TASK_BYTES_MAX = 64 << 20
 _MARKERS = {"earliest": EARLIEST, "latest": LATEST}
 _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
 _DURATION = re.compile(r"(\d+) ?(ms|s|m|min|h)")
@@ -59,6 +61,7 @@ class SourceOptions:
     commit_offsets: bool = True
     discovery_interval_ms: int = DISCOVERY_INTERVAL_MS
     offset_count_max: int | None = OFFSETS_MAX
+    task_bytes_max: int = TASK_BYTES_MAX
     offset_count_min: int = 1
     trigger_delay_max_ms: int = TRIGGER_DELAY_MS
     split_count_min: int | None = None
@@ -114,6 +117,7 @@ def parse_source_options(
             plain, "partition.discovery.interval.ms", DISCOVERY_INTERVAL_MS
         ),
         offset_count_max=_offset_count_max(plain),
+        task_bytes_max=_count(plain, MAX_BYTES) or TASK_BYTES_MAX,
         offset_count_min=_count(plain, "minOffsetsPerTrigger") or 1,
         trigger_delay_max_ms=_duration_ms(plain, "maxTriggerDelay", TRIGGER_DELAY_MS),
         split_count_min=_count(plain, "minPartitions"),
@@ -385,6 +389,11 @@ def _offset_count_max(plain: Mapping[str, str]) -> int | None:
     return int(text)
 
 
+def is_bounded(options: Mapping[str, str]) -> bool:
+    """Whether the options of a source say how many offsets an epoch spans, or `all`."""
+    return any(name.lower() == MAX_OFFSETS.lower() for name in options)
+
+
 def bounded(options: Mapping[str, str], task_count: int) -> dict[str, str]:
     """The options of a pipeline's source, with the bound of its epochs if they name none.
 
@@ -392,7 +401,7 @@ def bounded(options: Mapping[str, str], task_count: int) -> dict[str, str]:
         options: of the source.
         task_count: how many tasks Spark runs at a time.
     """
-    if any(name.lower() == MAX_OFFSETS.lower() for name in options):
+    if is_bounded(options):
         return dict(options)
     return {**options, MAX_OFFSETS: str(OFFSETS_PER_TASK_MAX * task_count)}
 

@@ -20,10 +20,10 @@ Behind `process` the functions run in the task that owns the key.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.endpoints import KafkaSource
@@ -34,8 +34,9 @@ from tallystick.processors.row_mode import row_processor
 from tallystick.run.query import Query
 from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_loop import start_loop
-from tallystick.spark.running import PipelineRun, start_query
+from tallystick.spark.running import PipelineRun
 from tallystick.state.processing import NO_TIME, Processor
 from tallystick.state.ready_made import Aggregate
 from tallystick.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
@@ -113,35 +114,9 @@ class Pipeline:
         """
         return replace(self, sinks=sinks)
 
-    @overload
     def start(
         self,
-        spark: SparkSession,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        accept: Collection[str] = (),
-        allow_dropped_state: Collection[str] = (),
-        listener: Listener | None = None,
-        execution: None = None,
-    ) -> StreamingQuery: ...
-
-    @overload
-    def start(
-        self,
-        spark: SparkSession,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        accept: Collection[str] = (),
-        allow_dropped_state: Collection[str] = (),
-        listener: Listener | None = None,
-        execution: Literal["resident", "jobs"],
-    ) -> Query: ...
-
-    def start(
-        self,
-        spark: SparkSession,
+        spark: SparkSession | SparkContext | None = None,
         *,
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
@@ -149,24 +124,26 @@ class Pipeline:
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
         execution: Literal["resident", "jobs"] | None = None,
-    ) -> StreamingQuery | Query:
+    ) -> Query:
         """Check everything that can be checked, then start.
 
         Args:
-            spark: a classic session; `spark_session()` makes a good one.
+            spark: a classic session, as `spark_session()` makes it, a context, or nothing: then the
+                context of this process, or one that is made for it and ends with it. A `transform`
+                step has a session made of the context, which takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
-            trigger: the arguments of Spark's `DataStreamWriter.trigger`.
+            trigger: the arguments of Spark's `DataStreamWriter.trigger`; None: an epoch begins as
+                soon as there is something to read.
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
                 state may be given up.
             listener: told every event of the epoch protocol, in the driver.
-            execution: `"jobs"`: epochs run in a loop of our own, each as a Spark job; a checkpoint
-                of Structured Streaming is taken over, and cannot go back. Savepoints, `inspect`
-                and `read_state` do not know such checkpoints yet. None: in Structured Streaming.
+            execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
+                epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
+                encrypts what tasks exchange, or allocates executors dynamically.
 
         Returns:
-            Spark's StreamingQuery, whose exception holds the text of ours; for a loop of our own a
-            `Query`, which has the same members.
+            The running query, with the members of Spark's StreamingQuery.
 
         Raises:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
@@ -184,20 +161,25 @@ class Pipeline:
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
             )
-        run = PipelineRun(
-            name=self.name,
-            spark=spark,
-            source_options=self.source.to_options(self.name),
-            steps=self.steps,
-            written=to_write,
-            listener=listener,
-            allow_dropped_state=_uids(allow_dropped_state),
-        )
-        if execution is None:
-            return start_query(run, checkpoint, trigger, frozenset(accept))
-        return start_loop(
-            run, checkpoint, trigger, frozenset(accept), is_resident=execution == "resident"
-        )
+        source_options = self.source.to_options(self.name)
+        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
+        has_transform = any(isinstance(step, Transform) for step in self.steps)
+        is_light = execution != "jobs" and not has_transform
+        cluster = Cluster.of(spark, self.name, is_light=is_light)
+        try:
+            run = PipelineRun(
+                name=self.name,
+                cluster=cluster,
+                source_options=source_options,
+                steps=self.steps,
+                written=to_write,
+                listener=listener,
+                allow_dropped_state=dropped,
+            )
+            return start_loop(run, checkpoint, trigger, accepted, execution)
+        except BaseException:
+            cluster.close()
+            raise
 
     if not TYPE_CHECKING:  # type checkers know what is there
 

@@ -256,8 +256,14 @@ class PlannedEpoch(NamedTuple):
 class EpochSource(Protocol):
     """What plans a pipeline's epochs, and runs their tasks."""
 
-    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
-        """Plan an epoch that begins at `start`; where it is empty, at the very beginning."""
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
+        """Plan an epoch that begins at `start`; where it is empty, at the very beginning.
+
+        Raises:
+            OptionError: the pipeline does not fit the committed `state`.
+        """
         ...
 
     def engine(

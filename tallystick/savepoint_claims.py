@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.savepoint import Claim, Savepoint
-from tallystick.errors import ManifestError, OptionError, StorageError
+from tallystick.errors import ManifestError, OptionError, StorageError, TallystickError
 from tallystick.ports import Storage
 from tallystick.savepoint_files import files_of, whole_uri
 from tallystick.savepoint_target import Written
@@ -50,7 +50,8 @@ def claims_of(folder: Storage, holder: str, *, only_tries: bool = False) -> list
     paths = folder.names(s.CLAIMS)
     for path in filter(s.is_try, paths) if only_tries else paths:
         try:
-            if s.decode_claim(folder.get(path) or b"", path).holder == holder:
+            data = folder.get(path)  # None: it has just ended
+            if data is not None and s.decode_claim(data, path).holder == holder:
                 found.append(path)
         except (ManifestError, StorageError) as error:  # a folder, for example
             logger.warning("%s: %s is passed over: %s", folder.location, path, error)
@@ -65,16 +66,17 @@ def own_claim(savepoint: Savepoint, savepoint_at: Storage, force: bool) -> Stora
     """
     if not savepoint.claim:
         return None
-    folder = savepoint_at.at(savepoint.checkpoint)
     try:
+        folder = savepoint_at.at(savepoint.checkpoint)
         data = folder.get(savepoint.claim)
         if data is None:
             return None
         holder = s.decode_claim(data, f"{savepoint.checkpoint}/{savepoint.claim}").holder
-    except ManifestError:
-        if force:
-            return None
-        raise
+    except TallystickError as error:  # it may be out of reach for good
+        if not force:
+            raise
+        logger.warning("%s: its claim is left: %s", savepoint_at.location, error)
+        return None
     if holder == whole_uri(savepoint_at.location):
         return folder
     if force:

@@ -77,7 +77,7 @@ def _marked(folder: Storage, command: str) -> Iterator[bool]:
             yield is_marked
         finally:
             if is_marked:
-                _remove(folder, MARKER)
+                remove(folder, MARKER)
     finally:
         _at_work.discard(name)
 
@@ -195,7 +195,7 @@ def all_or_none() -> Iterator[Written]:
 def _undo(written: Written) -> None:
     written.reverse()
     for folder, path in sorted(written, key=lambda each: _rank(each[1])):
-        is_removed = _remove(folder, path)
+        is_removed = remove(folder, path)
         if path in MADE_WHOLE_BY and not is_removed and _may_be_there(folder, path):
             logger.warning("%s: what %s needs is left too, with its claims", folder.location, path)
             return
@@ -205,7 +205,8 @@ def _rank(path: str) -> int:
     return 0 if path in MADE_WHOLE_BY else 1 if path.startswith(s.CLAIMS) else 2
 
 
-def _remove(folder: Storage, path: str) -> bool:
+def remove(folder: Storage, path: str) -> bool:
+    """Remove a file; return whether that was done. What is left is logged."""
     try:
         folder.delete(path)
     except Exception as error:  # of any kind: it must not hide why the command failed

@@ -23,7 +23,7 @@ from tallystick.errors import (
     StorageError,
     TallystickError,
 )
-from tallystick.newest_epoch import AskKafka, Newest, newest_committed
+from tallystick.newest_epoch import Ask, Epochs, Newest, newest_committed
 from tallystick.ports import Storage
 from tallystick.savepoint_claims import claims_of, now, own_claim, put_claim, refuse_in_use
 from tallystick.savepoint_files import (
@@ -44,6 +44,7 @@ from tallystick.savepoint_target import (
     held_to_delete,
     put_description,
     refuse_at_work,
+    remove,
     taken,
 )
 from tallystick.state.handles import FOLDER as STATE_FOLDER
@@ -62,7 +63,7 @@ def create(
     *,
     reference: bool = False,
     epoch: int | None = None,
-    ask_kafka: AskKafka | None = None,
+    ask_kafka: Ask | None = None,
     pause_s: float = TRY_PAUSE_S,
 ) -> Savepoint:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not.
@@ -128,9 +129,9 @@ def _create(checkpoint: Storage, target: Storage, newest: Newest, reference: boo
             spark=spark,
             claim=kept,
         )
+        if claim:  # before the savepoint is whole: behind that, nobody would look for it
+            remove(checkpoint, claim)
         put_description(target, savepoint, written)
-    if claim:
-        checkpoint.delete(claim)
     return savepoint
 
 
@@ -181,6 +182,9 @@ def _save_files(
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
+    """Spark's entries about an epoch that it has run; none about one of a loop of our own."""
+    if epoch not in s.epochs_logged(checkpoint.names("commits")) and Epochs(checkpoint).is_loops:
+        return {}
     sources = [path for folder in checkpoint.names("sources") for path in checkpoint.names(folder)]
     strange = [path for path in sources if not s.is_sources_path(path)]
     if strange:
@@ -321,7 +325,7 @@ def delete(savepoint_at: Storage, *, force: bool = False) -> Savepoint | None:
         savepoint_at: where it is.
         force: even if a checkpoint uses its files; or its description is damaged, then all files of
             state in the folder are removed, and its claim stays (see `release`), as does one that
-            is somebody else's.
+            is somebody else's or cannot be read.
 
     Returns:
         What was deleted; None: its description was damaged.
@@ -355,7 +359,7 @@ def _delete(savepoint_at: Storage, force: bool) -> Savepoint | None:
     claim_in = None if savepoint is None else own_claim(savepoint, savepoint_at, force)
     try:
         _bury(savepoint_at, data, force)
-    except BaseException:
+    except OptionError:  # behind any other error its files may be gone: it stays a tombstone
         _bring_back(savepoint_at, data)
         raise
     for path in own:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tallystick.checkpoint_says import Heard, Stated, deciding_ids, look
+from tallystick.checkpoint_says import Stated, deciding_ids, look
 from tallystick.decision_log import DecisionLog, newest_entry
 from tallystick.errors import AuthorizationError, DataLossError, OptionError
 from tallystick.kafka import cluster, outcome
@@ -26,6 +26,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.outcome import TaskToken, TaskTransaction
 from tallystick.kafka.task_sink import EPOCH_UNKNOWN
+from tallystick.newest_epoch import Heard
+from tallystick.ops.ask_kafka import NOWHERE, asking
 from tallystick.sink.tokens import newest_token
 from tallystick.sink.transactional_ids import PooledId, parse, token_group
 from tallystick.sink.two_phase import (
@@ -41,8 +43,6 @@ from tallystick.transactions import FILES, KAFKA, ONGOING, POSTGRES, Lingering, 
 
 FENCE_TIMEOUT_MS = 60_000
 """What InitProducerId asks for; the next owner of the id says its own."""
-NOWHERE = TopicPartition("", 0)
-"""The token is found wherever the group has it."""
 
 
 class Door(Protocol):
@@ -152,7 +152,7 @@ class KafkaDoor:
             return False
 
     def ask(self, transactional_id: str, lineage: str) -> Heard:
-        """See `checkpoint_says.Ask`: what it decided last, which may change any moment."""
+        """See `newest_epoch.Ask`: what it decided last, which may change any moment."""
         try:
             state = ot.found(self._client, transactional_id)
             if state is not None and state.state.startswith("Prepare"):
@@ -164,14 +164,7 @@ class KafkaDoor:
 
     def ask_settled(self, transactional_id: str, lineage: str) -> Heard:
         """The same behind `fence`: nothing can change it any more."""
-        broker = KafkaBroker(self._config)
-        try:
-            held = broker.group_offsets(token_group(transactional_id))
-            return Heard(newest_token(held, NOWHERE, lineage))
-        except DataLossError as error:
-            return Heard(None, str(error))
-        finally:
-            broker.close()
+        return asking(self._config)(transactional_id, lineage)
 
     def knows_as(self, transactional_id: str, lineage: str) -> bool:
         """Whether the coordinator knows an id, and no other checkpoint decided under it last."""

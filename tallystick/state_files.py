@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.savepoint import CLAIMS, decode_claim
 from tallystick.errors import RetriableError, StateFileError
 from tallystick.ports import StateStore, Storage
 from tallystick.state.changelog import (
@@ -329,6 +330,22 @@ def collect(
     rubbish = collectable(state_files(storage), committed.checkpoint_id, kept)[:COLLECTED_MAX]
     delete_all(storage, rubbish, at_a_time)
     return rubbish
+
+
+def claimed_state(folder: Storage) -> list[tuple[StepState, ...]]:
+    """What savepoints and checkpoints elsewhere use of the state in a folder.
+
+    Raises:
+        ManifestError: a claim cannot be read.
+    """
+    while True:
+        paths = folder.names(CLAIMS)
+        found = [folder.get(path) for path in paths]
+        # Behind one that went meanwhile another may stand, which was not there to be listed.
+        if None not in found or folder.names(CLAIMS) == paths:
+            break
+    claims = zip(paths, found, strict=True)
+    return [decode_claim(data, path).state for path, data in claims if data is not None]
 
 
 def state_files(storage: Storage) -> list[str]:

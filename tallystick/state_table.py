@@ -1,6 +1,6 @@
 """`read_state`: the committed state of a step as a DataFrame."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -9,8 +9,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tallystick import savepoints
 from tallystick.checkpoint import savepoint as s
+from tallystick.endpoints import client_config
 from tallystick.errors import OptionError
-from tallystick.newest_epoch import newest_committed
+from tallystick.newest_epoch import Ask, newest_committed
+from tallystick.ops.ask_kafka import asking
 from tallystick.ports import Storage
 from tallystick.savepoint_files import whole_uri
 from tallystick.state.handles import StepState
@@ -20,7 +22,14 @@ from tallystick.state_contents import chunks_of, contents_of
 from tallystick.storage import FileStorage
 
 
-def read_state(spark: SparkSession, checkpoint: str, step: str | None = None) -> DataFrame:
+def read_state(
+    spark: SparkSession,
+    checkpoint: str,
+    step: str | None = None,
+    *,
+    bootstrap_servers: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
     """The state of a keyed step, a row per key.
 
     Columns: those of the key, `key_group`, the states (see `state_columns`), and `timers` in
@@ -32,13 +41,21 @@ def read_state(spark: SparkSession, checkpoint: str, step: str | None = None) ->
         spark: a session; its tasks read the files.
         checkpoint: of a pipeline, running or not; or a savepoint.
         step: the uid; may be left out where there is one keyed step.
+        bootstrap_servers: of the cluster that the pipeline writes to, which is asked whether the
+            newest epoch is decided where no file says so: of a pipeline that reads without a
+            pause, or was killed.
+        options: what the client needs besides, as `KafkaSink(options=…)` has them.
 
     Raises:
-        OptionError: there is no such step, or no committed epoch.
+        OptionError: there is no such step, or no committed epoch; or Kafka has to be asked.
         ManifestError: the manifest is missing or damaged.
+        DataLossError: Kafka does not tell what is decided last.
     """
     storage = FileStorage(checkpoint)
-    found = _step(storage, step)
+    ask = None
+    if bootstrap_servers is not None:
+        ask = asking(client_config(bootstrap_servers, options or {}))
+    found = _step(storage, step, ask)
     count = min(
         found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
     )
@@ -70,11 +87,11 @@ class _Reading:
                 yield table_of(self.step, entries)
 
 
-def _step(storage: Storage, uid: str | None) -> StepState:
+def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
     if storage.get(s.FILE) is not None:
         state = savepoints.read(storage).manifest.state
     else:
-        state = newest_committed(storage).manifest.state
+        state = newest_committed(storage, ask).manifest.state
     found = [step for step in state if uid in (None, step.uid)]
     if len(found) != 1:
         names = ", ".join(repr(step.uid) for step in state) or "none"

@@ -7,7 +7,8 @@ Invariants of the writing task, which together close the one hole that Kafka lea
 two attempts of a task apart, they share producer id and epoch):
     * Only a first attempt writes; any other reports that the epoch must be aborted.
     * Before its first write to a partition it asks Kafka whether the partition holds anything of
-      this producer epoch; if so it does not write.
+      this producer epoch; if so it does not write. A resident task need not ask: it has no second
+      attempt (`spark.gang`).
     * It closes the writer before it reports, and never writes after.
     * What goes wrong is reported, not raised: Spark would start another attempt. Only a worker that
       lost its daemon raises: Spark must not take it back, and that attempt is refused.
@@ -367,13 +368,20 @@ class Report:
 class WritePlan:
     """How a task writes its frames into the open transaction.
 
-    `stage` is that of the tasks whose frames it gets.
+    Args:
+        config: how it reaches the cluster.
+        producer: whose transaction it is.
+        transaction_version: Kafka's.
+        stage: of the tasks whose frames it gets.
+        has_second_attempts: whoever runs the tasks may run one twice with one producer; a gang
+            does not: an order goes to one process, and a gang that is lost is fenced.
     """
 
     config: KafkaConfig
     producer: Producer
     transaction_version: int
     stage: int = 0
+    has_second_attempts: bool = True
 
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """Write all frames, in order per partition; report once, and never write after.
@@ -409,7 +417,7 @@ class WritePlan:
             for group in grouped(frames):
                 check_parent()
                 new = {frame.topic_partition for frame in group} - seen
-                if new:
+                if new and self.has_second_attempts:
                     writer.check_untouched(sorted(new))
                     seen |= new
                 writer.write(

@@ -91,8 +91,8 @@ class Told:
         decided: the same.
         doubt: why it cannot be told what is decided last; "": it can.
         undecided: manifests behind it, by path: of attempts that failed, or wait for the decision.
-        under_way: the epoch that Spark has planned, and not logged as done; None: there is none.
-        done: the newest epoch that Spark has logged as done; -1: none.
+        under_way: the epoch that may be running, as nothing says that it is done; None: none is.
+        done: the newest epoch that is certainly settled; -1: none.
         planned_ms: when the newest epoch was planned; 0: not known.
     """
 

@@ -1,6 +1,7 @@
 """A checkpoint as a pipeline with one keyed step leaves it, without the pipeline."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ class Job:
         self.storage = FileStorage(uri or str(folder))
         self.state = StepState("counts", 128, 2, KEY_SCHEMA, HASH_VERSION)
         self.epoch = -1
+        self.base_path = ""
         self.storage.put("metadata", b'{"id":"first-lineage"}')
 
     def run(self, epochs: int = 1) -> Manifest:
@@ -46,8 +48,9 @@ class Job:
             file = write_changelog(self.storage, "counts", self.epoch, 0, nonce, table)
             assert file is not None
             self.state = extend(self.state, Version(self.epoch, nonce), [file])
-            manifest = self.manifest(PRODUCED)
-            self.storage.put(m.manifest_path(manifest, nonce), manifest.encode())
+            manifest = replace(self.manifest(PRODUCED), base_path=self.base_path)
+            self.base_path = m.manifest_path(manifest, nonce)
+            self.storage.put(self.base_path, manifest.encode())
             self.storage.put(f"offsets/{self.epoch}", b"v1\n{}\n{ends %d}" % self.epoch)
             self.storage.put(f"commits/{self.epoch}", b"v1\n{}")
         return manifest

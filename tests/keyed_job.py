@@ -11,6 +11,7 @@ import pyarrow as pa
 from tallystick.exchange import Frame, Heard
 from tallystick.kafka.records import decode, stamp
 from tallystick.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.keyed_slices import SLICE_BYTES
 from tallystick.keyed_task import KeyedStep
 from tallystick.ports import Prepared
 from tallystick.sink.rows import RowLayout
@@ -133,6 +134,8 @@ class Job:
     late: tuple[tuple[str, int], ...] = ()
     epoch: int = -1
     letters: RowLayout = field(default_factory=lambda: RowLayout({"dead": 1}, "dead"))
+    slice_bytes: int = SLICE_BYTES
+    shares: list[int] = field(default_factory=list)
 
     def run(self, *sources: list[Sent], at_ms: int = 0, **settings) -> list[dict]:
         """Run an epoch and commit it; the rows of the output, in order per partition."""
@@ -147,7 +150,13 @@ class Job:
         layout = RowLayout({"out": 2}, "out", json=True, key="user")
         encode = EncodePlan(layout, 2, "none", 900_000, dead_letters=self.letters)
         self.epoch += 1
-        keyed = KeyedSteps(steps, task_count=2, doors=self.doors)
+        keyed = KeyedSteps(
+            steps,
+            task_count=2,
+            doors=self.doors,
+            slice_bytes=self.slice_bytes,
+            on_share=self.shares.append,
+        )
         return keyed.epoch(self.epoch, at_ms, f"token-{self.epoch}", self.state, encode)
 
     def written(self, planned: KeyedEpoch, sources: Iterable[list[Sent]]) -> list[list[Frame]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
+from tallystick.checkpoint.micro_batches import settled_path
 from tallystick.decision_log import DecisionLog
 from tallystick.sink.tokens import encode_token
 from tallystick.sink.transaction import Producer, Token
@@ -22,9 +23,13 @@ class LingeringJob:
         folder: of the checkpoint.
         pipeline: its name.
         lineage: of the checkpoint.
+        is_loops: it is one of a loop of our own, which keeps no log of Spark's.
     """
 
-    def __init__(self, folder: Path, pipeline: str, lineage: str) -> None:
+    def __init__(
+        self, folder: Path, pipeline: str, lineage: str, *, is_loops: bool = False
+    ) -> None:
+        self.is_loops = is_loops
         self.folder, self.pipeline, self.lineage = folder, pipeline, lineage
         self.storage = FileStorage(str(folder))
         self.storage.put("metadata", json.dumps({"id": lineage}).encode())
@@ -34,6 +39,8 @@ class LingeringJob:
 
     def plan(self, epoch: int, *, ago_s: float = 0) -> None:
         """As Spark does before an epoch runs."""
+        if self.is_loops:
+            return
         planned_ms = int((time.time() - ago_s) * 1000)
         line = json.dumps({"batchTimestampMs": planned_ms})
         self.storage.put(f"offsets/{epoch}", f"v1\n{line}\n{{}}".encode())
@@ -46,7 +53,6 @@ class LingeringJob:
         decided_by: str = CHECKPOINT,
     ) -> str:
         """Write the epoch's manifest; its path."""
-        keeps_base = bool(committables) or decided_by == CHECKPOINT
         manifest = Manifest(
             checkpoint_id=epoch,
             pipeline=self.pipeline,
@@ -56,7 +62,7 @@ class LingeringJob:
             producer=Producer(f"tallystick-{self.pipeline}", 1, self.producer.producer_epoch),
             committables=tuple(sorted(committables)),
             decided_by=decided_by,
-            base_path=self._decided.get(epoch - 1, "") if keeps_base else "",
+            base_path=self._decided.get(epoch - 1, ""),
         )
         path = m.manifest_path(manifest, nonce)
         self.storage.put(path, manifest.encode())
@@ -75,7 +81,10 @@ class LingeringJob:
         self._decided[epoch] = path
 
     def finish(self, epoch: int) -> None:
-        """As Spark does when all of an epoch is settled."""
+        """As Spark does when all of an epoch is settled, or a loop that ends in order."""
+        if self.is_loops:
+            self.storage.put(settled_path(self._decided[epoch]), b"")
+            return
         self.storage.put(f"commits/{epoch}", b"v1\n{}")
 
     def run(self, epochs: int, *, first: int = 0) -> None:

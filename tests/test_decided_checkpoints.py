@@ -9,10 +9,12 @@ from typer.testing import CliRunner, Result
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import KAFKA
+from tallystick.checkpoint.micro_batches import OWN_LOOP
+from tallystick.checkpoint_says import look
 from tallystick.cli import app
-from tallystick.errors import OptionError
+from tallystick.errors import DataLossError, OptionError
 from tallystick.inspection import DECIDED, FAILED, KAFKA_KNOWS, SETTLED, UNDECIDED, inspect
-from tallystick.newest_epoch import newest_committed
+from tallystick.newest_epoch import Heard, ask_nobody, newest_committed
 from tallystick.sink.transaction import Token
 from tallystick.sink.two_phase import Committable
 from tallystick.storage import FileStorage
@@ -87,7 +89,7 @@ def test_where_the_place_of_decisions_changed_with_the_epoch_the_log_is_not_beli
     with pytest.raises(OptionError, match="only Kafka knows"):
         newest_committed(job.storage)
     token = Token(1, "L", "c", again)
-    assert newest_committed(job.storage, lambda _: token).manifest_path == again
+    assert newest_committed(job.storage, lambda _, __: Heard(token)).manifest_path == again
 
 
 def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
@@ -104,7 +106,7 @@ def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
     assert "Saved epoch 1" in saved.output
     assert "Epoch 2 is decided too" in saved.output
     assert report.epoch == 1
-    assert "epoch 2 is decided, and Spark has not logged it" in report.notes[0]
+    assert "epoch 2 is decided, and nothing says yet that it is settled" in report.notes[0]
 
 
 def test_the_first_epoch_that_is_not_settled_is_told_too(job, tmp_path):
@@ -169,3 +171,90 @@ def test_a_damaged_log_of_decisions_is_told(job, tmp_path):
         result = call(*arguments)
         assert result.exit_code == 1
         assert "Which epoch is decided last cannot be told" in result.output
+
+
+class TestOfALoop:
+    """No log of Spark's: manifests, notes of runs, and who decides."""
+
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> LingeringJob:
+        job = LingeringJob(tmp_path / "checkpoint", "job", "L", is_loops=True)
+        job.run(2)
+        return job
+
+    def test_a_later_manifest_proves_the_one_that_it_goes_on_from(self, job, tmp_path):
+        for slot in job.folder.glob("tallystick/decisions/*"):
+            slot.unlink()
+        for note in job.folder.glob("tallystick/settled-*"):
+            note.unlink()
+        left = job.prepare(1, THREE, "left")
+
+        found = newest_committed(job.storage, wanted=0)
+
+        assert (found.epoch, m.epoch_of(found.manifest_path)) == (0, 0)
+        assert inspect(job.storage).epoch == 0
+        with pytest.raises(OptionError, match=r"the log of decisions .* says nothing"):
+            newest_committed(job.storage)
+        job.prepare(2, (), "next")
+        found = newest_committed(job.storage, wanted=1)
+        assert found.manifest_path != left
+
+    def test_what_the_log_of_decisions_does_not_name_is_not_decided(self, job, tmp_path):
+        left = job.prepare(2, THREE, "left")
+
+        assert newest_committed(job.storage).epoch == 1
+        standing = {each.manifest_path: each.standing for each in inspect(job.storage).outputs}
+        assert standing[left] == UNDECIDED
+
+    def test_a_decision_counts_once_other_sinks_hold_nothing_of_it(self, job, tmp_path):
+        decided(job, 2)
+        assert newest_committed(job.storage).epoch == 1
+        assert inspect(job.storage).outputs[-1].standing == DECIDED
+        shown = call("savepoint", "create", job.folder, tmp_path / "s")
+        assert "Saved epoch 1" in shown.output
+        assert "Epoch 2 is decided too" in shown.output
+
+        job.finish(2)
+        assert newest_committed(job.storage).epoch == 2
+        job.decide(3, job.prepare(3))
+        assert newest_committed(job.storage).epoch == 3
+
+    def test_a_decider_that_knows_less_than_the_manifests_is_not_believed(self, job):
+        """It was set back, or is another cluster."""
+        old = job.prepare(0, (), "old", decided_by=KAFKA)
+        job.prepare(2, (), "new", decided_by=KAFKA)
+        for slot in job.folder.glob("tallystick/decisions/*"):
+            slot.unlink()
+        for said in (Token(0, "L", "c", old), Token(7, "M", "c", "of another"), None):
+            with pytest.raises(DataLossError, match="what is decided last cannot be told"):
+                newest_committed(job.storage, lambda _, __, said=said: Heard(said))
+            report = inspect(job.storage, ask=lambda _, __, said=said: Heard(said))
+            assert report.epoch == 1
+            assert "is not known" in report.notes[-1]
+
+    def test_what_ran_since_the_folder_was_listed_is_found_by_its_token(self, job):
+        """The pipeline runs: Kafka names a manifest that is newer than the question."""
+        job.prepare(2, (), "kafkas", decided_by=KAFKA)
+
+        def ask(_: str, lineage: str) -> Heard:
+            job._decided[2] = "of 2"
+            return Heard(Token(3, lineage, "c", job.prepare(3, (), "n", decided_by=KAFKA)))
+
+        assert newest_committed(job.storage, ask).epoch == 3
+
+    def test_an_epoch_may_always_be_under_way(self, job):
+        """Nobody has logged a plan; so a decision is forestalled before anything is aborted."""
+        told = look(job.storage, ask_nobody)
+        assert (told.under_way, told.done, told.doubt) == (2, 1, "")
+
+    def test_a_loop_that_took_over_is_told_from_its_first_start_on(self, tmp_path):
+        """Spark's log stands still, and says that nothing is under way."""
+        sparks = LingeringJob(tmp_path / "sparks", "job", "L")
+        sparks.run(2)
+        assert look(sparks.storage, ask_nobody).under_way is None
+
+        sparks.storage.put(OWN_LOOP, b"")
+
+        assert look(sparks.storage, ask_nobody).under_way == 2
+        sparks.decide(2, sparks.prepare(2))
+        assert newest_committed(sparks.storage).epoch == 2

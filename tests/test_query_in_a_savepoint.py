@@ -9,8 +9,8 @@ import pytest
 from tallystick import savepoints
 from tallystick.errors import OptionError
 from tallystick.spark.executions import QueryRun
+from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.query import EpochRunner
-from tallystick.spark.running import start_query
 from tallystick.spark.write_epochs import WriteEpochs
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import Job
@@ -34,12 +34,12 @@ def nobody(*_: Any) -> Any:
 
 def of_a_pipeline(folder: Path) -> None:
     run: Any = SimpleNamespace(name="job", keyed=SimpleNamespace(check=nobody))
-    start_query(run, str(folder), None, frozenset())
+    start_loop(run, str(folder), None, frozenset(), None)
 
 
 def of_foreach_batch(folder: Path) -> None:
     run = QueryRun(None, "a-query", "job", f"file:{folder}", None)  # type: ignore[arg-type]
-    EpochRunner("job", nobody, nobody, frozenset(), is_users=True)._open("a-run", run)
+    EpochRunner("job", nobody, nobody, frozenset())._open("a-run", run)
 
 
 def of_a_stream_writer(folder: Path) -> None:

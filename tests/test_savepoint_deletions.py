@@ -9,7 +9,7 @@ import pytest
 
 from tallystick import savepoints
 from tallystick.checkpoint import savepoint as s
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, StorageError
 from tallystick.inspection import inspect
 from tallystick.savepoint_target import MARKER
 from tallystick.storage import FileStorage
@@ -102,6 +102,41 @@ def test_a_slow_deletion_removes_nothing_of_the_next_savepoint_there(job, tmp_pa
     savepoints.restore(folder(saved), folder(tmp_path / "new"))
 
 
+def test_a_deletion_that_failed_at_its_end_brings_nothing_back_that_has_no_files(job, tmp_path):
+    """It would be listed as a savepoint; a reference would have no claim that keeps its files."""
+    place = tmp_path / "referring"
+    refer(job, folder(place), tmp_path)
+
+    class Failing(FileStorage):
+        def names(self, path: str) -> list[str]:
+            if path == s.CLAIMS:
+                raise StorageError("nor now")
+            return super().names(path)
+
+    with pytest.raises(StorageError, match="the disk does not answer"):
+        savepoints.delete(failing_at_the_end(place))
+    assert job.storage.names(s.CLAIMS) == []
+    with pytest.raises(StorageError, match="nor now"):
+        savepoints.delete(Failing(str(place)))
+
+    ((_, found),) = savepoints.find(str(place))
+    assert "Delete it once more" in str(found)
+    savepoints.delete(folder(place))
+    assert files(place) == []
+
+
+def failing_at_the_end(place: Path) -> FileStorage:
+    """All of a savepoint but its tombstone can be removed."""
+
+    class Failing(FileStorage):
+        def delete(self, path: str) -> None:
+            if path == s.TOMBSTONE:
+                raise StorageError("the disk does not answer")
+            super().delete(path)
+
+    return Failing(str(place))
+
+
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_the_mark_of_a_killed_deletion_stands_only_where_nobody_sees_it_is_dead(
     job, tmp_path, where
@@ -153,6 +188,19 @@ def test_what_is_no_claim_stops_no_command_and_is_named(job, tmp_path, caplog):
     )
 
 
+def test_a_claim_that_ends_while_it_is_looked_at_is_not_told_as_damaged(job, tmp_path, caplog):
+    class Ended(FileStorage):
+        def names(self, path: str) -> list[str]:
+            more = [s.claim_path("try-ended")] if path == s.CLAIMS else []
+            return [*super().names(path), *more]
+
+    checkpoint = Ended(str(job.folder))
+
+    assert inspect(checkpoint).notes == ()
+    savepoints.create(checkpoint, folder(tmp_path / "referring"), reference=True)
+    assert caplog.text == ""
+
+
 def test_a_forced_deletion_passes_over_what_is_no_file(job, tmp_path, caplog):
     saved = tmp_path / "saved"
     (saved / s.FILE).write_text("broken")
@@ -162,3 +210,22 @@ def test_a_forced_deletion_passes_over_what_is_no_file(job, tmp_path, caplog):
 
     assert files(saved) == []
     assert "keyed-state/counts/sub is left: it is no file" in caplog.text
+
+
+def test_a_reference_to_a_checkpoint_out_of_reach_is_deleted_by_force(job, tmp_path, caplog):
+    """A bucket that is gone, or a kind of storage that this machine cannot read."""
+    place = tmp_path / "referring"
+    refer(job, folder(place), tmp_path)
+
+    class Alone(FileStorage):
+        def at(self, location: str) -> FileStorage:
+            raise OptionError(f"{location} cannot be read")
+
+    with pytest.raises(OptionError, match="checkpoint cannot be read"):
+        savepoints.delete(Alone(str(place)))
+    assert savepoints.read(folder(place))
+
+    savepoints.delete(Alone(str(place)), force=True)
+
+    assert files(place) == []
+    assert "its claim is left: " in caplog.text

@@ -20,6 +20,7 @@ from tallystick.errors import (
     TallystickError,
 )
 from tallystick.migration import migrate
+from tallystick.newest_epoch import Heard
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.storage import FileStorage
@@ -161,6 +162,25 @@ def test_what_vanishes_while_a_running_pipeline_is_saved_is_taken_anew(job, tmp_
     assert entries_of(saved.manifest.state[0], ALL, folder(tmp_path / "saved")) == job.entries()
 
 
+def test_a_checkpoint_that_a_loop_of_our_own_has_taken_over_is_not_saved(job, tmp_path):
+    """Its newest epochs would be missing from what is called its newest committed one."""
+    job.run()
+    for path in ("offsets/3", "commits/3"):
+        (job.folder / path).unlink()
+
+    with pytest.raises(OptionError, match="log ends with epoch 2, the manifests go on"):
+        savepoints.create(job.storage, folder(tmp_path / "saved"))
+
+
+def test_what_a_power_cut_took_of_sparks_log_makes_no_other_checkpoint_of_it(job, tmp_path):
+    """`offsets/N` is durable before the manifest; `commits/N` may go, of any number of epochs."""
+    job.run(7)
+    for epoch in range(3, 10):
+        (job.folder / f"commits/{epoch}").unlink()
+
+    assert savepoints.create(job.storage, folder(tmp_path / "saved")).manifest.checkpoint_id == 2
+
+
 def test_an_epoch_that_spark_has_not_logged_is_not_saved(job, tmp_path):
     """Kafka may have committed it, or not."""
     os.unlink(job.folder / "commits/2")
@@ -184,7 +204,7 @@ class TestSeveralAttempts:
         saved = savepoints.create(
             job.storage,
             folder(tmp_path / "saved"),
-            ask_kafka=lambda of: {"job": token}[of.pipeline],
+            ask_kafka=lambda *of: {("t", "first-lineage"): Heard(token)}[of],
         )
 
         assert saved.manifest_path == right
@@ -195,7 +215,9 @@ class TestSeveralAttempts:
         for token in (None, Token(3, "first-lineage", "s3://c", "tallystick/3-x.json")):
             with pytest.raises(DataLossError, match="which one counts cannot be told"):
                 savepoints.create(
-                    job.storage, folder(tmp_path / "saved"), ask_kafka=lambda _, t=token: t
+                    job.storage,
+                    folder(tmp_path / "saved"),
+                    ask_kafka=lambda _, __, t=token: Heard(t),
                 )
 
 
@@ -208,10 +230,10 @@ def test_the_next_epoch_tells_which_attempt_it_went_on_from(job, tmp_path, comes
         job.storage.put(job.manifest_path(nonce), job.manifest().encode())
     job.state = state
 
-    def ask(_: Manifest) -> Token:
+    def ask(_: str, lineage: str) -> Heard:
         job.run()
         os.unlink(job.folder / "commits/3")
-        return Token(3, "first-lineage", "s3://c", "tallystick/000000000003-3-n3.json")
+        return Heard(Token(3, lineage, "s3://c", "tallystick/000000000003-3-n3.json"))
 
     if comes_late:
         saved = savepoints.create(job.storage, folder(tmp_path / "saved"), ask_kafka=ask)
@@ -390,6 +412,38 @@ def test_a_claim_that_a_killed_command_left_ends_with_the_next_try(job, tmp_path
     saved = savepoints.create(job.storage, folder(tmp_path / "saved"), reference=True)
 
     assert set(job.storage.names(s.CLAIMS)) == {saved.claim, *others}
+
+
+def test_a_savepoint_that_is_whole_has_no_claim_of_the_command_that_made_it(job, tmp_path):
+    """Nobody may end it as long as the savepoint is there, and its files are never collected."""
+    saved = tmp_path / "saved"
+
+    class Killed(FileStorage):
+        def put(self, path: str, data: bytes) -> None:
+            super().put(path, data)
+            if path == s.FILE:
+                raise KeyboardInterrupt
+
+        def delete(self, path: str) -> None:
+            if not (saved / s.FILE).exists():  # then it is dead
+                super().delete(path)
+
+    with pytest.raises(KeyboardInterrupt):
+        savepoints.create(Killed(str(job.folder)), Killed(str(saved)))
+
+    assert savepoints.read(folder(saved))
+    assert job.storage.names(s.CLAIMS) == []
+
+
+def test_who_may_write_to_a_checkpoint_and_not_delete_saves_it_all_the_same(job, tmp_path, caplog):
+    class Kept(FileStorage):
+        def delete(self, path: str) -> None:
+            raise StorageError("no right to delete")
+
+    savepoints.create(Kept(str(job.folder)), folder(tmp_path / "saved"))
+
+    assert savepoints.read(folder(tmp_path / "saved"))
+    assert "is left, remove it by hand: no right to delete" in caplog.text
 
 
 def test_a_savepoint_that_was_moved_keeps_its_claim_when_another_takes_its_place(job, tmp_path):

@@ -13,6 +13,7 @@ from tallystick.checkpoint import savepoint as s
 from tallystick.errors import OptionError, StorageError, TallystickError
 from tallystick.migration import migrate
 from tallystick.savepoint_target import MARKER
+from tallystick.state_files import claimed_state
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job, entries_of
 
@@ -235,6 +236,47 @@ def test_a_retained_epoch_can_be_referred_to_where_epochs_were_left_out(job, tmp
     saved = savepoints.create(job.storage, folder(tmp_path / "old"), reference=True, epoch=2)
 
     assert saved.manifest.checkpoint_id == 2
+
+
+def test_a_claim_that_takes_the_place_of_another_is_not_overlooked(job, tmp_path):
+    """Else the collector would remove the files of a reference that was made meanwhile."""
+    seen = []
+
+    class Listed(FileStorage):
+        """Its claims are listed before the last one is there, and read when the first is gone."""
+
+        def put(self, path: str, data: bytes) -> None:
+            if path.startswith(s.CLAIMS) and not s.is_try(path):
+                seen.extend(super().names(s.CLAIMS))
+            super().put(path, data)
+
+        def names(self, path: str) -> list[str]:
+            return [seen.pop()] if path == s.CLAIMS and seen else super().names(path)
+
+    checkpoint = Listed(str(job.folder))
+    savepoints.create(checkpoint, folder(tmp_path / "referring"), reference=True)
+    assert [s.is_try(path) for path in seen] == [True]
+
+    assert claimed_state(checkpoint) == [(job.state,)]
+
+
+def test_a_link_that_leads_nowhere_is_no_claim(job):
+    (job.folder / s.CLAIMS / "broken.json").symlink_to("nowhere")
+
+    assert claimed_state(job.storage) == []
+
+
+def test_a_pipeline_that_is_quick_is_not_taken_for_one_without_sparks_log(job, tmp_path):
+    """What has happened between two looks at a checkpoint says nothing of it."""
+
+    class Quick(FileStorage):
+        def names(self, path: str) -> list[str]:
+            job.run(5)
+            return super().names(path)
+
+    saved = savepoints.create(Quick(str(job.folder)), folder(tmp_path / "new"), pause_s=0)
+
+    assert saved.manifest.checkpoint_id <= job.epoch
 
 
 class Busy(FileStorage):

@@ -17,6 +17,7 @@ MODULE_LINES_MAX = 450
 
 WORDS = {"errors", "topic_partition"}
 COLUMNS = {
+    "codec",
     "spans",
     "formats",
     "json_kernels",
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": WORDS,
     "spans": WORDS,
     "json_kernels": {"kernel_cache"},
+    "codec": WORDS,
     "bits": {"kernel_cache"},
     "memory": {"kernel_cache"},
     "source": WORDS | COLUMNS,
@@ -67,9 +69,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wholeness": CORE | {"state_files"},
     "newest_epoch": CORE | {"decision_log", "wholeness"},
     "transactions": VALUES | {"checkpoint"},
-    "checkpoint_says": CORE | {"decision_log", "transactions"},
+    "ops": CORE | {"kafka", "newest_epoch"},
+    "checkpoint_says": CORE | {"decision_log", "newest_epoch", "transactions"},
     "settling": CORE
-    | {"checkpoint_says", "decision_log", "files", "kafka", "postgres", "storage", "transactions"},
+    | {"checkpoint_says", "decision_log", "files", "kafka", "newest_epoch", "ops", "postgres"}
+    | {"storage", "transactions"},
     "savepoint_target": CORE,
     "savepoint_files": CORE | {"savepoint_target", "state_files", "wholeness"},
     "savepoint_claims": CORE | {"savepoint_files", "savepoint_target", "wholeness"},
@@ -86,27 +90,39 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exchange": VALUES,
     "task": VALUES | {"exchange", "formats", "kafka", "parent_process"},
     "fan_out": VALUES | {"exchange", "task"},
-    "processors": WORDS | {"state"},
+    "processors": WORDS | {"codec", "state"},
     "steps": VALUES | {"task"},
     "exchanged_rows": WORDS,
-    "keyed_task": CORE | {"exchange", "exchanged_rows", "state_files", "task"},
-    "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_task", "task"},
+    "keyed_slices": WORDS | {"exchanged_rows", "state"},
+    "keyed_task": CORE | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "task"},
+    "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_slices", "keyed_task", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},
     "options": WORDS | {"formats", "option_table", "source"},
     "write_options": WORDS | {"option_table", "sink"},
     "spark": CORE
-    | {"exchange", "java", "job", "formats", "kafka", "options", "registry", "steps", "storage"}
+    | {
+        "codec",
+        "exchange",
+        "java",
+        "job",
+        "formats",
+        "kafka",
+        "options",
+        "registry",
+        "steps",
+        "storage",
+    }
     | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
-    | {"run", "savepoint_files", "spark_log", "write_options"},
+    | {"codec", "run", "savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
     "state_columns": VALUES | {"processors"},
     "state_table": CORE
-    | {"newest_epoch", "savepoint_files", "savepoints"}
+    | {"endpoints", "newest_epoch", "ops", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
     "pipeline": VALUES
@@ -122,7 +138,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli_transactions": CORE
     | {"checkpoint_says", "cli_savepoint", "cli_show", "kafka", "settling", "storage"}
     | {"transactions"},
-    "cli_inspect": WORDS | {"cli_show", "inspection", "storage"},
+    "cli_inspect": WORDS | {"cli_savepoint", "cli_show", "inspection", "storage"},
     "cli_savepoint": VALUES
     | {
         "checkpoint",
@@ -131,6 +147,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kafka",
         "migration",
         "newest_epoch",
+        "ops",
         "savepoints",
         "storage",
     },
@@ -138,7 +155,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}
-PURE |= {"transactions"}
+PURE |= {"codec", "transactions"}
 PURE_MAY_IMPORT = {
     "bisect",
     "collections",

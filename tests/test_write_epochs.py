@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.decision_log import Hold
+from tallystick.decision_log import DecisionLog, Hold, KafkaPlace, leave_trace
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.sink.two_phase import Committable, Lost
 from tallystick.spark.stream_writer import PreparedMessage, read_messages
@@ -16,7 +16,7 @@ from tallystick.spark.write_epochs import (
     newest_batch,
     stored_lineage,
 )
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, SystemClock
 
 PREPARED = Committable("kafka", 7, 0, "counts/kafka/0/0:12:3", 5, 1_700_000_000_000, "{}")
 
@@ -58,6 +58,32 @@ def test_an_entry_that_was_replaced_since_the_plan_is_not_decided(tmp_path: Path
     with pytest.raises(TallystickError, match=r'offsets/0 has .*"in": 5.*other offsets'):
         epochs.decide(PlannedEpoch(0, Hold("run", 1), digest_of(('{"in": 4}',))), ())
     assert storage.names("tallystick") == [], "nothing is decided"
+
+
+@pytest.mark.parametrize("has_decided", [True, False])
+def test_what_kafka_may_have_decided_is_not_run_again(tmp_path: Path, has_decided: bool) -> None:
+    """A `foreachBatch` with one transaction per epoch died behind its commit, before it said so."""
+    storage = FileStorage(str(tmp_path))
+    storage.put("metadata", b'{"id": "an-id"}')
+    storage.put("offsets/0", b'v1\n{}\n{"in": 5}')
+    place = KafkaPlace("tallystick-counts", "cluster")
+    if has_decided:
+        log = DecisionLog(storage, SystemClock())
+        log.note(log.fence("tallystick-counts", None), (place,), is_by_kafka=True)
+    else:
+        leave_trace(storage, place)
+    epochs = WriteEpochs(storage, "counts", frozenset(), None, open_sink=lambda *_: Nothing())
+
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"by Kafka transactions \('tallystick-counts'\)"):
+            epochs.plan()
+
+
+class Nothing:
+    """A sink in which nothing is open."""
+
+    def lingering(self, _: object) -> tuple[()]:
+        return ()
 
 
 def test_the_lineage_is_the_id_that_spark_stored(tmp_path: Path) -> None:

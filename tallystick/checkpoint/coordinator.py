@@ -191,7 +191,7 @@ class Coordinator:
         return c.PlanEpoch(*verdict.following(self._known, self._identity))
 
     def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> c.Action:
-        epoch, _ = verdict.following(self._known, self._identity)
+        epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and not isinstance(judged, verdict.Open):
@@ -319,7 +319,6 @@ class Coordinator:
     def _prepare(self, ran: c.EpochRan) -> c.Action:
         self._become(Phase.PREPARED)
         self._has_strays = ran.has_strays
-        keeps_base = bool(ran.committables) or self._decided_by != KAFKA
         self._manifest = replace(
             self._identity.manifest(
                 self._asked.checkpoint_id, self._asked.sources, self._producer, self._decided_by
@@ -327,7 +326,7 @@ class Coordinator:
             produced=tuple(sorted(ran.produced)),
             state=ran.state,
             committables=tuple(sorted(ran.committables)),
-            base_path=self._base_path if keeps_base else "",
+            base_path=self._base_path,
         )
         return c.WriteManifest(self._manifest)
 

@@ -16,7 +16,7 @@ from tallystick.state.handles import StepState
 
 VERSION = 3
 STATE_VERSION = 2
-"""Without committables, and decided by Kafka; written where that is so."""
+"""Without committables and base, and decided by Kafka; written where that is so."""
 FIRST_VERSION = 1
 """Without state and origin too."""
 KAFKA = "kafka"
@@ -54,7 +54,7 @@ class Manifest:
     step. `origin`: only a seed has one. `committables` are what the decision for this manifest
     makes visible besides the producer's rows. `decided_by` says where that decision is to be found:
     `KAFKA` (the token) or `CHECKPOINT` (the log of decisions). `base_path` is the manifest that the
-    epoch went on from, where it may have to be run again after its decision.
+    epoch went on from, which was decided before this one was written; "": the lineage begins here.
     """
 
     checkpoint_id: int
@@ -86,7 +86,8 @@ class Manifest:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
         held = self.to_fields()
         version = VERSION
-        if not self.committables and self.decided_by == KAFKA:  # so a release before can go on
+        is_bare = not self.committables and not self.base_path
+        if is_bare and self.decided_by == KAFKA:  # so a release before can go on
             version = STATE_VERSION
             del held["committables"], held["decided_by"], held["base_path"]
             if not self.state and self.origin is None:

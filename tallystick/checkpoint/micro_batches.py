@@ -15,6 +15,10 @@ A loop of our own leaves one when it ends in order, so that a sink may be taken 
 and that a token which is set back shows:
 
     settled-N-M      what manifest M of epoch N decided is committed in all sinks
+
+It leaves one more in each checkpoint that it runs, for those who look at it from outside:
+
+    own-loop         epochs are planned here that Spark's log knows nothing of
 """
 
 import re
@@ -23,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from tallystick.checkpoint.manifest import FOLDER, epoch_of, manifests
 from tallystick.errors import SecondCallError
 
+OWN_LOOP = f"{FOLDER}/own-loop"
 _NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)(?:-.+)?", re.ASCII)
 
 

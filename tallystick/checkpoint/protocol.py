@@ -226,10 +226,14 @@ class ReadCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PlanEpoch:
-    """Say what an epoch reads that begins at `start`; where it is empty, at the very beginning."""
+    """Say what an epoch reads that begins at `start`; where it is empty, at the very beginning.
+
+    `state` is the committed state that it goes on from.
+    """
 
     checkpoint_id: int
     start: tuple[str, ...]
+    state: tuple[StepState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

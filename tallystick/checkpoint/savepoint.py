@@ -45,7 +45,7 @@ class Savepoint:
         manifest_path: there.
         manifest: of the epoch; its files are relative to the savepoint, or whole URIs.
         spark: Spark's log entries, path to content: `offsets/N`, the one before, `commits/N` and
-            whatever the sources keep.
+            whatever the sources keep; nothing of an epoch that a loop of our own has run.
         claim: the path of its claim in the checkpoint; "": the files are copies.
     """
 
@@ -91,7 +91,7 @@ def _savepoint(held: dict[str, Any]) -> Savepoint:
             raise ValueError(
                 f"path {file.path!r}: expected its own, or in the checkpoint it claims"
             )
-    logs = log_paths(found.manifest.checkpoint_id)
+    logs = log_paths(found.manifest.checkpoint_id) if found.spark else ()
     for each in sorted(found.spark.keys() ^ {*logs}):
         if each in logs or not is_sources_path(each):
             raise ValueError(f"Spark's log {[*found.spark]}: expected {logs}, and sources/…")

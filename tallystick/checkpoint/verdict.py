@@ -29,12 +29,14 @@ user's function left epochs out; a checkpoint that has manifests and not that on
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tallystick.checkpoint import refusals
 from tallystick.checkpoint.facts import Base, Committed, Identity, Request
 from tallystick.checkpoint.manifest import Manifest, is_seed
 from tallystick.errors import TallystickError
 from tallystick.sink.transaction import Token
+from tallystick.state.handles import StepState
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,22 @@ FIRST_EPOCH = 1
 """Of a loop of our own. The one before has no rows: it is where the lineage begins to read."""
 
 
-def following(committed: Committed, identity: Identity) -> tuple[int, tuple[str, ...]]:
-    """Which epoch comes next, and where it begins to read; empty: nothing says so yet."""
+class Following(NamedTuple):
+    """The epoch that comes next.
+
+    Args:
+        checkpoint_id: its number.
+        start: where it begins to read; empty: nothing says so yet.
+        state: that it goes on from.
+    """
+
+    checkpoint_id: int
+    start: tuple[str, ...] = ()
+    state: tuple[StepState, ...] = ()
+
+
+def following(committed: Committed, identity: Identity) -> Following:
+    """Which epoch comes next."""
     token, manifest = committed.token, committed.manifest
     if token is not None and token.lineage == identity.lineage:
         epoch = token.checkpoint_id
@@ -106,7 +122,9 @@ def following(committed: Committed, identity: Identity) -> tuple[int, tuple[str,
         epoch = manifest.checkpoint_id
     else:
         epoch = FIRST_EPOCH - 1
-    return epoch + 1, () if manifest is None else manifest.sources
+    if manifest is None:
+        return Following(epoch + 1)
+    return Following(epoch + 1, manifest.sources, manifest.state)
 
 
 def look_behind(committed: Committed, identity: Identity) -> Refused | Request | None:
@@ -116,7 +134,7 @@ def look_behind(committed: Committed, identity: Identity) -> Refused | Request |
         What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
         whose rows nobody may have looked for strays; or nothing.
     """
-    epoch, start = following(committed, identity)
+    epoch, start, _ = following(committed, identity)
     probe = Request(epoch, start or ("",), may_skip=False)
     judged = judge(probe, committed, identity)
     token, manifest = committed.token, committed.manifest

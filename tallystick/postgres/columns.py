@@ -18,7 +18,10 @@ from tallystick.postgres import kernels
 
 _EPOCH_DAYS = 10_957  # from 1970 to 2000, where PostgreSQL's time begins
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
-_TEXTS = {"text", "varchar", "bpchar", "json", "xml", "citext", "enum", "name"}
+_TEXTS = {"text", "varchar", "bpchar", "json", "citext", "enum", "name"}
+"""Not xml: a binary COPY takes a document's bytes for the encoding that it says it has."""
+_VARCHAR_HEADER = 4
+"""What atttypmod counts besides a varchar's characters."""
 _WIDTHS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 _ABOUT_MAX = 160
 _NONE = np.empty(0, np.uint8)
@@ -37,6 +40,8 @@ class TableColumn:
         has_default: whether rows may leave it out although it refuses nulls.
         generated: whether the server computes it.
         always: whether it is GENERATED ALWAYS AS IDENTITY: given at an INSERT, never changed.
+        type_id: the server's number of its type, which may be a domain.
+        type_modifier: the column's own; `modifier` may be that of its domain.
     """
 
     name: str
@@ -47,6 +52,8 @@ class TableColumn:
     has_default: bool = False
     generated: bool = False
     always: bool = False
+    type_id: int = 0
+    type_modifier: int = -1
 
 
 class Fields(NamedTuple):
@@ -137,7 +144,8 @@ def _kernel_for(source: pa.DataType, target: TableColumn) -> _Kernel | None:
         return lambda array: Fields(_NONE, 0, _no_offsets(), np.zeros(len(array), np.uint8))
     if kind in _TEXTS or kind == "jsonb":
         version = 1 if kind == "jsonb" else -1
-        return (lambda array: _ragged(array, version)) if _is_text(source) else None
+        room = target.modifier - _VARCHAR_HEADER if kind == "varchar" else -1
+        return (lambda array: _text(array, version, room)) if _is_text(source) else None
     if kind == "bool" and is_.is_boolean(source):
         return lambda array: _fixed(array, array.cast(pa.uint8()), ">u1")
     if kind in _WIDTHS and is_.is_integer(source):
@@ -228,11 +236,19 @@ def _packed(array: pa.Array, numbers: NDArray[Any], dtype: str) -> Fields:
     return Fields(data, np.dtype(dtype).itemsize, _no_offsets(), _valid(array))
 
 
+def _text(array: pa.Array, version: int, room: int) -> Fields:
+    array = array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
+    # Blanks that are too many the server would cut off.
+    if room >= 0 and pc.any(pc.greater(pc.utf8_length(array), room)).as_py():
+        raise ValueError(f"a text is too long for {room} characters, blanks among them")
+    return _ragged(array, version)
+
+
 def _ragged(array: pa.Array, version: int) -> Fields:
     if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
         dtype = "i8"
     else:
-        array, dtype = (array if pa.types.is_string(array.type) else array.cast(pa.string())), "i4"
+        dtype = "i4"
     stop = array.offset + len(array) + 1
     offsets = np.frombuffer(array.buffers()[1], dtype, stop)[array.offset :].astype(np.int64)
     data = np.frombuffer(array.buffers()[2] or b"", np.uint8)

@@ -101,14 +101,24 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
     return _connected(dsn, patience_s)[0]
 
 
-def _connected(dsn: str, patience_s: float | None) -> tuple[Connection, int]:
-    """See `connect`; with the number of the server's process behind it."""
+def _connected(
+    dsn: str, patience_s: float | None, *, has_no_end: bool = False
+) -> tuple[Connection, int]:
+    """See `connect`; with the number of the server's process behind it.
+
+    Args:
+        dsn: see `connect`.
+        patience_s: see `connect`.
+        has_no_end: a statement may take as long as it does, whatever statement_timeout was set to.
+    """
     secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
     with ours("connecting", secrets):
         made = psycopg.connect(dsn, **settings)
     try:
         with ours("setting up the session", secrets), cut_off(made, patience_s):
             pid = _set_up(made)
+            if has_no_end:
+                made.execute("SET statement_timeout = 0")
     except BaseException:
         made.close()
         raise
@@ -157,6 +167,8 @@ def _set_up(connection: Connection) -> int:
     )
     parts.append("set_config('default_transaction_isolation', 'read committed', false)")
     parts.append("set_config('default_transaction_read_only', 'off', false)")
+    # Else a double precision becomes a text of 15 digits.
+    parts.append("set_config('extra_float_digits', '1', false)")
     connection.execute(OWN_PATH)
     row = connection.execute(
         query(f"SELECT pg_is_in_recovery(), pg_backend_pid(), {', '.join(parts)}")
@@ -288,8 +300,8 @@ def _same_server(dsn: str, connection: Connection) -> str:
 def _trouble(dsn: str, pid: int) -> str:
     """Why a session's answer does not come, as another one sees it; nothing: it is at work.
 
-    Locks have a timeout of their own, lost connections keepalives; statements, too, but not the
-    wait for a standby behind a COMMIT.
+    Locks have a timeout of their own, lost connections keepalives; the wait for a standby behind a
+    COMMIT has none.
 
     Args:
         dsn: to the session's server alone: that another one answers says nothing.
@@ -375,7 +387,10 @@ class Session:
 
     def _run(self, doing: str, work: Callable[[Connection], Result], until: float) -> Result:
         if self._connection is None:
-            self._connection, self._pid = _connected(self._dsn, seconds_until(until))
+            # Cut by the server, a commit of staged rows would be cut again at each start, and
+            # COMMIT PREPARED would say that it is done, although no standby has confirmed it.
+            patience_s = seconds_until(until)
+            self._connection, self._pid = _connected(self._dsn, patience_s, has_no_end=True)
         trouble = partial(_trouble, _same_server(self._dsn, self._connection), self._pid)
         with_end = cut_off(self._connection, seconds_until(until), trouble)
         try:

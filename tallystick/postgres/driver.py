@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from tallystick.errors import OptionError, RecordError, RetriableError
+from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
 from tallystick.postgres.connection import Connection, Session, query
 from tallystick.postgres.names import (
     NAME_BYTES_MAX,
@@ -100,6 +100,7 @@ class PostgresCommitter:
         """See `TwoPhaseCommitSink.commit`.
 
         Raises:
+            ManifestError: the name is none of ours.
             OptionError: the role may not, or the tables were changed.
             RecordError: staged rows break a constraint; they stay, and can be tried again.
         """
@@ -121,6 +122,12 @@ class PostgresCommitter:
 
     def _commit(self, committable: Committable, until: float | None) -> Outcome:
         details = Details.from_text(committable.details)
+        if found(committable.name, committable.sink, committable.details) is None:
+            raise ManifestError(
+                f"PostgreSQL: a manifest names the transaction {committable.name!r}, as no task "
+                f"does: it was edited, or made by somebody else. Nothing was changed. Put a whole "
+                f"copy of the checkpoint back"
+            )
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = commit_prepared if details.mode == "prepared" else commit_staged

@@ -49,11 +49,18 @@ _COLUMNS = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod),
            CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
            b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '' OR d.typdefault IS NOT NULL,
-           a.attgenerated <> '', a.attidentity = 'a'
+           a.attgenerated <> '', a.attidentity = 'a', a.atttypid, a.atttypmod
     FROM base b JOIN pg_attribute a ON a.attrelid = $1 AND a.attnum = b.attnum
     JOIN pg_type d ON d.oid = a.atttypid
     WHERE b.typtype <> 'd' ORDER BY a.attnum
 """
+_TYPES = """
+    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod
+    FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
+       OR a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+"""
+"""Asked with the user's search_path, where anybody may have operators."""
 _FOUND = "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid"
 _TABLE = """
     SELECT c.oid, quote_ident(n.nspname), c.relname, c.relkind, c.relpersistence,
@@ -223,6 +230,30 @@ def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
 
 def _columns(connection: Connection, oid: object) -> tuple[TableColumn, ...]:
     return tuple(TableColumn(*each) for each in connection.execute(_COLUMNS, [oid]).fetchall())
+
+
+def retyped(
+    connection: Connection, tables: tuple[str, str], columns: Sequence[TableColumn]
+) -> list[str]:
+    """Return which columns have another type now than when they were read, each as a clause.
+
+    Args:
+        connection: in a transaction that keeps the tables as they are; with any search_path.
+        tables: as SQL, with columns of those names and types.
+        columns: as they were.
+    """
+    known = {each.name: each for each in columns}
+    found = [
+        (known[name], now, (type_id, modifier))
+        for name, now, type_id, modifier in connection.execute(_TYPES, tables).fetchall()
+        if name in known
+    ]
+    changed = {
+        f"column {quoted(was.name)} is {now} now, and was {was.type_name}"
+        for was, now, exact in found
+        if exact != (was.type_id, was.type_modifier)
+    }
+    return sorted(changed)
 
 
 def _key_problems(

@@ -2,6 +2,8 @@
 
 Invariants:
     * Rows and their token are of one transaction: both are there or neither.
+    * Rows are written as their columns' types are when the transaction ends, or not at all. From a
+      table's first COPY, or the planning of what moves rows into it, its types stay.
     * What is handed over is on the server's disk; what is not handed over is not visible, and is
       found by `lingering` if it is there at all.
 """
@@ -37,6 +39,7 @@ from tallystick.postgres.schema import (
     STAGING_COLUMNS,
     Table,
     registry_of,
+    retyped,
 )
 from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
@@ -171,9 +174,19 @@ class _Writing:
     def end(self, statement: str, tag: str) -> None:
         """End the transaction, and let others have the connection."""
         with ours(f"{tag} of rows of table {self._table.name}", self._secrets):
+            self._refuse_retyped()
             finish(self.connection, statement, tag)
         self._over = True  # from here on the connection is another one's
         give_back(self._dsn, self.connection)
+
+    def _refuse_retyped(self) -> None:
+        """That a COPY was taken proves nothing: the bytes of one type can be those of another."""
+        sent = [each for each in self._table.columns if each.name in self.columns]
+        if changed := retyped(self.connection, (self._target, self._table.sql), sent):
+            raise OptionError(
+                f"table {self._table.name} was changed since the run began: {'; '.join(changed)}. "
+                f"Nothing was written. Start again, which reads the types anew"
+            )
 
     def drop(self) -> None:
         """Cut the connection, which rolls back what is open."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -26,6 +27,7 @@ from tallystick.state.key_groups import key_groups_of
 from tallystick.state.processing import NO_TIME, TIME_MODES, Declared, Work
 from tallystick.state.view import one_batch
 
+TIME_ZONE = "spark.sql.session.timeZone"
 ROW, PANDAS = "row", "pandas"
 
 InitialState: TypeAlias = DataFrame | pa.Table | pa.RecordBatch
@@ -79,10 +81,7 @@ class RowProcessor:
             OptionError: a state cannot be as declared, the processor cannot be copied, or the
                 initial state lacks the key.
         """
-        if self._timezone is None:
-            session = SparkSession.getActiveSession()
-            zone = session.conf.get("spark.sql.session.timeZone") if session else None
-            self._timezone = zone or "UTC"
+        self._timezone = self._timezone or session_time_zone()
         assert self.output_schema is not None, "read here, where Spark is"
         if self._initial_state is not None:
             for batch in self._initial_state.slice(0, 1).to_batches():
@@ -158,7 +157,7 @@ def row_processor(
         time_mode: one of `TIME_MODES`; for `EventTime`, rows that are too late have been dropped.
         initial_state: rows for `handleInitialState`, with the key's columns; they travel with the
             processor. A DataFrame is collected now.
-        timezone: of moments in rows; the session's by default.
+        timezone: of moments in rows; by default the session's, or what it would be in one.
 
     Raises:
         OptionError: an argument cannot be.
@@ -188,6 +187,19 @@ def _copy_of(processor: StatefulProcessor) -> StatefulProcessor:
             f"of the processor, which travels to its tasks: make locks, clients and the like in "
             f"init()"
         ) from error
+
+
+def session_time_zone() -> str:
+    """The time zone of the session; that of one made now, if there is only a context."""
+    context = SparkContext._active_spark_context
+    if context is None:
+        return "UTC"
+    # Asking for the active session loads all of SQL: not where this process never made one.
+    if SparkSession._instantiatedSession is not None:
+        session = SparkSession.getActiveSession()
+        return str(session.conf.get(TIME_ZONE)) if session else "UTC"
+    jvm: Any = context._jvm
+    return context.getConf().get(TIME_ZONE) or str(jvm.java.util.TimeZone.getDefault().getID())
 
 
 def _collected(initial_state: Any) -> pa.Table:

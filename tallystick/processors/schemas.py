@@ -1,18 +1,18 @@
 """Schemas as users write them for Spark.
 
-Only Spark itself knows all of its DDL, and only where a JVM is: so schemas are read on the driver,
-and tasks get them as JSON.
+Of its DDL a little is left to Spark itself (collations, geometry), where a JVM is: so schemas are
+read on the driver, and tasks get them as JSON.
 """
 
 import json
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark import SparkContext
 from pyspark.sql import types
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from tallystick.codec import ddl
 from tallystick.errors import OptionError
-from tallystick.state.ddl import schema_of
 
 
 def struct_of(schema: types.StructType | str) -> types.StructType:
@@ -25,20 +25,31 @@ def struct_of(schema: types.StructType | str) -> types.StructType:
         return schema
     if not isinstance(schema, str):
         raise OptionError(f"{schema!r} is no schema: give a StructType, or DDL like 'n bigint'")
-    try:
-        return from_arrow_schema(schema_of(schema, "schema"), prefer_timestamp_ntz=True)
-    except OptionError:
-        pass  # maps, structs, comments: Spark reads them
-    try:
-        found = types.DataType.fromDDL(schema)
-    except (PySparkException, AssertionError) as error:
-        raise OptionError(
-            f"the schema {schema!r} cannot be read: {str(error).splitlines()[0]}. Write it as "
-            f"'name type, name type'; without a running Spark session give a StructType"
-        ) from error
+    found = type_from_ddl(schema, "the schema")
     if not isinstance(found, types.StructType):
         raise OptionError(f"the schema {schema!r} is one type: name its columns, e.g. 'n bigint'")
     return found
+
+
+def type_from_ddl(text: str, name: str) -> types.DataType:
+    """Read DDL; what only Spark can read, by Spark, if it runs.
+
+    Args:
+        text: the DDL.
+        name: what it is of, for errors.
+
+    Raises:
+        OptionError: it cannot be read.
+    """
+    try:
+        return types._parse_datatype_json_value(ddl.parse(text, name))
+    except ddl.DdlError as error:
+        if SparkContext._active_spark_context is None:
+            raise
+        try:
+            return types.DataType.fromDDL(text)
+        except Exception:
+            raise error from None
 
 
 def struct_from_text(text: str) -> types.StructType:

@@ -3,15 +3,19 @@
 The driver decides what an epoch is and whether it happened; the loop only asks for the next one.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
+from tallystick.errors import StorageError
 from tallystick.job import Driver
 from tallystick.ports import EpochSource
 from tallystick.run.triggers import Trigger
+
+logger = logging.getLogger(__name__)
 
 IDLE_MIN_S = 0.005
 IDLE_MAX_S = 0.1
@@ -23,6 +27,11 @@ class LoopSource(EpochSource, Protocol):
 
     def stop_at_what_is_there(self) -> None:
         """Plan no further than what can be read now."""
+        ...
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the newest epoch was cut short, and not because a user wants it so."""
         ...
 
 
@@ -108,10 +117,20 @@ class EpochLoop:
             if self._has_work:
                 idle_s = IDLE_MIN_S
                 self._on_end(EpochEnded(began_s, took_s))
-                self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
+                if not self._source.is_behind:  # the rest of an epoch that was cut is due too
+                    self._stopping.wait(max(0.0, self._trigger.interval_ms / 1000 - took_s))
                 continue
             self._looked += 1
             if self._trigger.is_available_now:
                 break
             self._stopping.wait(idle_s)
+            if idle_s < IDLE_MAX_S <= 2 * idle_s:
+                self._note_settled()
             idle_s = min(2 * idle_s, IDLE_MAX_S)
+
+    def _note_settled(self) -> None:
+        """Note that nothing is left to do, once per pause: who looks at the checkpoint reads it."""
+        try:
+            self._driver.end()
+        except StorageError as error:  # the next pause, or the end of the run, notes it
+            logger.warning("that the newest epoch is settled could not be noted: %s", error)

@@ -25,7 +25,7 @@ class Query:
         name: the pipeline's.
         query_id: of its checkpoint; the same in each run.
         run_id: of this run.
-        loop: runs the epochs.
+        loop: runs the epochs; is given what makes the progress of one.
         prepare: called in the thread before the first epoch.
         cancel: ends what tasks of the run are doing.
         close: called when the run is over.
@@ -38,7 +38,7 @@ class Query:
         query_id: str,
         run_id: str,
         *,
-        loop: Callable[[Callable[[EpochEnded], None]], EpochLoop],
+        loop: Callable[[Callable[[EpochEnded], dict[str, Any]]], EpochLoop],
         prepare: Callable[[], None],
         cancel: Callable[[], None],
         close: Callable[[], None],
@@ -156,15 +156,15 @@ class Query:
             finally:
                 self._ended.set()
 
-    def _note(self, ended: EpochEnded) -> None:
+    def _note(self, ended: EpochEnded) -> dict[str, Any]:
         began = datetime.fromtimestamp(ended.began_s, UTC)
-        self._progress.append(
-            {
-                "id": self.id,
-                "runId": self.runId,
-                "name": self.name,
-                "timestamp": began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                "durationMs": {"triggerExecution": round(1000 * ended.took_s)},
-                **self._describe(),
-            }
-        )
+        progress = {
+            "id": self.id,
+            "runId": self.runId,
+            "name": self.name,
+            "timestamp": began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "durationMs": {"triggerExecution": round(1000 * ended.took_s)},
+            **self._describe(),
+        }
+        self._progress.append(progress)
+        return progress

@@ -8,6 +8,7 @@ from tallystick.ports import Engine, PlannedEpoch
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Process
 from tallystick.sim.spark import Checkpoint, Positions, Source, positions_in
+from tallystick.state.handles import StepState
 from tallystick.topic_partition import TopicPartition
 
 
@@ -68,7 +69,9 @@ class _Epochs:
         self._world = world
         self._process = process
 
-    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
         world = self._world
         self._process.offered = checkpoint_id

@@ -8,6 +8,7 @@ from tallystick.checkpoint.facts import Identity
 from tallystick.errors import OptionError
 from tallystick.job import Driver
 from tallystick.keyed_epoch import NO_STEPS, KeyedSteps
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.executions import QueryRun, active_runs, session_of
 from tallystick.spark.listening import at_end, listen
@@ -40,7 +41,9 @@ def foreach_batch_runner(
 
         def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
             close()
-            sinks = Sinks(written, identity.pipeline, run.spark, run.trigger_interval_ms)
+            sinks = Sinks(
+                written, identity.pipeline, Cluster.of(run.spark), run.trigger_interval_ms
+            )
             opened.append(sinks)
             try:
                 sinks.check()
@@ -52,7 +55,7 @@ def foreach_batch_runner(
         def make_engine(batch: Batch) -> DataFrameEngine:
             return engine_of(opened[0], batch.rows.sparkSession, lambda _: batch.rows)
 
-        return EpochRunner(name, make_driver, make_engine, accepted, close, is_users=True)
+        return EpochRunner(name, make_driver, make_engine, accepted, close)
 
     return RunnerPerRun((written, name, accepted), make, _at_end)
 

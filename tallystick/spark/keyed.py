@@ -1,17 +1,18 @@
-"""The keyed steps of a pipeline with all types known: what Spark has to be asked for."""
+"""The keyed steps of a pipeline with all types known."""
 
 import logging
 from dataclasses import replace
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.exchanged_rows import conform
 from tallystick.keyed_task import KeyedStep, check_event_time
+from tallystick.spark.cluster import Cluster
 from tallystick.state.by_columns import ByColumns
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
@@ -23,7 +24,7 @@ from tallystick.task import ReadPlan
 logger = logging.getLogger(__name__)
 
 
-def keyed_steps(spark: SparkSession, stages: Stages) -> tuple[KeyedStep, ...]:
+def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
     """The keyed steps of a pipeline, checked.
 
     Raises:
@@ -32,10 +33,10 @@ def keyed_steps(spark: SparkSession, stages: Stages) -> tuple[KeyedStep, ...]:
     steps: list[KeyedStep] = []
     for stage in stages.keyed:
         if stage.columns is not None:
-            columns = _schema(spark, stage.columns)
+            columns = _schema(cluster, stage.columns)
         else:
-            columns = steps[-1].output if steps else _schema(spark, _of(spark, stages))
-        steps.append(_step(spark, stage, columns))
+            columns = steps[-1].output if steps else _schema(cluster, _of(cluster, stages))
+        steps.append(_step(cluster, stage, columns))
     return tuple(steps)
 
 
@@ -57,7 +58,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     return replace(read, layout=layout), replace(first, columns=columns)
 
 
-def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
+def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
     step, uid = stage.step, stage.uid
     missing = [name for name in step.key if name not in columns.names]
     if missing:
@@ -82,7 +83,7 @@ def _step(spark: SparkSession, stage: KeyedStage, columns: pa.Schema) -> KeyedSt
         columns=columns,
         processor=processor,
         declared=processor.declared(key),
-        output=output_of(uid, _given(spark, step.output), processor.output(key.schema, columns)),
+        output=output_of(uid, _given(cluster, step.output), processor.output(key.schema, columns)),
         functions=stage.functions,
         max_parallelism=step.max_parallelism,
         parallelism=step.parallelism,
@@ -166,26 +167,26 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
     return bool(both.equals(given))
 
 
-def _given(spark: SparkSession, columns: Columns | None) -> pa.Schema | None:
-    return None if columns is None else _schema(spark, columns)
+def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
+    return None if columns is None else _schema(cluster, columns)
 
 
-def _of(spark: SparkSession, stages: Stages) -> pa.Schema:
+def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
     """The columns that DataFrame code makes; told by what it makes of no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
-    empty: DataFrame = spark.createDataFrame([], stages.frames.ddl)
+    empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
     made = reduce(lambda rows, function: function(rows), stages.frames.functions, empty)
     return to_arrow_schema(made.schema, timezone="UTC")
 
 
-def _schema(spark: SparkSession, columns: Columns) -> pa.Schema:
+def _schema(cluster: Cluster, columns: Columns) -> pa.Schema:
     """Columns as Arrow has them, all of which may be null.
 
     Raises:
         OptionError: something else was given.
     """
     if isinstance(columns, str):
-        columns = spark.createDataFrame([], columns).schema
+        columns = cluster.columns(columns, "the columns of a step")
     if isinstance(columns, StructType):
         columns = to_arrow_schema(columns, timezone="UTC")
     if not isinstance(columns, pa.Schema):

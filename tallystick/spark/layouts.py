@@ -1,8 +1,6 @@
 """From a query's options to the columns of its rows: as DDL for Spark, as a layout for tasks."""
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError
 from tallystick.formats import DEADLETTER, PERMISSIVE
@@ -27,8 +25,8 @@ def columns_ddl(options: SourceOptions) -> str:
     )
 
 
-def layout_of(options: SourceOptions, schema: StructType, *, dead_letters: bool = False) -> Layout:
-    """The layout whose columns are `schema`, which Spark parsed from our DDL.
+def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool = False) -> Layout:
+    """The layout whose columns are `schema`, parsed from our DDL.
 
     Args:
         options: of the query.
@@ -54,7 +52,7 @@ def layout_of(options: SourceOptions, schema: StructType, *, dead_letters: bool 
     )
 
 
-def _reader(options: SourceOptions, schema: StructType) -> ValueReader | None:
+def _reader(options: SourceOptions, schema: pa.Schema) -> ValueReader | None:
     if options.value_format == "string":
         return TextReader()
     if options.value_format == "json":
@@ -64,8 +62,7 @@ def _reader(options: SourceOptions, schema: StructType) -> ValueReader | None:
     return None
 
 
-def _value_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
+def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:
     """The fields that the value becomes: they stand before Kafka's own."""
     beside = len(options.metadata_columns) + options.headers + (options.value_mode == PERMISSIVE)
-    fields = schema.fields[: len(schema.fields) - beside]
-    return to_arrow_schema(StructType(fields), timezone="UTC")
+    return pa.schema(list(schema)[: len(schema) - beside])

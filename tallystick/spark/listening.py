@@ -11,7 +11,7 @@ moves groups forward.
 import atexit
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Thread
 from typing import Any
 
@@ -54,8 +54,8 @@ EXIT_WAIT_S = 10.0
 PREVIOUS_WAIT_S = 10.0
 """How long a run of a query may wait for its last one to show what it knows."""
 
-Observer = Callable[[str, StreamingQueryProgress | None], None]
-"""Told a query's name, or id, and each progress, whatever it reads; None once it has ended."""
+Observer = Callable[[str, Mapping[str, Any] | None], None]
+"""Told a query's name, or id, and each progress, Spark's or our loop's; None once it has ended."""
 OBSERVERS: list[Observer] = []
 
 Logged = list[SourceOffsets]
@@ -278,7 +278,7 @@ class Listener(StreamingQueryListener):
         run_id = str(progress.runId)
         if run := _runs.get(run_id):
             run.tell(progress)
-        _observe(self._names.get(run_id, str(progress.id)), progress)
+        observe(self._names.get(run_id, str(progress.id)), progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Called now and then while there is nothing to do."""
@@ -293,7 +293,7 @@ class Listener(StreamingQueryListener):
         else:
             _forget(run_id)
         _end(run_id)
-        _observe(self._names.pop(run_id, str(event.id)), None)
+        observe(self._names.pop(run_id, str(event.id)), None)
 
 
 def _mend(session: SparkSession, query_id: str, query: str) -> None:
@@ -316,7 +316,8 @@ def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:
     return [SourceClient(each.group, KafkaConfig.from_options(each.client)) for each in parsed]
 
 
-def _observe(query: str, progress: StreamingQueryProgress | None) -> None:
+def observe(query: str, progress: Mapping[str, Any] | None) -> None:
+    """Tell all observers; see `Observer`."""
     for observer in OBSERVERS:
         try:
             observer(query, progress)

@@ -8,30 +8,34 @@ the one before.
 import json
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import SparkContext
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
+from tallystick.checkpoint.micro_batches import OWN_LOOP
 from tallystick.checkpoint.refusals import begins_nowhere
 from tallystick.errors import TallystickError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import parse_source_options
+from tallystick.options import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.loop import EpochEnded, EpochLoop
 from tallystick.run.query import Query
+from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.run.triggers import Trigger
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.spark.executions import QueryRun
+from tallystick.source.planner import plan_splits
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
+from tallystick.spark.listening import observe
 from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
 from tallystick.spark.write_epochs import stored_lineage
 from tallystick.spark_log import METADATA
+from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
 
@@ -44,21 +48,40 @@ class LoopEpoch:
     timestamp_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An epoch that was planned, and is not known to have ended.
+
+    Args:
+        at_s: when its plan began, by the monotonic clock.
+        bound: of its size; None: the user wants none.
+        offset_count: how many it spans.
+        is_cut: whether more could have been read.
+    """
+
+    at_s: float
+    bound: SizeBound | None
+    offset_count: int
+    is_cut: bool
+
+
 class PlannedByUs:
     """Plans the epochs of a pipeline, and makes what runs them; see `ports.EpochSource`.
 
     Args:
         run: the pipeline.
         planner: asks Kafka.
-        offset_count_max: the most that an epoch may span; None: no limit.
+        sizes: bounds the epochs; None: nothing does.
     """
 
-    def __init__(
-        self, run: PipelineRun, planner: StreamPlanner, offset_count_max: int | None
-    ) -> None:
+    def __init__(self, run: PipelineRun, planner: StreamPlanner, sizes: EpochSizes | None) -> None:
         self._run = run
         self._planner = planner
-        self._offset_count_max = offset_count_max
+        self._sizes = sizes
+        run.keyed = replace(run.keyed, on_share=self._note_share)
+        self._share_bytes = 0
+        self._begun: _Begun | None = None
+        self._newest: _Begun | None = None
         self._planned_at_ms = 0
         self._ran = LoopEpoch((), (), 0)
         self._checkpoint_id = -1
@@ -67,15 +90,46 @@ class PlannedByUs:
         """See `run.loop.LoopSource.stop_at_what_is_there`."""
         self._planner.stop_at_what_is_there()
 
-    def plan(self, checkpoint_id: int, start: tuple[str, ...]) -> PlannedEpoch:
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
-        if self._run.spark.sparkContext._jsc is None:
+        if self._run.cluster.context._jsc is None:
             raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
+        self._run.keyed.check(state)
         self._planned_at_ms = time.time_ns() // 1_000_000
+        at_s = time.monotonic()
+        if self._begun is not None and self._sizes is not None:
+            self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
+        bound = None if self._sizes is None else self._sizes.bound()
         position = _offsets(start[0]) if start else self._planner.first()
-        stop = self._planner.next(position, self._offset_count_max)
+        stop = self._planner.next(position, None if bound is None else bound.offset_count)
         begins = start or (_text(position),)
-        return PlannedEpoch(begins, None if stop is position else (_text(stop),))
+        self._begun, self._share_bytes = None, 0
+        if stop is position:
+            return PlannedEpoch(begins, None)
+        count = sum(split.offset_count for split in plan_splits(position, stop))
+        self._begun = _Begun(at_s, bound, count, count < self._planner.waiting)
+        return PlannedEpoch(begins, (_text(stop),))
+
+    def ended(self) -> None:
+        """Learn from the epoch that was planned last and is committed now."""
+        self._newest, self._begun = self._begun, None
+        if self._newest is not None and self._sizes is not None:
+            count, is_cut = self._newest.offset_count, self._newest.is_cut
+            took_s = time.monotonic() - self._newest.at_s
+            self._sizes.ended(SizedEpoch(count, took_s, self._share_bytes, is_cut))
+
+    @property
+    def is_behind(self) -> bool:
+        """See `run.loop.LoopSource.is_behind`."""
+        newest = self._newest
+        if newest is None or newest.bound is None:
+            return False
+        return newest.is_cut and newest.bound.reason is not Reason.OPTION
+
+    def _note_share(self, byte_count: int) -> None:
+        self._share_bytes = byte_count
 
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
@@ -97,6 +151,8 @@ class PlannedByUs:
         latest = self._planner.latest()
         return {
             "batchId": self._checkpoint_id,
+            "execution": self._run.execution.kind,
+            "epochSize": self._size(),
             "sources": [
                 {
                     "description": "tallystick",
@@ -107,78 +163,130 @@ class PlannedByUs:
             ],
         }
 
+    def _size(self) -> dict[str, Any] | None:
+        """How large the newest epoch was, and why no larger; None if an earlier run planned it."""
+        if self._newest is None:
+            return None
+        bound = self._newest.bound
+        return {
+            "offsets": self._newest.offset_count,
+            "isCut": self._newest.is_cut,
+            "offsetsMax": None if bound is None else bound.offset_count,
+            "because": "max_offsets_per_trigger is 'all'" if bound is None else bound.reason.value,
+            "bytesOfBusiestTask": self._share_bytes,
+        }
+
+
+def sizes_of(run: PipelineRun, options: SourceOptions, when: Trigger) -> EpochSizes | None:
+    """What bounds the epochs of a run; None where the user wants all there is in one."""
+    if run.is_bounded and options.offset_count_max is None:
+        return None
+    limits = SizeLimits(
+        interval_s=when.interval_ms / 1000,
+        timeout_s=run.transaction_timeout_ms / 1000,
+        task_bytes_max=options.task_bytes_max,
+        offset_count_max=options.offset_count_max if run.is_bounded else None,
+    )
+    return EpochSizes(limits)
+
+
+class _Run:
+    """One run of a pipeline's loop: what its query asks for.
+
+    Args:
+        run: the pipeline, checked.
+        checkpoint: its folder.
+        when: when epochs begin.
+        accepted: decisions that the user stated.
+        execution: what runs the tasks; see `PipelineRun.choose_execution`.
+    """
+
+    def __init__(
+        self,
+        run: PipelineRun,
+        checkpoint: str,
+        when: Trigger,
+        accepted: frozenset[str],
+        execution: str | None,
+    ) -> None:
+        self.id = str(uuid.uuid4())
+        self._run = run
+        self._when = when
+        self._broker = KafkaBroker(run.source_config)
+        try:
+            storage = FileStorage(checkpoint)
+            self.lineage = lineage_of(storage)
+            if OWN_LOOP not in storage.names(m.FOLDER):
+                storage.put(OWN_LOOP, b"")
+            identity = Identity(run.name, self.lineage, storage.location, accepted)
+            self._driver = run.make_driver(checkpoint, identity, storage)
+            run.choose_execution(execution)
+            options = parse_source_options(run.source_options, streaming=True)
+            planner = StreamPlanner(self._broker, options)
+            self.source = PlannedByUs(run, planner, sizes_of(run, options, when))
+        except BaseException:
+            self._broker.close()
+            run.close()
+            raise
+        client = SourceClient(options.shown_group, run.source_config)
+        self._groups = GroupOffsets(run.name, [client])
+
+    def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
+        """What runs the epochs; `note` makes an epoch's progress."""
+
+        def on_end(ended: EpochEnded) -> None:
+            self.source.ended()
+            if self.source.shown.cluster_id != self._driver.cluster_id:
+                self._groups.show([self.source.shown])
+            observe(self._run.name, note(ended))
+
+        return EpochLoop(self._driver, self.source, self._when, on_end)
+
+    def prepare(self) -> None:
+        """Name the jobs of the thread that runs the loop."""
+        self._run.cluster.context.setJobGroup(
+            self.id, f"pipeline {self._run.name}", interruptOnCancel=True
+        )
+
+    def cancel(self) -> None:
+        """End what tasks are doing."""
+        self._run.cancel()
+        _cancel_jobs(self._run.cluster.context, self.id)
+
+    def close(self) -> None:
+        """Hang up: the run is over."""
+        observe(self._run.name, None)
+        self._groups.close()
+        self._broker.close()
+        self._run.close()
+
 
 def start_loop(
     run: PipelineRun,
     checkpoint: str,
     trigger: Mapping[str, Any] | None,
     accepted: frozenset[str],
-    *,
-    is_resident: bool = False,
+    execution: str | None,
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
     storage, when = FileStorage(checkpoint), Trigger.of(trigger)
     refuse_savepoint(storage)
     check_checkpoint(storage, run.name)
-    run.keyed.check(())  # by what is committed the driver checks it
-    is_new = not storage.names(m.FOLDER)
+    run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
+    is_new = not m.manifests(storage.names(m.FOLDER))
     if is_new and storage.names("offsets"):
         raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
-    planner_broker = KafkaBroker(run.source_config)
-    run_id = str(uuid.uuid4())
-    try:
-        lineage = lineage_of(storage)
-        identity = Identity(run.name, lineage, storage.location, accepted)
-        spark = run.spark
-        driver = run.make_driver(
-            QueryRun(spark, lineage, run.name, checkpoint, when.interval_ms or None),
-            identity,
-            storage,
-        )
-        if is_resident:
-            run.stay_resident()
-        options = parse_source_options(run.source_options, streaming=True)
-        source = PlannedByUs(run, StreamPlanner(planner_broker, options), options.offset_count_max)
-    except BaseException:
-        planner_broker.close()
-        run.close()
-        raise
-    groups = GroupOffsets(run.name, [SourceClient(options.shown_group, run.source_config)])
-    context = spark.sparkContext
-
-    def prepare() -> None:
-        context.setJobGroup(run_id, f"pipeline {run.name}", interruptOnCancel=True)
-
-    def cancel() -> None:
-        run.cancel()
-        _cancel_jobs(context, run_id)
-
-    def show(_: EpochEnded) -> None:
-        if source.shown.cluster_id != driver.cluster_id:
-            groups.show([source.shown])
-
-    def close() -> None:
-        groups.close()
-        planner_broker.close()
-        run.close()
-
-    def loop(note: Any) -> EpochLoop:
-        def on_end(ended: EpochEnded) -> None:
-            show(ended)
-            note(ended)
-
-        return EpochLoop(driver, source, when, on_end)
-
+    its = _Run(run, checkpoint, when, accepted, execution)
     query = Query(
         run.name,
-        lineage,
-        run_id,
-        loop=loop,
-        prepare=prepare,
-        cancel=cancel,
-        close=close,
-        describe=source.describe,
+        its.lineage,
+        its.id,
+        loop=its.loop,
+        prepare=its.prepare,
+        cancel=its.cancel,
+        close=its.close,
+        describe=its.source.describe,
     )
     query.begin()
     return query

@@ -52,6 +52,8 @@ class StreamPlanner:
         self._initial: SourceOffsets | None = None
         self._is_bounded_by_now = False
         self._cannot_start: OptionError | None = None
+        self.waiting = 0
+        """How many offsets could be read by the newest plan, those beyond its limit too."""
         self._has_looked = False
         self._discovered_at = 0.0
         self._planned_at: float | None = None
@@ -101,6 +103,7 @@ class StreamPlanner:
         elif unresolved := self._enumerator.unresolved:  # planned again, behind the same look
             self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
         plan = self._enumerator.plan(offset_count_max)
+        self.waiting = plan.waiting
         if plan.offsets is start or not self._is_ripe(plan):
             return next_tick(start) if self._is_tick_due(start) else start
         for note in plan.notes:

@@ -1,15 +1,15 @@
-"""How far a query's Tallystick sources are, from Spark's own progress.
+"""How far a query's Tallystick sources are, from its progress.
 
 Spark logs and reports our offsets as JSON text that only we can read well: here it becomes numbers.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pyspark.sql.streaming.listener import SourceProgress as SparkSourceProgress
-from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.topic_partition import TopicPartition
 
@@ -54,7 +54,7 @@ class SourceProgress:
         return sum(stop - start for start, stop in self.skipped.values())
 
 
-def source_progress(query: StreamingQuery | StreamingQueryProgress) -> list[SourceProgress]:
+def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[SourceProgress]:
     """Positions, lag and losses of each Tallystick source of a query.
 
     Args:
@@ -63,25 +63,25 @@ def source_progress(query: StreamingQuery | StreamingQueryProgress) -> list[Sour
     Returns:
         One value per source that is ours; empty before the first epoch.
     """
-    progress = query.lastProgress if isinstance(query, StreamingQuery) else query
+    progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
         return []
-    found = (_one(index, source) for index, source in enumerate(progress.sources))
+    found = (_one(index, source) for index, source in enumerate(progress["sources"]))
     return [each for each in found if each is not None]
 
 
-def sources_of(progress: StreamingQueryProgress) -> Iterator[SourceOffsets]:
+def sources_of(progress: Mapping[str, Any]) -> Iterator[SourceOffsets]:
     """The end offsets of the sources that are ours, as they were logged."""
-    for source in progress.sources:
-        if offsets := parse_source(source.endOffset or ""):
+    for source in progress["sources"]:
+        if offsets := parse_source(source["endOffset"] or ""):
             yield offsets
 
 
-def _one(index: int, source: SparkSourceProgress) -> SourceProgress | None:
-    end = parse_source(source.endOffset or "")
+def _one(index: int, source: Mapping[str, Any]) -> SourceProgress | None:
+    end = parse_source(source["endOffset"] or "")
     if end is None:
         return None
-    latest = parse_source(source.latestOffset or "")
+    latest = parse_source(source["latestOffset"] or "")
     progress = SourceProgress(
         index=index,
         cluster_id=end.cluster_id,
@@ -91,5 +91,5 @@ def _one(index: int, source: SparkSourceProgress) -> SourceProgress | None:
     )
     # An epoch that read nothing from this source repeats the offsets of the one before, and its
     # losses with them.
-    again = source.startOffset == source.endOffset
+    again = source["startOffset"] == source["endOffset"]
     return progress if again else replace(progress, skipped=end.skipped)

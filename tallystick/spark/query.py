@@ -119,8 +119,6 @@ class EpochRunner:
         make_engine: called once per micro-batch.
         accepted: the decisions that a person stated.
         close: called when the run is over, perhaps more than once.
-        is_users: a user's own function calls it: perhaps not for every micro-batch, perhaps twice,
-            and it may catch what is raised here.
     """
 
     def __init__(
@@ -130,15 +128,12 @@ class EpochRunner:
         make_engine: MakeEngine,
         accepted: frozenset[str],
         close: Callable[[], None] = lambda: None,
-        *,
-        is_users: bool = False,
     ) -> None:
         self._name = name
         self._make_driver = make_driver
         self._make_engine = make_engine
         self._accepted = accepted
         self._close = close
-        self._is_users = is_users
         self._opened: _Opened | None = None
         self._called: int | None = None  # the newest micro-batch that was handed to the driver
         self._failed: Exception | None = None  # what the first call that failed has raised
@@ -155,10 +150,7 @@ class EpochRunner:
         with self._lock:
             self._is_running = True
         try:
-            if self._is_users:
-                self._run_for_user(rows, batch_id)
-            else:
-                self._run(rows, batch_id)
+            self._run_for_user(rows, batch_id)
         finally:
             with self._lock:
                 self._is_running = False
@@ -246,7 +238,7 @@ class EpochRunner:
         logged = opened.log.batch(batch_id)
         check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
         engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
-        request = Request(batch_id, logged.sources, may_skip=self._is_users)
+        request = Request(batch_id, logged.sources)
         opened.driver.run_epoch(request, engine)
         shown_in_transaction(run_id, opened.driver.cluster_id)
         if not engine.has_run and opened.storage.names(STATE_FOLDER):

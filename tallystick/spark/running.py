@@ -5,17 +5,15 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint
 from tallystick.checkpoint.facts import Identity
 from tallystick.errors import DataLossError, OptionError
-from tallystick.formats import DEADLETTER, DROPMALFORMED
+from tallystick.formats import DEADLETTER
 from tallystick.job import Driver, Listener
 from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
@@ -27,35 +25,36 @@ from tallystick.options import (
     TICK_INTERVAL,
     SourceOptions,
     bounded,
+    is_bounded,
     parse_source_options,
 )
 from tallystick.ports import Engine
-from tallystick.savepoint_files import refuse_savepoint
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
+from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.source.split import SplitRange
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
-from tallystick.spark.executions import QueryRun
-from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.gang.tasks import GangTasks, obstacle, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
-from tallystick.spark.listening import at_end
-from tallystick.spark.query import EpochRunner
 from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import Sinks, SinkSettings, Written
-from tallystick.spark.source import FORMAT, read_plan, register
+from tallystick.spark.source import read_plan
 from tallystick.spark.tasks import Unread, share
 from tallystick.spark.topics import check_named, check_same_cluster, find_topics
-from tallystick.spark_log import SparkLog
 from tallystick.steps import FrameStage, Step, arrange
-from tallystick.storage import FileStorage, as_spark_takes_it
+from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
+
+RESIDENT, JOBS = "resident", "jobs"
+"""Tasks stay in the same processes, or each epoch is a Spark job."""
 
 
 class EpochInput(Protocol):
@@ -77,13 +76,25 @@ class EpochInput(Protocol):
         ...
 
 
+class Execution(NamedTuple):
+    """What runs the tasks of a pipeline.
+
+    Args:
+        kind: `RESIDENT` or `JOBS`.
+        reason: why no resident tasks do; empty: they do.
+    """
+
+    kind: str
+    reason: str
+
+
 class PipelineRun:
     """The parts of one started pipeline, on the driver."""
 
     def __init__(
         self,
         name: str,
-        spark: SparkSession,
+        cluster: Cluster,
         source_options: Mapping[str, str],
         steps: tuple[Step, ...],
         written: Written,
@@ -91,34 +102,39 @@ class PipelineRun:
         allow_dropped_state: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
-        self.spark = spark
+        self.cluster = cluster
         self._written = written
         self._listener = listener
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
+        self.execution = Execution(JOBS, "it has not started")
         self._source_cluster = ""
         self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
         _check_dead_letters(options, written)
         columns = columns_ddl(options)
-        layout = layout_of(options, _parse(spark, columns), dead_letters=True)
+        layout = layout_of(
+            options, cluster.columns(columns, "the columns of the source"), dead_letters=True
+        )
         self._subscription = options.subscription
         self._group = options.shown_group
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
-        keyed = keyed_steps(spark, self._stages)
+        keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before:
             self._read, first = lean(self._read, keyed[0])
             keyed = (first, *keyed[1:])
         self.keyed = KeyedSteps(
             keyed,
-            task_count=spark.sparkContext.defaultParallelism,
+            task_count=cluster.parallelism,
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
+            slice_bytes=options.task_bytes_max,
         )
+        self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
-        bounded_options = bounded(source_options, spark.sparkContext.defaultParallelism)
+        bounded_options = bounded(source_options, cluster.parallelism)
         self.source_options = {**bounded_options, **_ticks(self.keyed)}
         if frames is not None and options.avro and options.value_mode == DEADLETTER:
             raise OptionError(
@@ -164,7 +180,7 @@ class PipelineRun:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
         """
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
-        self._sinks = Sinks(self._written, self.name, self.spark, trigger_interval_ms, tasks)
+        self._sinks = Sinks(self._written, self.name, self.cluster, trigger_interval_ms, tasks)
         try:
             check_all([partial(self._check_source, is_new=is_new), self._check_sinks])
         except BaseException:
@@ -198,10 +214,13 @@ class PipelineRun:
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
-        if self._gang is not None:
-            self._gang.close()
-        if self._sinks is not None:
-            self._sinks.close()
+        try:
+            if self._gang is not None:
+                self._gang.close()
+            if self._sinks is not None:
+                self._sinks.close()
+        finally:
+            self.cluster.close()
 
     def _check_circle(self, sink: SinkSettings) -> None:
         """Tell of output that is read again by this very pipeline."""
@@ -217,26 +236,38 @@ class PipelineRun:
                 f"dead letters would come back to it for ever. Name another topic, or read others."
             )
 
-    def make_driver(self, run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+    def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
         """Called once per run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(run.checkpoint, identity.lineage)
+        doors = LocalState(checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
         listener = LateRows(self.name, self._listener)
         return self._sinks.make_driver(identity, storage, listener=listener)
 
-    def stay_resident(self) -> None:
-        """Have the tasks of all epochs run in the same processes; they start at once.
+    def choose_execution(self, execution: str | None) -> None:
+        """Choose what runs the tasks; resident ones start at once.
 
         To be called behind `make_driver`, which tells what they need.
+
+        Args:
+            execution: "resident" or "jobs", as the user wants it; None: whichever fits.
+
+        Raises:
+            OptionError: the tasks cannot stay resident, and that is wanted.
         """
+        why = obstacle(self.cluster.conf)
         if self._stages.frames is not None:
+            why = "Spark plans the transform steps for each epoch"
+        if execution == RESIDENT and why:
             raise OptionError(
-                f"pipeline {self.name!r} has transform steps, which Spark plans for each epoch: "
-                f"start it with execution='jobs'"
+                f"pipeline {self.name!r}: execution='resident' does not work here, as {why}. Leave "
+                f"execution out, or set execution='jobs'"
             )
-        context = self.spark.sparkContext
-        steps = self.keyed.steps
+        if execution == JOBS or why:
+            self.execution = Execution(JOBS, why or "execution='jobs'")
+            return
+        self.execution = Execution(RESIDENT, "")
+        context, steps = self.cluster.context, self.keyed.steps
         known = (
             self._read.config,
             self._read.layout,
@@ -260,6 +291,12 @@ class PipelineRun:
             self._gang.cancel()
 
     @property
+    def transaction_timeout_ms(self) -> int:
+        """Of the transaction that an epoch is written in; the default where there is none."""
+        decider = self._written.decider
+        return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
+
+    @property
     def source_config(self) -> KafkaConfig:
         """How the source reaches its cluster."""
         return self._read.config
@@ -272,7 +309,7 @@ class PipelineRun:
         check_same_cluster(stop, self._source_cluster, self._read.config.bootstrap_servers)
         unread = Unread(
             share(
-                self.spark.sparkContext.defaultParallelism,
+                self.cluster.parallelism,
                 splits_of(batch, stop),
                 self._split_count_min,
             ),
@@ -280,7 +317,7 @@ class PipelineRun:
         )
         if stages.frames is None:
             return SplitsEngine(
-                tasks=self._gang or JobTasks(self.spark.sparkContext),
+                tasks=self._gang or JobTasks(self.cluster.context),
                 unread=unread,
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,
@@ -290,70 +327,22 @@ class PipelineRun:
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
-        return engine_of(sinks, self.spark, rows, after, twice, self.keyed, batch.timestamp_ms)
+        return engine_of(
+            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms
+        )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """An epoch's rows behind the `transform` steps."""
-        rows = read_frame(self.spark, unread, frames.ddl, shipment)
+        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
         for function in frames.functions:
             rows = function(rows)
         return rows
-
-
-def start_query(
-    run: PipelineRun, checkpoint: str, trigger: Mapping[str, Any] | None, accepted: frozenset[str]
-) -> StreamingQuery:
-    """Check, then start the streaming query whose micro-batches are the pipeline's epochs."""
-    storage = FileStorage(checkpoint)
-    trigger = _in_epochs(trigger)
-    refuse_savepoint(storage)
-    SparkLog(storage).mend()
-    newest = check_checkpoint(storage, run.name)
-    # As far as it can be told now. What was committed, Kafka tells: then it is checked again.
-    run.keyed.check(() if newest is None else newest.state)
-    run.check(interval_ms(run.spark, trigger or {}), is_new=not storage.names("offsets"))
-    try:
-        register(run.spark)
-        runner = EpochRunner(run.name, run.make_driver, run.make_engine, accepted, run.close)
-        writer = (
-            run.spark.readStream.format(FORMAT)
-            .options(**_without_dead_letters(run.source_options))
-            .load()
-            .writeStream.queryName(run.name)
-            .option("checkpointLocation", as_spark_takes_it(checkpoint))
-            .foreachBatch(runner)
-        )
-        query = (writer.trigger(**trigger) if trigger else writer).start()
-    except BaseException:
-        run.close()
-        raise
-    at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
-    return query
-
-
-def _in_epochs(trigger: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The trigger, with one that reads all there is in as many epochs as the bound makes of it.
-
-    Under `once` Spark asks for everything in a single micro-batch, whatever the bound says.
-    """
-    if trigger is None or not trigger.get("once"):
-        return trigger
-    logger.info("trigger once=True: run as availableNow=True, which reads the same in epochs")
-    return {"availableNow": True}
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
     """What the planner is told of timers; nothing where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}
-
-
-def _without_dead_letters(source_options: Mapping[str, str]) -> dict[str, str]:
-    """For Spark's side of the source, which plans the epochs and reads no record of a pipeline."""
-    if parse_source_options(source_options, streaming=True).value_mode != DEADLETTER:
-        return dict(source_options)
-    others = {n: v for n, v in source_options.items() if n.lower() != "value.mode"}
-    return {**others, "value.mode": DROPMALFORMED}
 
 
 def _check_dead_letters(options: SourceOptions, written: Written) -> None:
@@ -375,15 +364,6 @@ def _check_dead_letters(options: SourceOptions, written: Written) -> None:
             f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
             f"records: name another"
         )
-
-
-def interval_ms(spark: SparkSession, trigger: Mapping[str, Any]) -> int | None:
-    """The interval of a `processingTime` trigger, as Spark reads its text; None for the others."""
-    text = trigger.get("processingTime")
-    if text is None:
-        return None
-    java_trigger = getattr(spark.sparkContext._jvm, "org.apache.spark.sql.streaming.Trigger")
-    return int(java_trigger.ProcessingTime(text).intervalMs())
 
 
 def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
@@ -421,7 +401,3 @@ def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:
     if batch.previous_sources:
         return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)
     return plan_splits(SourceOffsets(stop.cluster_id, stop.group), stop)
-
-
-def _parse(spark: SparkSession, columns: str) -> StructType:
-    return spark.createDataFrame([], columns).schema

@@ -71,16 +71,23 @@ def spark_session(
     return builder.getOrCreate()
 
 
-def tell_what_is_missing(spark: SparkSession) -> None:
-    """Log, once per setting that a session of the user's own lacks, what that costs."""
-    conf = spark.sparkContext.getConf()
+def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_session: bool) -> None:
+    """Warn, once per setting that a Spark of the user's own lacks, of what that costs.
+
+    Args:
+        conf: its settings.
+        application_id: whose they are.
+        has_session: whether there is a session, whose queries alone go by some of them.
+    """
     for name, (value, loss) in SETTINGS.items():
-        if (
-            value not in conf.get(name, "")
-            and (name, spark.sparkContext.applicationId) not in _told
-        ):
-            _told.add((name, spark.sparkContext.applicationId))
-            logger.warning("this Spark session lacks %s=%s, which costs %s", name, value, loss)
+        matters = has_session or name not in _OF_QUERIES
+        if matters and value not in conf.get(name, "") and (name, application_id) not in _warned:
+            _warned.add((name, application_id))
+            logger.warning("this Spark lacks %s=%s, which costs %s", name, value, loss)
 
 
-_told: set[tuple[str, str]] = set()
+_OF_QUERIES = {
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "spark.driver.extraJavaOptions",
+}
+_warned: set[tuple[str, str]] = set()

@@ -1,12 +1,10 @@
 """What epochs are written to: the cluster whose transaction decides, if any, and other sinks."""
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-
-from pyspark import SparkConf
-from pyspark.sql import SparkSession
 
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.facts import Identity
@@ -29,14 +27,18 @@ from tallystick.sink.rows import RowLayout
 from tallystick.sink.transaction import Producer
 from tallystick.sink.transactional_ids import ID_PREFIX, parse, token_group
 from tallystick.sink.two_phase import Owner, RunFacts, Sink, Timeout, TwoPhaseCommitSink
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.deciding_clusters import Closed, Clusters
 from tallystick.spark.epoch_age import EpochAge
-from tallystick.spark.session import tell_what_is_missing
+from tallystick.spark.session import log_what_is_missing
 from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+COUNTED_FOR_S = 1.0
+"""How long the number of a topic's partitions is taken for what it was."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class SinkCluster:
         self.settings = settings
         self.broker = KafkaBroker(settings.config, settings.transaction_timeout_ms)
         self.age: EpochAge | None = None
+        self._counts: Mapping[str, int] = {}
+        self._counted_s = -COUNTED_FOR_S
 
     def target(self, pipeline: str) -> Target:
         """Where the pipeline of this name keeps its decision."""
@@ -97,18 +101,22 @@ class SinkCluster:
             cluster_id=self.broker.cluster_id(),
         )
 
-    def encode_plan(self, spark: SparkSession, functions: tuple[BatchFunction, ...]) -> EncodePlan:
-        """How this epoch's tasks encode, with the partitions that the topics have now."""
+    def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
+        """How this epoch's tasks encode, with the partitions that the topics have now.
+
+        Args:
+            task_count: how many may write.
+            functions: what the rows pass through before.
+        """
         counts = self._partition_counts()
         partition_count, dead_letters = sum(counts.values()), None
         topic = self.settings.dead_letter_topic
         if topic is not None:
             dead_letters = RowLayout(self.broker.partition_counts([topic]), topic)
             partition_count += dead_letters.partition_counts[topic]
-        task_count = min(spark.sparkContext.defaultParallelism, partition_count)
         return EncodePlan(
             rows=RowLayout(counts, self.settings.topic, self.settings.json, self.settings.key),
-            target_count=task_count,
+            target_count=min(task_count, partition_count),
             compression=self.settings.compression,
             batch_bytes=self.settings.batch_bytes,
             functions=functions,
@@ -133,14 +141,19 @@ class SinkCluster:
 
     def _partition_counts(self) -> Mapping[str, int]:
         if self.settings.topic is not None:
-            return self.broker.partition_counts([self.settings.topic])
+            # What a second ago was true will do: a partition that was added is used a second later.
+            if time.monotonic() - self._counted_s > COUNTED_FOR_S:
+                self._counts = self.broker.partition_counts([self.settings.topic])
+                self._counted_s = time.monotonic()
+            return self._counts
+        # Rows name topics of their own: one that was created just now must be known.
         return self.broker.partition_counts(self.broker.topics())
 
 
 def preflight(
     cluster: SinkCluster,
     pipeline: str,
-    spark: SparkSession,
+    conf: Mapping[str, str],
     trigger_interval_ms: int | None,
     shown: Iterable[Right] = (),
 ) -> None:
@@ -149,7 +162,7 @@ def preflight(
     Args:
         cluster: that decides.
         pipeline: its name.
-        spark: whose tasks write.
+        conf: the settings of the Spark whose tasks write.
         trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
         shown: the rights that showing the sources' positions takes.
 
@@ -170,29 +183,26 @@ def preflight(
             delivery_timeout_ms=settings.config.delivery_timeout_ms,
             batch_bytes=settings.batch_bytes,
             trigger_interval_ms=trigger_interval_ms,
-            speculation=is_speculative(spark),
+            speculation=is_speculative(conf),
         ),
     )
     for warning in findings.warnings:
         logger.warning("%s", warning)
     refuse(findings.problems, missing, settings.config.sasl_username)
-    tell_what_is_missing(spark)
 
 
-def is_speculative(spark: SparkSession) -> bool:
+def is_speculative(conf: Mapping[str, str]) -> bool:
     """Whether Spark may run attempts of a task beside each other."""
-    return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
+    return conf.get("spark.speculation", "false").lower() == "true"
 
 
-def may_leave_strays(conf: SparkConf) -> bool:
+def may_leave_strays(conf: Mapping[str, str]) -> bool:
     """Return whether attempts of a task may end without a word to be known by their number.
 
     Those that lose a speculation; and those of an earlier attempt of their stage, since Spark
     counts a task's attempts from 0 in each.
     """
-    if conf.get("spark.speculation", "false").lower() == "true":
-        return True
-    return conf.get("spark.stage.maxConsecutiveAttempts", "4") != "1"
+    return is_speculative(conf) or conf.get("spark.stage.maxConsecutiveAttempts", "4") != "1"
 
 
 class Sinks:
@@ -201,7 +211,7 @@ class Sinks:
     Args:
         written: what they are.
         pipeline: its name.
-        spark: whose tasks write.
+        cluster: whose tasks write.
         trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
         tasks: how many write, if they are more than Spark runs at a time.
     """
@@ -210,14 +220,14 @@ class Sinks:
         self,
         written: Written,
         pipeline: str,
-        spark: SparkSession,
+        cluster: Cluster,
         trigger_interval_ms: int | None,
         tasks: int = 0,
     ) -> None:
         self._written = written
         self._pipeline = pipeline
-        self._spark = spark
-        tasks = max(tasks, spark.sparkContext.defaultParallelism)
+        self._spark = cluster
+        tasks = max(tasks, cluster.parallelism)
         self._facts = RunFacts(trigger_interval_ms, tasks)
         self._are_checked = False
         self._open: dict[str, TwoPhaseCommitSink] = {}
@@ -244,12 +254,15 @@ class Sinks:
         if self.cluster is not None:
             interval_ms = self._facts.trigger_interval_ms
             decides = partial(
-                preflight, self.cluster, self._pipeline, self._spark, interval_ms, shown
+                preflight, self.cluster, self._pipeline, self._spark.conf, interval_ms, shown
             )
             checks.insert(0, decides)
-        else:
-            tell_what_is_missing(self._spark)
         check_all(checks)
+        log_what_is_missing(
+            self._spark.conf,
+            self._spark.context.applicationId,
+            has_session=self._spark.has_session,
+        )
         self._are_checked = True
 
     def make_driver(
@@ -288,8 +301,10 @@ class Sinks:
         """Where the rows of an epoch go, and what they pass through before."""
         if not self._open:
             assert self.cluster is not None, "something is written to"
-            return self.cluster.encode_plan(self._spark, functions)
-        encode = None if self.cluster is None else self.cluster.encode_plan(self._spark, ())
+            return self.cluster.encode_plan(self._spark.parallelism, functions)
+        encode = (
+            None if self.cluster is None else self.cluster.encode_plan(self._spark.parallelism, ())
+        )
         letters = {
             uid
             for uid, sink in self._written.others
@@ -303,8 +318,7 @@ class Sinks:
 
     @cached_property
     def _may_leave_strays(self) -> bool:
-        """Asked once: Spark copies its whole configuration to answer."""
-        return may_leave_strays(self._spark.sparkContext.getConf())
+        return may_leave_strays(self._spark.conf)
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
         """How an epoch's last tasks write, or tell what was written."""

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -79,12 +80,12 @@ class TallystickSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
         options = parse_source_options(self.options, streaming=False)
-        return BatchReader(options, layout_of(options, schema))
+        return BatchReader(options, layout_of(options, to_arrow_schema(schema, timezone="UTC")))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         options = parse_source_options(self.options, streaming=True)
-        return StreamReader(options, layout_of(options, schema))
+        return StreamReader(options, layout_of(options, to_arrow_schema(schema, timezone="UTC")))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """For `writeStream`; a topic is appended to in complete mode too."""

@@ -30,7 +30,13 @@ from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, decode
 from tallystick.checkpoint.protocol import Event
 from tallystick.checkpoint.retention import COLLECT_EVERY
-from tallystick.decision_log import DecisionLog, Hold, newest_entry, transactional_ids
+from tallystick.decision_log import (
+    DecisionLog,
+    Hold,
+    kafka_places,
+    newest_entry,
+    transactional_ids,
+)
 from tallystick.errors import (
     DataLossError,
     EpochAbortedError,
@@ -148,7 +154,7 @@ class WriteEpochs:
         """Recover, and settle under which hold the tasks of the next epoch may prepare.
 
         Raises:
-            OptionError: the checkpoint is a savepoint's folder.
+            OptionError: the checkpoint is a savepoint's folder, or Kafka decided in it.
             DataLossError: going on needs a person's decision.
             TallystickError: the recovery failed, nothing has begun.
         """
@@ -228,11 +234,33 @@ class WriteEpochs:
         refuse_savepoint(self._storage)
         earlier = transactional_ids(self._storage) - {self._target.transactional_id}
         sinks = _Noting(self._sinks(earlier))
-        log = DecisionLog(self._storage, SystemClock())
+        log = self._taken_over()
         request = self._request(checkpoint_id)
         producer = self._driver(log, sinks, checkpoint_id).recover(request)
         hold = None if producer is None else log.hold_of(producer)
         return PlannedEpoch(checkpoint_id, hold, digest_of(request.sources), tuple(sinks.lost))
+
+    def _taken_over(self) -> DecisionLog:
+        """The log of decisions, of a new run.
+
+        Raises:
+            OptionError: Kafka may know of a newer decision, and is not asked here.
+        """
+        log = DecisionLog(self._storage, SystemClock())
+        hold = log.hold_of(log.fence(self._target.transactional_id, None))
+        # Behind the slot: who would decide in Kafka from now on finds it taken.
+        places = kafka_places(self._storage, newest_entry(self._storage))
+        if places:
+            ids = ", ".join(sorted({repr(each.transactional_id) for each in places}))
+            raise OptionError(
+                f"checkpoint {self._storage.location}: epochs may have been decided by Kafka "
+                f"transactions ({ids}), as foreachBatch(KafkaSink(...)) writes them, and "
+                f'format("tallystick") keeps decisions in the checkpoint: which epoch is committed '
+                f"cannot be asked here. No row was written. Start the query with "
+                f'foreachBatch(KafkaSink(..., transactions="task")) until it has written an epoch, '
+                f'then with format("tallystick"); or use a new checkpoint.'
+            )
+        return DecisionLog(self._storage, SystemClock(), hold)
 
     def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
         return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)

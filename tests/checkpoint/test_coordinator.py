@@ -114,7 +114,7 @@ def answers(  # noqa: PLR0912 - one case per action
                 yield c.CommittedRead(held(asked - 1, kind=kind))
             else:
                 yield from map(c.CommittedRead, possible_tokens(asked, kind))
-        case c.PlanEpoch(epoch, start):
+        case c.PlanEpoch(epoch, start, _):
             yield c.EpochPlanned(None, start or ("the beginning",))
             yield c.EpochPlanned(request(epoch).sources, start or ("the beginning",))
         case c.RunEpoch():

@@ -40,6 +40,7 @@ from tallystick.postgres.connection import close_kept
 from tallystick.sink.transaction import Producer
 from tallystick.sink.two_phase import Sink
 from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.session import SETTINGS
 from tallystick.spark.sinks import Sinks
 from tallystick.state.handles import StepState
@@ -201,7 +202,7 @@ class SinkJob:
     def start(self) -> tuple[Sinks, Driver]:
         """Begin a run, as `Pipeline.start` does."""
         spark = spark_with(self.parallelism)
-        sinks = Sinks(written(self.sinks), self.name, spark, self.trigger_interval_ms)
+        sinks = Sinks(written(self.sinks), self.name, Cluster.of(spark), self.trigger_interval_ms)
         try:
             sinks.check()
             storage = FileStorage(str(self.folder))

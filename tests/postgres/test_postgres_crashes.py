@@ -546,11 +546,13 @@ def test_a_session_that_its_server_does_not_know_is_not_waited_for(
     assert "no such session" in connection_module._trouble(postgres.dsn, pid)
 
 
+@pytest.mark.parametrize("options", ["", " options='-c statement_timeout=300ms'"])
 def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(
-    postgres: PostgresServer, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, name: str, way: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is it taken for done when the server's own timeout ends the wait."""
     monkeypatch.setattr(driver_module, "PATIENCE_S", 0.5)
-    driver = opened(postgres.dsn, name, transactions="staged")
+    driver = opened(postgres.dsn + options, name, transactions=way)
     sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
     many = tuple(prepared(driver, rows_of(1)))
     postgres.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
@@ -564,6 +566,23 @@ def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(
         postgres.query("SELECT pg_reload_conf()")
     assert _patiently(driver, many[0]) is Outcome.COMMITTED
     assert numbers(postgres, name) == [1]
+    driver.close()
+
+
+def test_a_statement_timeout_cuts_no_commit(postgres: PostgresServer, name: str) -> None:
+    """It would be cut again at each start."""
+    schema = name.split(".")[0]
+    postgres.query(
+        f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql "
+        f"AS 'BEGIN PERFORM pg_sleep(0.6); RETURN NEW; END'"
+    )
+    postgres.query(
+        f"CREATE TRIGGER slow BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION {schema}.slow()"
+    )
+    dsn = f"{postgres.dsn} options='-c statement_timeout=300ms'"
+    driver = opened(dsn, name, transactions="staged")
+    (pending,) = prepared(driver, rows_of(1))
+    assert driver.commit(pending) is Outcome.COMMITTED
     driver.close()
 
 

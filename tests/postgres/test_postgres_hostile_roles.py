@@ -373,6 +373,21 @@ def test_a_schema_that_a_manifest_names_is_a_name(place: Place) -> None:
     driver.close()
 
 
+def test_a_prepared_transaction_of_another_program_is_not_committed(place: Place) -> None:
+    """A manifest that somebody else made may name any that this role has prepared."""
+    driver = opened(place.high, place.table)
+    (left,) = prepared(driver, rows_of(1))
+    with place.postgres.connect(place.high) as billing:
+        billing.execute("BEGIN")
+        billing.execute(f"DELETE FROM {place.payroll}")
+        billing.execute("PREPARE TRANSACTION 'billing-17'")
+    with pytest.raises(ManifestError, match="billing-17"):
+        driver.commit(replace(left, name="billing-17"))
+    assert place.paid() == 2
+    assert driver.commit(left) is Outcome.COMMITTED
+    driver.close()
+
+
 def test_functions_and_operators_of_others_are_not_called(place: Place) -> None:
     """Those that fit our arguments better than PostgreSQL's own, in the role's search_path.
 

@@ -31,8 +31,9 @@ def mutation(
 @mutation("where a lineage begins is not kept", verdict, "following")
 def _(original: Any) -> Any:
     def following(committed: Any, identity: Any) -> Any:
-        epoch, start = original(committed, identity)
-        return epoch, () if epoch == verdict.FIRST_EPOCH else start
+        found = original(committed, identity)
+        is_first = found.checkpoint_id == verdict.FIRST_EPOCH
+        return found._replace(start=()) if is_first else found
 
     return following
 

@@ -90,6 +90,11 @@ class Sunk:
         self._newest.append(table)
         return self._postgres(table, transactions="staged", key=["key"])
 
+    @property
+    def folders(self) -> list[Path]:
+        """Where files go."""
+        return self._files
+
     def pipeline(self, function: Any = None, **settings: Any) -> ts.Pipeline:
         """For this process; settings of the source go to it."""
         pipeline = ts.Pipeline(self.flow.name).read(self.flow.source(**settings))

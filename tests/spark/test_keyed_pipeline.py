@@ -291,5 +291,5 @@ def test_processing_time_timers_fire_without_records(flow: Flow) -> None:
         query.stop()
 
     assert sorted(row["k"] for row in values(flow)) == sorted(fed.by_key)
-    offsets = json.loads((flow.checkpoint / "offsets" / "1").read_text().splitlines()[2])
-    assert offsets["tick"] == 1
+    (end,) = newest(flow).sources
+    assert json.loads(end)["tick"] >= 1, "an epoch without records was run"

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import tallystick as ts
 from tallystick.checkpoint import protocol as c
 from tallystick.errors import OptionError
 from tallystick.run.query import Query
+from tallystick.run.sizing import Reason
 from tallystick.spark.progress import parse_source
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
@@ -185,3 +187,72 @@ def test_a_checkpoint_of_structured_streaming_is_taken_over_and_does_not_go_back
 def test_another_word_for_the_execution_is_refused(flow: Flow) -> None:
     with pytest.raises(OptionError, match="expected 'resident', 'jobs'"):
         flow.pipeline().start(flow.spark, checkpoint=str(flow.checkpoint), execution="threads")  # type: ignore[call-overload]
+
+
+def test_a_backlog_is_read_in_growing_epochs_and_the_progress_says_why(flow: Flow) -> None:
+    """Nobody has named a bound, and a trigger that fires once a day holds nothing back."""
+    flow.feed(12_000, keys=50)
+    query = start(flow, trigger={"processingTime": "1 day"})
+    wait_until_read(query, 12_000)
+
+    sizes = [each["epochSize"] for each in query.recentProgress]
+    assert [each["offsetsMax"] for each in sizes][:2] == [1000, 1000], "the first is a cold one"
+    counts = [each["offsets"] for each in sizes]
+    assert sum(counts) == 12_000
+    assert max(counts) > 2_000
+    assert sizes[0]["because"] == Reason.START.value
+    assert any(each["because"] == Reason.GROWING.value for each in sizes)
+    assert [each["isCut"] for each in sizes] == [True] * (len(sizes) - 1) + [False]
+    query.stop()
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    flow.assert_exact()
+
+
+def test_a_keyed_tasks_rows_stay_within_its_memory_however_much_waits(flow: Flow) -> None:
+    """And each key's aggregate is put out once per epoch, though its task works in slices."""
+    counting = (
+        ts.Pipeline(flow.name)
+        .read(flow.source(max_bytes_per_task=20_000))
+        .key_by("key")
+        .process(ts.aggregate({"value": ts.count()}))
+        .write(flow.sink(key="key", value=ts.Json()))
+    )
+    flow.feed(9_000, keys=300)
+    query = run(flow, counting)
+
+    sizes = [each["epochSize"] for each in query.recentProgress]
+    assert sizes[0]["bytesOfBusiestTask"] > 0
+    assert all(each["bytesOfBusiestTask"] < 1.3 * 20_000 for each in sizes[1:]), sizes
+    assert sizes[-2]["because"] == Reason.BYTES.value
+    found = read_committed(flow.confluent, flow.topic_out)
+    counts = {record.key: json.loads(record.value or "")["value"] for record in found}
+    assert counts == Counter(key for key, _ in flow.input)
+    assert len(found) <= len(sizes) * 300
+
+
+def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> None:
+    flow.feed(2_500)
+    query = run(flow, flow.pipeline(max_offsets_per_trigger="all"))
+    assert [each["epochSize"]["offsets"] for each in query.recentProgress] == [2_500]
+    flow.feed(90)
+    query = start(
+        flow,
+        flow.pipeline(max_offsets_per_trigger=30),
+        trigger={"processingTime": "2 seconds"},
+    )
+    wait_until_read(query, 90)
+    began = [datetime.fromisoformat(each["timestamp"]) for each in query.recentProgress]
+    assert len(began) == 3
+    assert (began[2] - began[0]).total_seconds() > 3.5
+    assert query.recentProgress[0]["epochSize"]["because"] == Reason.OPTION.value
+    query.stop()
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    flow.assert_exact()
+
+
+def wait_until_read(query: Query, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while sum(each["epochSize"]["offsets"] for each in query.recentProgress) < count:
+        assert time.monotonic() < deadline, query.recentProgress
+        assert query.exception() is None
+        time.sleep(0.05)

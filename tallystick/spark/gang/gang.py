@@ -123,6 +123,7 @@ class Gang:
         self._is_lost = False
         self._job_ended = Event()
         self._job_error: Exception | None = None
+        self._end = ""
         host, reached = _addresses(context)
         self._listener = listen(host)
         self._port = int(self._listener.getsockname()[1])
@@ -203,9 +204,7 @@ class Gang:
         if failure is not None:
             raise failure
         self._check_wanted()
-        why = f": {loads(found)}" if kind == CUT else ""
-        if self._job_error is not None:
-            why += f". Spark says: {str(self._job_error)[:300]}"
+        why = (f": {loads(found)}" if kind == CUT else "") + self._end
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
             f"not known: the epoch is aborted, and runs again in new ones"
@@ -227,19 +226,20 @@ class Gang:
                 held_bytes_max=HELD_BYTES_MAX,
             )
 
-            def be_members(task: int, nothing: Iterable[int]) -> Iterator[int]:
+            def run_members(task: int, nothing: Iterable[int]) -> Iterator[str]:
                 deque(nothing, maxlen=0)  # Spark does not reuse a worker that left input unread
                 check_parent()
-                serve(spec, range(task * processes, (task + 1) * processes))
-                return iter(())
+                return iter(serve(spec, range(task * processes, (task + 1) * processes)))
 
             try:
                 _hold_slots(self._context, self.size.tasks)
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
-                tasks.mapPartitionsWithIndex(be_members).collect()
+                said = tasks.mapPartitionsWithIndex(run_members).collect()
+                self._end = f": {'; '.join(said)}" if said else ""
             except Exception as error:
                 self._job_error = error
+                self._end = f". Spark says: {str(error)[:600]}"
             finally:
                 self._is_lost = True
                 _hold_slots(self._context, -self.size.tasks)
@@ -304,10 +304,7 @@ class Gang:
         if isinstance(self._job_error, PicklingError):
             raise self._job_error
         if self._job_ended.is_set():
-            raise GangLostError(
-                f"{there} of {self.size.members} resident tasks came up. Spark says: "
-                f"{str(self._job_error)[:600]}"
-            )
+            raise GangLostError(f"{there} of {self.size.members} resident tasks came up{self._end}")
 
     def _warn(self, waited_s: float, there: int) -> None:
         logger.warning(

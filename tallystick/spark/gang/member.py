@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import struct
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -10,6 +11,8 @@ from queue import SimpleQueue
 from socket import socket
 from threading import Thread
 from typing import Any, NoReturn
+
+from pyspark import TaskContext
 
 from tallystick.errors import WorkerOrphanedError
 from tallystick.exchange import Frame
@@ -30,6 +33,8 @@ SEND_PARTS = 300
 
 READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
 """What a member says: of itself, of its run of an order, of its connections to others."""
+LOST_OTHERS = 3
+"""A member's exit code when its driver, its Spark worker or another member is gone."""
 ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 """What the driver says."""
 
@@ -53,19 +58,34 @@ class Spec:
     held_bytes_max: int
 
 
-def serve(spec: Spec, indices: Sequence[int]) -> None:
-    """Be one member, and fork a process for each other one; return when the driver says so.
+def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
+    """Fork members, and wait for their end; when one is lost, so are they all.
 
-    Raises:
-        LinkBrokenError: the driver does not want them, as when Spark runs a lost task again.
+    They are no process that Spark started: whatever becomes of them, its own worker lives, and ends
+    those that hang.
+
+    Returns:
+        How members ended that were not told to leave.
     """
-    children = [_fork(spec, index) for index in indices[1:]]
+    members = {_fork(spec, index): index for index in indices}
+    said: list[str] = []
     try:
-        _be_member(spec, indices[0])
+        while members and not said:
+            pid, status = os.wait()
+            index = members.pop(pid, None)
+            if index is not None and status:
+                said.append(f"member {index} {_ended(os.waitstatus_to_exitcode(status))}")
     finally:
-        for pid in children:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        for pid in members:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return said
+
+
+def _ended(code: int) -> str:
+    if code < 0:
+        return f"was ended by signal {-code}, as when memory is short"
+    return "lost its driver, or another member" if code == LOST_OTHERS else "failed; see its log"
 
 
 def _fork(spec: Spec, index: int) -> int:
@@ -76,21 +96,17 @@ def _fork(spec: Spec, index: int) -> int:
         return pid
     try:
         bind_to_forker(parent)
-        _be_member(spec, index)
+        member = Member(spec, index)
+        try:
+            member.serve()
+        finally:
+            member.close()
     except LinkBrokenError:
-        os._exit(1)
+        os._exit(LOST_OTHERS)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
-
-
-def _be_member(spec: Spec, index: int) -> None:
-    member = Member(spec, index)
-    try:
-        member.serve()
-    finally:
-        member.close()
 
 
 class Member:
@@ -185,9 +201,13 @@ class Member:
     ) -> Callable[[int], Iterable[Frame]]:
         return lambda at: self._inbox.frames(run, stage, at, source_count)
 
-    def _mine(self, task_count: int) -> range:
-        """The tasks of a stage that this member runs."""
-        return range(self._index, task_count, self._count)
+    def _mine(self, task_count: int) -> Iterator[int]:
+        """The tasks of a stage that this member runs, as the user's functions see them too."""
+        context: Any = TaskContext.get()
+        for index in range(self._index, task_count, self._count):
+            if context is not None:
+                context._partitionId = index  # else it is the same in all epochs and stages
+            yield index
 
     def _deliver(
         self, run: int, stage: int, source_count: int, made: Callable[[int], Iterable[Frame]]
@@ -317,4 +337,4 @@ def _begin(do: Callable[..., None], *given: object) -> Thread:
 
 
 def _end_process() -> NoReturn:
-    os._exit(1)
+    os._exit(LOST_OTHERS)

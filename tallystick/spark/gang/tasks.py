@@ -1,7 +1,8 @@
 """The gang of one run of a pipeline: started when it is needed, and again when it is lost."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from threading import Event, Lock, Thread
 from typing import Any
@@ -64,6 +65,8 @@ class GangTasks:
     ) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
         gang = self.start()
+        if isinstance(write, WritePlan):
+            write = replace(write, has_second_attempts=False)
         order = Order(
             run=next(self._runs),
             unread=unread,
@@ -147,6 +150,23 @@ class GangTasks:
         gang = self._gang
         if gang is not None and not gang.is_lost:
             gang.leave()
+
+
+def obstacle(conf: Mapping[str, str]) -> str:
+    """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
+
+    Connections between members are authenticated and not encrypted, and frames that overflow lie
+    on disk as they are: where Spark is told to encrypt, its own shuffle is used.
+    """
+    for name, why in (
+        ("spark.network.crypto.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.ssl.rpc.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.io.encryption.enabled", "resident tasks do not encrypt what overflows to disk"),
+        ("spark.dynamicAllocation.enabled", "resident tasks would hold all executors for ever"),
+    ):
+        if conf.get(name, "false").lower() == "true":
+            return f"{name}=true: {why}"
+    return ""
 
 
 def size_of(context: SparkContext) -> Size:

@@ -50,11 +50,12 @@ class ForkedContext:
     def parallelize(self, tasks: range, _: int) -> Any:
         """A job of so many tasks."""
 
-        def collect(function: Callable[[int, Iterator[int]], Any]) -> None:
+        def collect(function: Callable[[int, Iterator[int]], Any]) -> list[str]:
             self.pids = [forked(lambda at=at: self._run(function, at)) for at in tasks]
             statuses = [self._status(pid) for pid in list(self.pids)]
             if any(statuses):
                 raise RuntimeError(f"tasks ended with {statuses}")
+            return []
 
         return SimpleNamespace(
             mapPartitionsWithIndex=lambda function: SimpleNamespace(

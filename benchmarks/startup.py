@@ -1,0 +1,220 @@
+"""How long a start takes: from the start of the process to the first committed record.
+
+    .venv/bin/python benchmarks/startup.py [--jobs stateless,count] [--spark nothing] [--rounds 2]
+
+Each start is a process of its own, on the same broker, which holds 40,000 records; epochs are of
+10,000. Printed is a timeline, step by step, with the CPU seconds of all processes of the start: on
+a busy machine they say more than the time does.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+BEGAN_S = float(os.environ.get("TALLYSTICK_BENCH_BEGAN_S", time.time()))
+HERE = Path(__file__).resolve().parent
+RECORD_COUNT = 40_000
+EPOCH_RECORDS = 10_000
+FIRST_COMMIT_MAX_S = 180.0
+EVENTS = (
+    *("ProducerFenced", "CommittedRead", "EpochPlanned", "EpochRan", "ManifestWritten"),
+    *("TransactionCommitted", "OutputConfirmed"),
+)
+"""Of the epoch protocol; only the first of each is of the start."""
+
+
+class Timeline:
+    """What has happened, in seconds from the start of the process."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, float] = {}
+        self.committed = threading.Event()
+        self._records_ran = False
+
+    def mark(self, what: str) -> None:
+        """It happens now; the first time counts."""
+        self.marks.setdefault(what, round(time.time() - BEGAN_S, 3))
+
+    def hear(self, event: Any) -> None:
+        """Take an event of the protocol."""
+        name = type(event).__name__
+        if name in EVENTS:
+            self.mark(name)
+        self._records_ran |= name == "EpochRan"
+        if name == "TransactionCommitted" and self._records_ran:
+            self.mark("first record is committed")
+            self.committed.set()
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Start one job, and print its timeline; the process that is measured."""
+    timeline = Timeline()
+    timeline.mark("python runs")
+    import tallystick as ts
+
+    watch_spark(timeline)
+    spark: Any = None
+    if arguments.spark == "session":
+        config = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+        spark = ts.spark_session("startup", master="local[2]", config=config)
+        timeline.mark("session is up")
+        spark.sparkContext.setLogLevel("ERROR")
+    if arguments.job == "count":
+        import tallystick_count
+
+        arguments.starting_offsets = "earliest"
+        pipeline = tallystick_count.pipeline(arguments)
+    else:
+        import tallystick_stateless
+
+        topics = (arguments.bootstrap, arguments.input, arguments.output)
+        pipeline = tallystick_stateless.pipeline(*topics, arguments.epoch_records)
+    timeline.mark("pipeline is made")
+    settings = {} if arguments.execution == "streaming" else {"execution": arguments.execution}
+    query = pipeline.start(
+        spark, checkpoint=arguments.checkpoint, listener=timeline.hear, **settings
+    )
+    timeline.mark("start() returned")
+    while not timeline.committed.wait(0.05):
+        assert query.isActive, query.exception()
+    print("TIMELINE", json.dumps(timeline.marks), flush=True)
+    time.sleep(FIRST_COMMIT_MAX_S)  # until it is ended: what has been used must stay visible
+
+
+def watch_spark(timeline: Timeline) -> None:
+    """Mark when Spark's context is asked for, and when it is there."""
+    from pyspark import SparkContext
+
+    begin, launch = SparkContext.__init__, SparkContext._do_init
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        timeline.mark("JVM is launched")
+        begin(self, *args, **kwargs)
+        timeline.mark("context is up")
+
+    def do_init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        timeline.mark("JVM is up")
+        return launch(self, *args, **kwargs)
+
+    SparkContext.__init__ = init  # type: ignore[method-assign]
+    SparkContext._do_init = do_init  # type: ignore[method-assign]
+
+
+def cpu_by_process(session: int) -> dict[str, float]:
+    """CPU seconds of the living processes of a session, by what they are."""
+    from harness.processes import parse_stat
+
+    found: dict[str, float] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = parse_stat(Path("/proc", entry, "stat").read_text())
+            command = Path("/proc", entry, "cmdline").read_text()
+        except OSError:
+            continue
+        if stat.session == session:
+            is_worker = "pyspark.daemon" in command
+            name = "JVM" if "java" in command.split("\0")[0] else "workers" * is_worker or "driver"
+            found[name] = round(found.get(name, 0) + stat.cpu_s, 2)
+    return found
+
+
+def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[str, str]) -> None:
+    """Start the job in a process of its own, and print what it took."""
+    from harness.processes import Session, machine_cpu_s
+
+    bootstrap, output = names
+    command = [sys.executable, __file__, "--start", "--job", job, "--spark", arguments.spark]
+    command += ["--execution", arguments.execution, "--bootstrap", bootstrap, "--output", output]
+    command += ["--checkpoint", str(place / output)]
+    machine_s = machine_cpu_s()
+    environment = {
+        **os.environ,
+        "TALLYSTICK_BENCH_BEGAN_S": repr(time.time()),
+        # Tasks find the jobs' functions there.
+        "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", ""))),
+        "TALLYSTICK_STATE_DIR": str(place / f"{output}-local"),
+    }
+    with (place / f"{output}.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    session = Session(process.pid)
+    assert process.stdout is not None
+    told = next((line for line in process.stdout if line.startswith("TIMELINE ")), None)
+    cpu_s, by_process = session.cpu_s(), cpu_by_process(process.pid)
+    others_s = machine_cpu_s() - machine_s - cpu_s
+    session.end(0.0)
+    process.wait()
+    if told is None:
+        raise SystemExit(f"{job} did not start: {(place / f'{output}.log').read_text()[-2000:]}")
+    marks = json.loads(told.removeprefix("TIMELINE "))
+    first_s = marks["first record is committed"]
+    print(
+        f"== {job}, {arguments.execution}, given {arguments.spark}: first record after "
+        f"{first_s:.2f} s, {cpu_s:.1f} CPU s {by_process}; others took {others_s:.1f} CPU s"
+    )
+    before = 0.0
+    for what, at_s in sorted(marks.items(), key=lambda mark: mark[1]):
+        print(f"   {at_s:6.2f}  +{at_s - before:5.2f}  {what}")
+        before = at_s
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measure, or be what is measured."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--jobs", default="stateless,count")
+    parser.add_argument("--spark", choices=("nothing", "session"), default="nothing")
+    parser.add_argument(
+        "--execution", choices=("resident", "jobs", "streaming"), default="resident"
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    inner = parser.add_argument_group("of the process that is measured")
+    inner.add_argument("--start", action="store_true")
+    for name in ("--job", "--bootstrap", "--output", "--checkpoint"):
+        inner.add_argument(name)
+    arguments = parser.parse_args()
+    arguments.input, arguments.mode = "events", "record"
+    arguments.epoch_records = EPOCH_RECORDS
+    if arguments.start:
+        return start(arguments)
+
+    from confluent_kafka import Producer
+    from epoch_cost import _event
+    from harness.broker import start_broker
+    from harness.topics import Topics
+
+    place = Path(tempfile.mkdtemp(prefix="tallystick-startup-"))
+    try:
+        with start_broker(place / "broker") as broker, Topics(broker.bootstrap) as topics:
+            topics.create(arguments.input)
+            producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20})
+            for number in range(RECORD_COUNT):
+                user, value = _event(number)
+                producer.produce(arguments.input, value, user)
+                producer.poll(0)
+            producer.flush()
+            for number in range(arguments.rounds):
+                for job in arguments.jobs.split(","):
+                    output = f"{job}-{number}"
+                    topics.create(output)
+                    measure(arguments, job, place, (broker.bootstrap, output))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""Spark's DDL read without a JVM: `"n bigint, tags array<struct<name: string>>"`.
+
+The result is the JSON form of Spark's `DataType`, as its own parser makes it, so that both can be
+compared: `tests/spark/test_ddl_as_spark.py` does. Collations, geometry and `IDENTIFIER('name')` are
+left to Spark; every error names the place in the text.
+
+    schema   column [, column …]  |  type
+    column   name [:] type [NOT NULL] [COMMENT 'text']
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from tallystick.errors import OptionError
+
+Json: TypeAlias = str | dict[str, Any]
+"""A type in the form of Spark's `DataType.json()`."""
+
+INT_MAX = 2**31 - 1
+DECIMAL_DIGITS_MAX = 38
+TIME_DIGITS_MAX = 9
+TIMESTAMP_DIGITS = 6
+
+PLAIN = {
+    "boolean": "boolean",
+    "tinyint": "byte",
+    "byte": "byte",
+    "smallint": "short",
+    "short": "short",
+    "int": "integer",
+    "integer": "integer",
+    "bigint": "long",
+    "long": "long",
+    "float": "float",
+    "real": "float",
+    "double": "double",
+    "date": "date",
+    "binary": "binary",
+    "void": "void",
+    "variant": "variant",
+}
+"""Types of one word that take nothing in brackets -> their names in JSON."""
+
+_DAY_TIME = ("day", "hour", "minute", "second")
+_YEAR_MONTH = ("year", "month")
+_LEFT_TO_SPARK = "is left to Spark's own parser, which needs a running SparkContext"
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\n\f\r\x0b\xa0\u1680\u2000-\u200a\u2028\u202f\u205f\u3000]+)
+      | (?P<line_comment>--(?:\\\n|[^\r\n])*)
+      | (?P<comment>/\*(?!\+))
+      | (?P<raw>[rR](?:'[^']*'|"[^"]*"))
+      | (?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+      | (?P<quoted>`(?:[^`]|``)*`)
+      | (?P<integer>[0-9]+(?!\w))
+      | (?P<number>[0-9]+(?:[lsy]|(?:e[0-9]+)?(?:f|d|bd)|e[0-9]+)(?!\w))
+      | (?P<word>\w+)
+      | (?P<symbol><>|::|[<>(),:])
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([01][0-7]{2})|\\(.)", re.DOTALL)
+_ESCAPED = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+_ESCAPED |= {"%": "\\%", "_": "\\_"}
+
+
+class DdlError(OptionError):
+    """A text is no schema; Spark may know more of it than we do."""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+@dataclass
+class _MisplacedError(Exception):
+    """What stands there cannot be."""
+
+    at: int
+    reason: str
+
+
+def parse(text: str, name: str, *, timestamp: str = "timestamp") -> Json:
+    """Read DDL as `DataType.fromDDL` does: columns, or a type alone.
+
+    Args:
+        text: the DDL.
+        name: what it is of, for errors.
+        timestamp: what a `timestamp` without more is; `timestamp_ntz` where a session says so.
+
+    Raises:
+        DdlError: it cannot be read.
+    """
+    try:
+        tokens = list(_tokens(text))
+    except _MisplacedError as refused:
+        raise _error(text, name, refused) from None
+    found: list[_MisplacedError] = []
+    for read in (_Parser.columns, _Parser.type):
+        parser = _Parser(tokens, len(text), timestamp)
+        try:
+            result = read(parser)
+            parser.expect_end()
+        except _MisplacedError as refused:
+            found.append(refused)
+        else:
+            return result
+    raise _error(text, name, max(found, key=lambda refused: refused.at))
+
+
+def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, Any]:
+    """Read DDL as `createDataFrame` does: a type alone becomes a column `value`.
+
+    Raises:
+        DdlError: it cannot be read.
+    """
+    return as_columns(parse(text, name, timestamp=timestamp))
+
+
+def as_columns(kind: Json) -> dict[str, Any]:
+    """The columns that a type stands for: a struct's own, or one column `value`."""
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        return kind
+    return {"type": "struct", "fields": [_field("value", kind)]}
+
+
+def _error(text: str, name: str, refused: _MisplacedError) -> DdlError:
+    rest = text[refused.at :]
+    where = f"at {rest[:30]!r} (character {refused.at + 1})" if rest.strip() else "at its end"
+    return DdlError(
+        f"{name}: {text!r} cannot be read {where}: {refused.reason}. Write it as Spark's DDL, "
+        f"'name type, name type', or give a pyarrow.Schema"
+    )
+
+
+def _field(
+    name: str, kind: Json, *, nullable: bool = True, comment: str | None = None
+) -> dict[str, Any]:
+    metadata = {} if comment is None else {"comment": comment}
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": metadata}
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        assert found is not None, "the last alternative takes anything"
+        kind, word = str(found.lastgroup), found[0]
+        if kind == "comment":
+            at = _end_of_comment(text, at)
+            continue
+        if kind == "other":
+            raise _MisplacedError(
+                at, f"{word!r} has no meaning here; names with it need backquotes"
+            )
+        if kind == "word" and not word.isascii():
+            raise _MisplacedError(
+                at, f"the name {word!r} needs backquotes, for letters beyond a to z"
+            )
+        if kind not in ("space", "line_comment"):
+            yield _Token(kind, word, at)
+        at = found.end()
+
+
+def _end_of_comment(text: str, begin: int) -> int:
+    """Where a comment ends that may hold others."""
+    depth = 0
+    for mark in re.finditer(r"/\*|\*/", text[begin:]):
+        depth += 1 if mark[0] == "/*" else -1
+        if depth == 0:
+            return begin + mark.end()
+    raise _MisplacedError(begin, "the comment has no end")
+
+
+class _Parser:
+    """Reads tokens from left to right."""
+
+    def __init__(self, tokens: list[_Token], length: int, timestamp: str) -> None:
+        self._tokens = tokens
+        self._next = 0
+        self._length = length
+        self._timestamp = timestamp
+        self._types: dict[str, Callable[[], Json]] = {
+            "array": self._array,
+            "map": self._map,
+            "struct": self._struct,
+            "string": self._string,
+            "char": lambda: self._sized("char"),
+            "character": lambda: self._sized("char"),
+            "varchar": lambda: self._sized("varchar"),
+            "decimal": self._decimal,
+            "dec": self._decimal,
+            "numeric": self._decimal,
+            "timestamp": self._moment,
+            "timestamp_ltz": lambda: self._exact_moment("timestamp"),
+            "timestamp_ntz": lambda: self._exact_moment("timestamp_ntz"),
+            "time": self._time,
+            "interval": self._interval,
+        }
+
+    def columns(self) -> Json:
+        """Read columns, or nothing."""
+        fields = []
+        if self._peek() is not None:
+            fields.append(self._column())
+            while self._take(","):
+                fields.append(self._column())
+        return {"type": "struct", "fields": fields}
+
+    def type(self) -> Json:
+        """Read a type."""
+        token = self._peek()
+        if token is None or token.kind != "word":
+            raise self._refused("expected a type")
+        word = token.text.lower()
+        if word in ("geometry", "geography"):
+            raise self._refused(f"type {token.text!r} {_LEFT_TO_SPARK}")
+        if word not in PLAIN and word not in self._types:
+            raise self._refused(f"{token.text!r} is not a type that Spark has")
+        self._next += 1
+        return PLAIN[word] if word in PLAIN else self._types[word]()
+
+    def expect_end(self) -> None:
+        """Refuse what is left."""
+        if self._peek() is not None:
+            raise self._refused("expected ',' or the end")
+
+    def _column(self) -> dict[str, Any]:
+        name = self._name()
+        self._take(":")
+        kind = self.type()
+        nullable = not self._take("not")
+        if not nullable:
+            self._expect("null")
+        comment = self._texts() if self._take("comment") else None
+        return _field(name, kind, nullable=nullable, comment=comment)
+
+    def _name(self) -> str:
+        token = self._peek()
+        if token is None or token.kind not in ("word", "quoted"):
+            raise self._refused("expected the name of a column")
+        self._next += 1
+        if token.kind == "quoted":
+            return token.text[1:-1].replace("``", "`")
+        if token.text.lower() == "identifier" and self._is("("):
+            raise self._refused(f"IDENTIFIER(…) {_LEFT_TO_SPARK}")
+        return token.text
+
+    def _array(self) -> Json:
+        self._expect("<")
+        element = self.type()
+        self._expect(">")
+        return {"type": "array", "elementType": element, "containsNull": True}
+
+    def _map(self) -> Json:
+        self._expect("<")
+        key = self.type()
+        self._expect(",")
+        value = self.type()
+        self._expect(">")
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+
+    def _struct(self) -> Json:
+        fields: list[dict[str, Any]] = []
+        if not self._take("<>"):
+            self._expect("<")
+            if not self._is(">"):
+                fields.append(self._column())
+                while self._take(","):
+                    fields.append(self._column())
+            self._expect(">")
+        return {"type": "struct", "fields": fields}
+
+    def _string(self) -> Json:
+        self._refuse_collation()
+        return "string"
+
+    def _sized(self, name: str) -> Json:
+        self._expect("(")
+        length = self._integer(INT_MAX)
+        self._expect(")")
+        self._refuse_collation()
+        return f"{name}({length})"
+
+    def _decimal(self) -> Json:
+        precision, scale = 10, 0
+        if self._take("("):
+            precision = self._integer(DECIMAL_DIGITS_MAX)
+            if self._take(","):
+                scale = self._integer(precision)
+            self._expect(")")
+        return f"decimal({precision},{scale})"
+
+    def _moment(self) -> Json:
+        self._microseconds()
+        if self._take("without"):
+            self._words("time", "zone")
+            return "timestamp_ntz"
+        if self._take("with"):
+            self._words("local", "time", "zone")
+        return self._timestamp
+
+    def _exact_moment(self, name: str) -> Json:
+        self._microseconds()
+        return name
+
+    def _microseconds(self) -> None:
+        if self._take("("):
+            if self._integer(INT_MAX) != TIMESTAMP_DIGITS:
+                self._next -= 1
+                raise self._refused("a timestamp has 6 digits of a second")
+            self._expect(")")
+
+    def _time(self) -> Json:
+        digits = TIMESTAMP_DIGITS
+        if self._take("("):
+            digits = self._integer(TIME_DIGITS_MAX)
+            self._expect(")")
+        if self._take("without"):
+            self._words("time", "zone")
+        return f"time({digits})"
+
+    def _interval(self) -> Json:
+        for units in (_YEAR_MONTH, _DAY_TIME):
+            first = next((unit for unit in units if self._take(unit)), None)
+            if first is None:
+                continue
+            if not self._take("to"):
+                return f"interval {first}"
+            for last in units[units.index(first) + 1 :]:
+                if self._take(last):
+                    return f"interval {first} to {last}"
+            raise self._refused(f"expected a smaller unit than {first}")
+        return "interval"
+
+    def _refuse_collation(self) -> None:
+        if self._is("collate"):
+            raise self._refused(f"COLLATE {_LEFT_TO_SPARK}")
+
+    def _texts(self) -> str:
+        """Read a text in quotes; several are one."""
+        texts = []
+        while (token := self._peek()) is not None and token.kind in ("string", "raw"):
+            self._next += 1
+            texts.append(token.text[2:-1] if token.kind == "raw" else _unescaped(token.text))
+        if not texts:
+            raise self._refused("expected a text in quotes")
+        return "".join(texts)
+
+    def _integer(self, largest: int) -> int:
+        token = self._peek()
+        if token is None or token.kind != "integer":
+            raise self._refused("expected a whole number")
+        if len(token.text.lstrip("0")) > len(str(INT_MAX)) or int(token.text) > largest:
+            raise self._refused(f"expected at most {largest}")
+        self._next += 1
+        return int(token.text)
+
+    def _words(self, *words: str) -> None:
+        for word in words:
+            self._expect(word)
+
+    def _expect(self, text: str) -> None:
+        if not self._take(text):
+            raise self._refused(f"expected {text.upper()!r}")
+
+    def _take(self, text: str) -> bool:
+        found = self._is(text)
+        self._next += found
+        return found
+
+    def _is(self, text: str) -> bool:
+        """Whether a symbol or a word stands next."""
+        token = self._peek()
+        return token is not None and token.kind in ("word", "symbol") and token.text.lower() == text
+
+    def _peek(self) -> _Token | None:
+        return self._tokens[self._next] if self._next < len(self._tokens) else None
+
+    def _refused(self, reason: str) -> _MisplacedError:
+        token = self._peek()
+        return _MisplacedError(self._length if token is None else token.at, reason)
+
+
+def _unescaped(literal: str) -> str:
+    """The text of a literal in quotes."""
+    quote = literal[0]
+    # Two quotes are one, unless a backslash made the first of them.
+    parts = re.findall(rf"\\.|{quote}{quote}|[^\\]", literal[1:-1], re.DOTALL)
+    text = "".join(quote if part == 2 * quote else part for part in parts)
+    return _ESCAPE.sub(_meant, text)
+
+
+def _meant(escape: re.Match[str]) -> str:
+    if short := escape[1] or escape[2]:
+        code = int(short, 16)
+        if code > 0x10FFFF:
+            raise _MisplacedError(0, f"{escape[0]!r} is no character")
+        return chr(code)
+    if escape[3]:
+        return chr(int(escape[3], 8))
+    return _ESCAPED.get(escape[4], escape[4])

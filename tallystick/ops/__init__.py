@@ -1,0 +1,1 @@
+"""What an operator types: tools that look at a pipeline's checkpoint from outside."""

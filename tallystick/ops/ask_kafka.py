@@ -1,0 +1,28 @@
+"""Kafka's word on what a pipeline decided last, for those who are not its driver."""
+
+from tallystick.errors import DataLossError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
+from tallystick.newest_epoch import Ask, Heard
+from tallystick.sink.tokens import newest_token
+from tallystick.sink.transactional_ids import token_group
+from tallystick.topic_partition import TopicPartition
+
+NOWHERE = TopicPartition("", 0)
+"""The token is found wherever the group has it."""
+
+
+def asking(config: KafkaConfig) -> Ask:
+    """Return who asks a cluster; an answer waits for a commit that is under way."""
+
+    def ask(transactional_id: str, lineage: str) -> Heard:
+        broker = KafkaBroker(config)
+        try:
+            held = broker.group_offsets(token_group(transactional_id))
+            return Heard(newest_token(held, NOWHERE, lineage))
+        except DataLossError as error:
+            return Heard(None, str(error))
+        finally:
+            broker.close()
+
+    return ask

@@ -1,0 +1,229 @@
+"""How many offsets the next epoch may span: small first, then as many as fit into its time.
+
+    bound() ─► the epoch runs ─► ended(…) or failed(…) ─► bound() …
+
+An epoch costs a fixed time, and some time for each offset. Both are measured: the sizes differ
+while the bound grows, so a line through the newest epochs tells one from the other. The bound is
+what fits into the target time by that line. It is lower where the rows of one task would not fit
+into its memory, or where the user's option says so.
+
+Only an epoch that was cut short, or was half as large as it might have been, says what an offset
+costs. The median of three such costs counts: one slow epoch changes nothing, two do. All is
+forgotten at the end of a run: the next one begins small, and is up to size after a few epochs.
+
+No IO, clock or threads.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+
+START_COUNT = 1_000
+"""The first epoch of a run, whose cost nobody knows; small enough to be all fixed cost, mostly."""
+TARGET_S = 1.0
+FIXED_SHARE = 0.1
+"""An epoch is made longer than the target where its fixed cost would be more of it than this."""
+PATIENCE_S = 5.0
+"""But no longer than this."""
+TIMEOUT_SHARE = 0.1
+"""How much of the transaction timeout an epoch is to take, at most."""
+ALARM_SHARE = 0.25
+"""An epoch that took more of the timeout than this counts at once, without a second one."""
+GROWTH_MIN, GROWTH_MAX = 4, 8
+"""How much larger the next epoch may be than the newest; the lower one while it is quick."""
+TOLERANCE = 1.25
+"""A bound this near to the best one stays."""
+SPREAD_MIN = 4
+"""The sizes of epochs tell fixed cost from the rest where the largest is so much larger."""
+_COST_COUNT = 3
+_HISTORY_COUNT = 16
+
+
+class Reason(Enum):
+    """Why a bound is what it is; the value is for the query's progress."""
+
+    START = "a run begins with small epochs"
+    GROWING = "it grows while epochs are quick"
+    TIME = "more would take too long"
+    BYTES = "more would not fit into a task's memory"
+    OPTION = "max_offsets_per_trigger"
+    FAILED = "an epoch that took long has failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """What an epoch is to stay within.
+
+    Args:
+        interval_s: of the trigger; 0: it has none.
+        timeout_s: of the transaction.
+        task_bytes_max: rows that one task may hold.
+        offset_count_max: the user's bound; None: there is none.
+    """
+
+    interval_s: float
+    timeout_s: float
+    task_bytes_max: int
+    offset_count_max: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.interval_s >= 0, self
+        assert self.timeout_s > 0, self
+        assert self.task_bytes_max > 0, self
+        assert self.offset_count_max is None or self.offset_count_max > 0, self
+
+    def target_s(self, fixed_s: float) -> float:
+        """How long an epoch is to take, if `fixed_s` of it does not depend on its size."""
+        worthwhile_s = min(fixed_s / FIXED_SHARE, PATIENCE_S)
+        wanted_s = max(self.interval_s, TARGET_S, worthwhile_s)
+        return min(wanted_s, self.timeout_s * TIMEOUT_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class SizedEpoch:
+    """What an epoch has shown.
+
+    Args:
+        offset_count: how many it spanned.
+        took_s: from its plan to its end.
+        task_bytes: rows that the busiest keyed task held; 0: there is none.
+        is_cut: whether more was there to be read.
+    """
+
+    offset_count: int
+    took_s: float
+    task_bytes: int
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBound:
+    """The most that an epoch may span, and why."""
+
+    offset_count: int
+    reason: Reason
+
+    def __post_init__(self) -> None:
+        assert self.offset_count > 0, self
+
+
+class EpochSizes:
+    """Bounds the epochs of one run.
+
+    Args:
+        limits: what each is to stay within.
+    """
+
+    def __init__(self, limits: SizeLimits) -> None:
+        self._limits = limits
+        self._count = START_COUNT
+        self._reason = Reason.START
+        self._is_first = True  # it pays for all that is loaded and compiled
+        self._is_growing = True  # no epoch has come near the target yet
+        self._fixed_s, self._is_fitted = 0.0, False
+        self._costs_s: deque[float] = deque(maxlen=_COST_COUNT)  # per offset
+        self._bytes: deque[float] = deque(maxlen=_COST_COUNT)  # of one task, per offset
+        self._history: deque[tuple[int, float]] = deque(maxlen=_HISTORY_COUNT)
+
+    @property
+    def target_s(self) -> float:
+        """How long an epoch is to take."""
+        return self._limits.target_s(self._fixed_s)
+
+    def bound(self) -> SizeBound:
+        """Return the bound of the next epoch."""
+        bounds = [SizeBound(self._count, self._reason)]
+        if self._bytes and max(self._bytes) > 0:
+            fitting = int(self._limits.task_bytes_max / max(self._bytes))
+            bounds.append(SizeBound(max(1, fitting), Reason.BYTES))
+        if self._limits.offset_count_max is not None:
+            bounds.append(SizeBound(self._limits.offset_count_max, Reason.OPTION))
+        return min(bounds, key=lambda bound: bound.offset_count)
+
+    def ended(self, epoch: SizedEpoch) -> None:
+        """Take in an epoch that was committed."""
+        if epoch.offset_count == 0:  # timers only: says nothing of what records cost
+            return
+        self._bytes.append(epoch.task_bytes / epoch.offset_count)
+        if self._is_first and epoch.took_s < self._limits.timeout_s * ALARM_SHARE:
+            self._is_first = False
+            return
+        self._is_first = False
+        self._history.append((epoch.offset_count, epoch.took_s))
+        if epoch.is_cut or 2 * epoch.offset_count >= self.bound().offset_count:
+            self._learn(epoch.offset_count, epoch.took_s)
+            return
+        self._fit()
+        if epoch.took_s > self.target_s:  # so little took so long: what will much more take?
+            self._count = min(self._count, max(START_COUNT, GROWTH_MAX * epoch.offset_count))
+
+    def failed(self, offset_count: int, took_s: float) -> None:
+        """Take in an epoch that was aborted: one that took long may have been too large."""
+        self._is_first = False
+        if offset_count == 0 or took_s <= self.target_s:
+            return
+        shrunk = int(min(self._count, offset_count) * min(0.5, self.target_s / took_s))
+        self._count, self._reason = max(1, shrunk), Reason.FAILED
+        self._is_growing = False
+        self._costs_s.clear()
+        self._history.clear()
+
+    def _learn(self, count: int, took_s: float) -> None:
+        """Set the size by an epoch that tells what an offset costs."""
+        known = median(self._costs_s) if self._costs_s and not self._is_growing else None
+        if known is not None and not 0.5 < self._cost_s(count, took_s) / known < 2:
+            while len(self._history) > 2:  # what was before says nothing of what is now
+                self._history.popleft()
+        self._fit()
+        if took_s > self._limits.timeout_s * ALARM_SHARE or self._is_growing:
+            self._costs_s.clear()
+        self._costs_s.append(self._cost_s(count, took_s))
+        target_s = self.target_s
+        fitting = max(target_s - self._fixed_s, target_s / 2) / median(self._costs_s)
+        if self._is_growing and took_s <= target_s / 2:
+            self._set(max(fitting, GROWTH_MIN * count), count, Reason.GROWING)
+            return
+        was_growing, self._is_growing = self._is_growing, False
+        off = fitting / self._count
+        if not self._is_fitted:  # go where the fixed cost shows
+            is_too_small = count < SPREAD_MIN
+            other = count * SPREAD_MIN if is_too_small else min(fitting, count / SPREAD_MIN)
+            self._set(other, count, Reason.TIME)
+        elif 1 / TOLERANCE < off < TOLERANCE:
+            self._reason = Reason.TIME
+        elif 0.5 < off < 2 and not was_growing:  # half of the way: it may be noise
+            self._set(math.sqrt(fitting * self._count), count, Reason.TIME)
+        else:
+            self._set(fitting, count, Reason.TIME)
+
+    def _cost_s(self, count: int, took_s: float) -> float:
+        """What an offset cost: never nothing, as the fixed cost is an estimate."""
+        return max(took_s - self._fixed_s, 0.05 * took_s, 1e-9) / count
+
+    def _set(self, fitting: float, count: int, reason: Reason) -> None:
+        is_held_back = fitting > GROWTH_MAX * count
+        self._count = max(1, int(min(fitting, GROWTH_MAX * count)))
+        self._reason = Reason.GROWING if is_held_back else reason
+
+    def _fit(self) -> None:
+        """Estimate the fixed cost by a line through the newest epochs, if they tell it.
+
+        Errors grow with an epoch's duration, so the quick ones weigh more.
+        """
+        counts = [count for count, _ in self._history]
+        if max(counts) < SPREAD_MIN * min(counts):
+            return
+        weights = [1 / max(took_s, 1e-6) ** 2 for _, took_s in self._history]
+        total = math.fsum(weights)
+        pairs = list(zip(weights, self._history, strict=True))
+        count_mean = math.fsum(w * count for w, (count, _) in pairs) / total
+        took_mean = math.fsum(w * took_s for w, (_, took_s) in pairs) / total
+        spread = math.fsum(w * (count - count_mean) ** 2 for w, (count, _) in pairs)
+        slope = math.fsum(
+            w * (count - count_mean) * (took_s - took_mean) for w, (count, took_s) in pairs
+        )
+        least_s = min(took_s for _, took_s in self._history)
+        fixed_s = took_mean - count_mean * slope / spread
+        self._fixed_s, self._is_fitted = min(max(fixed_s, 0.0), least_s), True

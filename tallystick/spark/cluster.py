@@ -1,0 +1,132 @@
+"""What a pipeline needs of Spark: a context, how many tasks run at a time, settings.
+
+A session is made of the context only where somebody needs one: it takes seconds.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from tallystick.codec import ddl
+from tallystick.codec.arrow import arrow_schema
+from tallystick.errors import OptionError
+from tallystick.spark.context import OWN
+
+
+class Cluster:
+    """Where the tasks of a pipeline run.
+
+    Args:
+        context: gives the context, and waits for it if it is not there yet.
+        given: the session that the user has; None: no session, or none yet.
+        close: called when the pipeline is over.
+    """
+
+    def __init__(
+        self,
+        context: Callable[[], SparkContext],
+        given: SparkSession | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._context = context
+        self._given = given
+        self._close = close
+        self._is_closed = False
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession | SparkContext | None,
+        name: str = "tallystick",
+        *,
+        is_light: bool = False,
+    ) -> "Cluster":
+        """Take what a user gave.
+
+        Args:
+            spark: a session, a context, or nothing: then the context of this process, or one that
+                is made now, and ends with the last pipeline that uses it.
+            name: for Spark to show, if a context is made.
+            is_light: no rows will pass through its JVM, if one is made.
+
+        Raises:
+            OptionError: it is something else, such as a session of Spark Connect.
+        """
+        if isinstance(spark, SparkSession):
+            return cls(lambda: spark.sparkContext, spark)
+        if isinstance(spark, SparkContext):
+            return cls(lambda: spark)
+        if spark is not None:
+            raise OptionError(
+                f"spark={spark!r}: expected a classic SparkSession, a SparkContext, or nothing"
+            )
+        if (active := SparkContext._active_spark_context) is not None and not OWN.is_used:
+            return cls(lambda: active)
+        return cls(OWN.take(name, is_light=is_light).result, close=OWN.give_back)
+
+    @cached_property
+    def context(self) -> SparkContext:
+        """The context; waits for it."""
+        return self._context()
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the user gave a session."""
+        return self._given is not None
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The session; made of the context if the user gave none."""
+        if self._given is not None:
+            return self._given
+        assert self.context is not None, "a session is made of the context that is there"
+        return SparkSession.builder.getOrCreate()
+
+    @cached_property
+    def parallelism(self) -> int:
+        """How many tasks run at a time."""
+        return self.context.defaultParallelism
+
+    @cached_property
+    def conf(self) -> Mapping[str, str]:
+        """The settings of the context; not those that belong to a session only."""
+        return dict(self.context.getConf().getAll())
+
+    def columns(self, text: str, name: str) -> pa.Schema:
+        """Read DDL as columns; what only Spark can read, by Spark.
+
+        Args:
+            text: the DDL.
+            name: what it is of, for errors.
+
+        Raises:
+            OptionError: it cannot be read, or Arrow has no such type.
+        """
+        try:
+            found = ddl.columns(text, name, timestamp=self._timestamp)
+        except ddl.DdlError as error:
+            found = ddl.as_columns(self._by_spark(text, error))
+        return arrow_schema(found, name)
+
+    def close(self) -> None:
+        """The pipeline is over: end the context, if it is ours and nobody else uses it."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._close()
+
+    @property
+    def _timestamp(self) -> str:
+        if self._given is None:
+            return "timestamp"
+        kind = self._given.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ")
+        return "timestamp_ntz" if str(kind).upper() == "TIMESTAMP_NTZ" else "timestamp"
+
+    def _by_spark(self, text: str, error: ddl.DdlError) -> Any:
+        try:
+            return self.context._parse_ddl(text).jsonValue()
+        except Exception:
+            raise error from None

@@ -1,0 +1,58 @@
+"""A pipeline in Structured Streaming, as Tallystick 0.1.0 ran it: what a loop takes over."""
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import tallystick as ts
+from tallystick.checkpoint.facts import Identity
+from tallystick.job import Driver
+from tallystick.kafka_sink import written
+from tallystick.spark.cluster import Cluster
+from tallystick.spark.executions import QueryRun
+from tallystick.spark.listening import at_end
+from tallystick.spark.query import EpochRunner
+from tallystick.spark.running import PipelineRun
+from tallystick.spark.source import FORMAT, register
+from tallystick.storage import FileStorage, as_spark_takes_it
+
+
+def streamed(
+    pipeline: ts.Pipeline,
+    spark: SparkSession,
+    *,
+    checkpoint: Path,
+    trigger: dict[str, Any] | None = None,
+    listener: Any = None,
+) -> StreamingQuery:
+    """Start a streaming query whose micro-batches are the pipeline's epochs."""
+    assert pipeline.source is not None
+    run = PipelineRun(
+        name=pipeline.name,
+        cluster=Cluster.of(spark),
+        source_options=pipeline.source.to_options(pipeline.name),
+        steps=pipeline.steps,
+        written=written(pipeline.sinks),
+        listener=listener,
+    )
+    run.check(None, is_new=not FileStorage(str(checkpoint)).names("offsets"))
+
+    def make_driver(query: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+        return run.make_driver(query.checkpoint, identity, storage)
+
+    register(spark)
+    runner = EpochRunner(run.name, make_driver, run.make_engine, frozenset(), run.close)
+    query = (
+        spark.readStream.format(FORMAT)
+        .options(**run.source_options)
+        .load()
+        .writeStream.queryName(run.name)
+        .option("checkpointLocation", as_spark_takes_it(str(checkpoint)))
+        .foreachBatch(runner)
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    at_end(str(query.runId), runner.end, is_active=lambda: query.isActive)
+    return query
