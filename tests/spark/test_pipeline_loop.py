@@ -18,6 +18,7 @@ from tallystick.run.sizing import Reason
 from tallystick.spark.progress import parse_source
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
+from tests.spark.streamed import streamed
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -173,14 +174,18 @@ def test_a_checkpoint_of_structured_streaming_is_taken_over_and_does_not_go_back
     flow: Flow,
 ) -> None:
     flow.feed(100)
-    flow.run(flow.pipeline(max_offsets_per_trigger=40))
+    before = streamed(
+        flow.pipeline(max_offsets_per_trigger=40), flow.spark, checkpoint=flow.checkpoint
+    )
+    assert before.awaitTermination(120)
+    assert (flow.checkpoint / "commits" / "2").exists()
     flow.feed(50)
     run(flow, flow.pipeline(max_offsets_per_trigger=20))
     flow.assert_exact()
 
     flow.feed(10)
     with pytest.raises(Exception, match="the checkpoint was set back"):
-        flow.run()
+        streamed(flow.pipeline(), flow.spark, checkpoint=flow.checkpoint).awaitTermination(120)
     run(flow)
     flow.assert_exact()
 

@@ -103,14 +103,6 @@ def test_a_context_that_is_there_is_used_and_stays(flow: Flow, spark: SparkSessi
         assert spark.sparkContext._jsc is not None, "it is not stopped"
 
 
-@pytest.mark.parametrize("given", ["nothing", "context"])
-def test_structured_streaming_needs_a_session(flow: Flow, spark: SparkSession, given: str) -> None:
-    with pytest.raises(OptionError, match=r"needs a classic SparkSession.* execution='resident'"):
-        flow.pipeline().start(
-            None if given == "nothing" else spark.sparkContext, checkpoint=str(flow.checkpoint)
-        )
-
-
 def test_anything_else_is_refused(flow: Flow) -> None:
     with pytest.raises(OptionError, match="spark='local': expected a classic SparkSession, a"):
         flow.pipeline().start("local", checkpoint=str(flow.checkpoint), execution="jobs")  # type: ignore[arg-type]
