@@ -284,7 +284,7 @@ class PipelineRun:
         Raises:
             OptionError: a step has fewer key groups.
         """
-        steps = tuple(replace(step, parallelism=None) for step in self.keyed.steps)
+        steps = tuple(replace(step, parallelism=parallelism) for step in self.keyed.steps)
         keyed = replace(self.keyed, steps=steps, task_count=parallelism)
         keyed.check(state)
         self.keyed = keyed
