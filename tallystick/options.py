@@ -30,8 +30,6 @@ five minutes by default and never gets through, and keyed tasks that hold all of
 records of 110 bytes take 2 to 5 s on two cores (benchmarks/README.md) and 200 s with a function
 that does 5,000 a second; the fixed cost of an epoch, 0.2 s, is a tenth or less beside them.
 """
-OFFSETS_PER_TASK_MAX = 250_000
-"""The same in a pipeline, per task: a keyed task then holds a quarter GB of records of 1 KB."""
 MAX_OFFSETS, ALL = "maxOffsetsPerTrigger", "all"
 MAX_BYTES = "maxBytesPerTask"
 TASK_BYTES_MAX = 64 << 20
@@ -392,18 +390,6 @@ def _offset_count_max(plain: Mapping[str, str]) -> int | None:
 def is_bounded(options: Mapping[str, str]) -> bool:
     """Whether the options of a source say how many offsets an epoch spans, or `all`."""
     return any(name.lower() == MAX_OFFSETS.lower() for name in options)
-
-
-def bounded(options: Mapping[str, str], task_count: int) -> dict[str, str]:
-    """The options of a pipeline's source, with the bound of its epochs if they name none.
-
-    Args:
-        options: of the source.
-        task_count: how many tasks Spark runs at a time.
-    """
-    if is_bounded(options):
-        return dict(options)
-    return {**options, MAX_OFFSETS: str(OFFSETS_PER_TASK_MAX * task_count)}
 
 
 def _whole(plain: Mapping[str, str], name: str, default: int, *, least: int | None = None) -> int:

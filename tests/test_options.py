@@ -9,8 +9,7 @@ from tallystick.errors import OptionError
 from tallystick.option_table import OPTIONS
 from tallystick.options import (
     OFFSETS_MAX,
-    OFFSETS_PER_TASK_MAX,
-    bounded,
+    is_bounded,
     parse_source_options,
 )
 from tallystick.source.bounds import EARLIEST, LATEST, AtCommitted, AtOffsets, AtTime
@@ -195,6 +194,8 @@ def test_secrets_are_not_in_the_repr():
 def test_epochs_are_bounded_unless_all_is_asked_for():
     assert parse().offset_count_max == OFFSETS_MAX
     assert parse(maxOffsetsPerTrigger="All").offset_count_max is None
-    for asked, count in ((None, 8 * OFFSETS_PER_TASK_MAX), ("all", None), ("7", 7)):
-        own = {} if asked is None else {"MAXOFFSETSPERTRIGGER": asked}
-        assert parse_source_options(bounded({**GOOD, **own}, 8)).offset_count_max == count
+    assert not is_bounded(GOOD)
+    for asked, count in (("all", None), ("7", 7)):
+        own = {**GOOD, "MAXOFFSETSPERTRIGGER": asked}
+        assert is_bounded(own)
+        assert parse_source_options(own).offset_count_max == count

@@ -18,7 +18,7 @@ from typing import Self
 from tallystick.testing.process import ProcessGroup
 
 CRASH_POINTS = ("prepared", "completed", "committed")
-"""Between prepare and complete, complete and commit, commit and Spark's own commit log."""
+"""Between prepare and complete, complete and commit, commit and the end of the epoch."""
 FATES = ("kept", "set aside", "lost", "put back old")
 """What may happen to a host's copies of state while no pipeline runs; none of it may matter."""
 
@@ -138,7 +138,7 @@ class Victim:
 
     def _watch(self) -> None:
         for event in self._events():
-            if event == "TransactionCommitted":
+            if event == "OutputConfirmed":
                 self.committed_epochs += 1
             if self._is_time(event):
                 assert self._kill is not None
@@ -149,7 +149,7 @@ class Victim:
         kill = self._kill
         if kill is None or kill.crash_point is not None:
             return False
-        return event == "EpochRequested" and self.committed_epochs == kill.epoch
+        return event == "EpochPlanned" and self.committed_epochs == kill.epoch
 
     def _events(self) -> Iterator[str]:
         assert self._process.stdout is not None

@@ -24,7 +24,6 @@ from tallystick.options import (
     TICK_COUNT,
     TICK_INTERVAL,
     SourceOptions,
-    bounded,
     is_bounded,
     parse_source_options,
 )
@@ -134,8 +133,7 @@ class PipelineRun:
         )
         self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
-        bounded_options = bounded(source_options, cluster.parallelism)
-        self.source_options = {**bounded_options, **_ticks(self.keyed)}
+        self.source_options = {**source_options, **_ticks(self.keyed)}
         if frames is not None and options.avro and options.value_mode == DEADLETTER:
             raise OptionError(
                 "mode='deadletter' with Avro values and a transform step: the dead letters of such "

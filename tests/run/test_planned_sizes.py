@@ -13,6 +13,7 @@ from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
 from tallystick.spark.pipeline_loop import PlannedByUs
+from tallystick.spark.running import JOBS, Execution
 from tallystick.topic_partition import TopicPartition
 
 PARTITION = TopicPartition("in", 0)
@@ -50,14 +51,19 @@ def clock(monkeypatch):
 
 
 def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, SimpleNamespace]:
-    run = SimpleNamespace(keyed=KeyedSteps(), make_engine=lambda batch: None)
+    run = SimpleNamespace(
+        keyed=KeyedSteps(),
+        make_engine=lambda batch: None,
+        cluster=SimpleNamespace(context=SimpleNamespace(_jsc="runs")),
+        execution=Execution(JOBS, ""),
+    )
     sizes = None if limits is None else EpochSizes(limits)
     return PlannedByUs(run, Planner(end), sizes), run
 
 
 def spanned(source: PlannedByUs, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """Plan one, and how many offsets it spans."""
-    found = source.plan(1, start)
+    found = source.plan(1, start, ())
     assert found.sources is not None
     source.engine(1, found.start, found.sources)
     before, after = (
