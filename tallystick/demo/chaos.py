@@ -137,8 +137,10 @@ class Victim:
         self._file.close()
 
     def _watch(self) -> None:
+        has_run = False
         for event in self._events():
-            if event == "OutputConfirmed":
+            has_run = event == "EpochRan" or (has_run and event != "EpochPlanned")
+            if event == "TransactionCommitted" and has_run:  # else it is the seed's
                 self.committed_epochs += 1
             if self._is_time(event):
                 assert self._kill is not None
