@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.micro_batches import settled_path
 from tallystick.demo import chaos, flights
 from tallystick.demo.audit import Verdict, audit, audit_state, read_all
 from tallystick.demo.job import NAME
 from tallystick.demo.state import read_counts
-from tallystick.newest_epoch import Epochs
-from tallystick.storage import FileStorage
 from tallystick.testing.kafka import EmbeddedKafka
 
 STALL_S = 120.0
@@ -214,8 +214,8 @@ def _wait_until_settled(checkpoint: Path) -> None:
     """Until the pipeline, at rest, has noted its last epoch, so that nobody has to ask Kafka."""
     deadline = time.monotonic() + STALL_S
     while time.monotonic() < deadline:
-        epochs = Epochs(FileStorage(str(checkpoint)))
-        if epochs.settled() == epochs.newest_begun:
+        names = [f"{m.FOLDER}/{path.name}" for path in (checkpoint / m.FOLDER).iterdir()]
+        if settled_path(max(m.manifests(names), key=m.attempt_of)) in names:
             return
         time.sleep(0.1)
     raise DemoError(f"the last epoch was not noted as settled within {STALL_S:.0f} s")
