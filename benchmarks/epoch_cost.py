@@ -1,22 +1,21 @@
 """The fixed cost of an epoch: one that finds no record, and one of ten records.
 
-    .venv/bin/python benchmarks/epoch_cost.py [--epochs N] [--warm-up N]
+    .venv/bin/python benchmarks/epoch_cost.py [--epochs N] [--warm-up N] [--execution jobs]
 
 The query of the `stateless` job stays up, and is given one transaction at a time: aborted, so that
 offsets move and no record is there, or committed with ten records. Each becomes visible at once and
-so makes exactly one epoch. Spark's own times of these epochs are printed in ms, taken from
-`query.recentProgress` and, to cross-check, from a streaming query listener.
+so makes exactly one epoch. Printed, in ms: the time of these epochs, from `query.lastProgress`, its
+parts, between the facts of the protocol, and how long a user waits.
 """
 
 import argparse
 import math
-import queue
 import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import tallystick_stateless
 from confluent_kafka import Producer
@@ -24,14 +23,9 @@ from harness import results
 from harness.broker import start_broker
 from harness.measure import Broker
 from harness.topics import PARTITION_COUNT, Topics
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
-from pyspark.sql.streaming.query import StreamingQuery
+
+from tallystick.checkpoint import protocol as c
+from tallystick.run.query import Query
 
 HERE = Path(__file__).resolve().parent
 INPUT_TOPIC, OUTPUT_TOPIC = "events", "epoch-cost"
@@ -39,55 +33,51 @@ EPOCH_TIMEOUT_S = 60.0
 DELIVERY_TIMEOUT_S = 30.0
 RECORDS_OF_TEN = 10
 EMPTY, TEN = "empty", "10 records"
-PHASES = (
-    "triggerExecution",
-    "latestOffset",
-    "queryPlanning",
-    "walCommit",
-    "addBatch",
-    "commitOffsets",
-)
-"""Spark's names; the first holds all others."""
+POLL_S = 0.001
+WHOLE = "the whole epoch"
+PARTS = {
+    "EpochPlanned": "plan",
+    "EpochRan": "run its tasks",
+    "ManifestWritten": "write the manifest",
+    "OutputCounted": "count the output",
+    "TransactionCommitted": "commit",
+    "OutputConfirmed": "confirm",
+}
+"""Fact of the protocol -> what ends with it."""
 REACTION = "input visible to epoch reported"
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: its number, Spark's times, and the time from its input to its report."""
+    """One epoch: the time that it took, that of its parts, and that from its input to its end."""
 
-    batch_id: int
-    duration_ms: dict[str, int]
+    took_ms: float
+    parts_ms: dict[str, float]
     reaction_ms: float
 
 
-class Reports(StreamingQueryListener):
-    """Hands on the progress of each epoch that ran."""
+class Facts:
+    """When the facts of the newest epoch were told."""
 
     def __init__(self) -> None:
-        self._progress: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._told: list[tuple[str, float]] = []
+        self.newest: list[tuple[str, float]] = []
 
-    def next(self) -> dict[str, Any]:
-        """The next epoch's progress; waits for it."""
-        try:
-            return self._progress.get(timeout=EPOCH_TIMEOUT_S)
-        except queue.Empty:
-            raise TimeoutError(
-                f"no epoch was reported within {EPOCH_TIMEOUT_S:.0f} s after its input was there"
-            ) from None
+    def __call__(self, event: c.Event) -> None:
+        """Called by the driver with each event."""
+        if isinstance(event, c.EpochWanted):
+            self._told = []
+        self._told.append((type(event).__name__, time.monotonic()))
+        if isinstance(event, c.OutputConfirmed):
+            self.newest = self._told
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to hand on."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Hand on the epochs that ran; a trigger that found nothing has no `addBatch`."""
-        if "addBatch" in event.progress["durationMs"]:
-            self._progress.put(event.progress)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to hand on."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to hand on."""
+    def parts_ms(self) -> dict[str, float]:
+        """How long each part of the newest epoch took."""
+        return {
+            PARTS[fact]: (at_s - before_s) * 1000
+            for (_, before_s), (fact, at_s) in pairwise(self.newest)
+            if fact in PARTS
+        }
 
 
 class Input:
@@ -120,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--warm-up", type=int, default=15, help="epochs of each kind, not counted")
+    parser.add_argument("--execution", choices=["resident", "jobs"], default="resident")
     parser.add_argument("--work", type=Path, default=HERE / "work")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     arguments = parser.parse_args()
@@ -127,69 +118,70 @@ def main() -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     with start_broker(directory / "broker") as broker:
-        measured = measure(broker, directory / "checkpoint", arguments.epochs, arguments.warm_up)
+        measured = measure(broker, directory / "checkpoint", arguments)
     lines = summary(measured)
     print(results.markdown(["ms", *_columns(measured)], lines))
-    row = {"epochs": arguments.epochs, "ms": {line[0]: line[1:] for line in lines}}
+    row = {
+        "epochs": arguments.epochs,
+        "execution": arguments.execution,
+        "ms": {line[0]: line[1:] for line in lines},
+    }
     results.append_row(arguments.results, "epoch_cost", row, config=results.environment(HERE))
 
 
 def measure(
-    broker: Broker, checkpoint: Path, epochs: int, warm_up: int
-) -> dict[str, tuple[list[Epoch], list[Epoch]]]:
-    """Run the query and give it `epochs` epochs of each kind.
-
-    Returns:
-        per kind the epochs as the listener saw them, and as `query.recentProgress` has them.
-    """
+    broker: Broker, checkpoint: Path, arguments: argparse.Namespace
+) -> dict[str, list[Epoch]]:
+    """Run the query, and return its epochs of each kind, those that warm it up left out."""
     with Topics(broker.bootstrap) as topics:
         topics.create(INPUT_TOPIC)
         topics.create(OUTPUT_TOPIC)
     spark = tallystick_stateless.session()
     # The job's function is pickled by reference to its module, which the workers do not have.
     spark.sparkContext.addPyFile(tallystick_stateless.__file__)
-    reports = Reports()
-    spark.streams.addListener(reports)
     job = tallystick_stateless.pipeline(broker.bootstrap, INPUT_TOPIC, OUTPUT_TOPIC, 1_000_000)
-    given = Input(broker.bootstrap)
-    query = job.start(spark, checkpoint=str(checkpoint), trigger={"processingTime": "0 seconds"})
+    given, facts = Input(broker.bootstrap), Facts()
+    query = job.start(
+        spark, checkpoint=str(checkpoint), listener=facts, execution=arguments.execution
+    )
     try:
-        measured = {}
-        for kind in (EMPTY, TEN):
-            heard = [_run_epoch(given, reports, kind) for _ in range(warm_up + epochs)][warm_up:]
-            measured[kind] = (heard, _from_recent_progress(query, heard))
-        return measured
+        count = arguments.warm_up + arguments.epochs
+        return {
+            kind: [_run_epoch(given, query, facts, kind) for _ in range(count)][arguments.warm_up :]
+            for kind in (EMPTY, TEN)
+        }
     finally:
         query.stop()
         spark.stop()
 
 
-def summary(measured: dict[str, tuple[list[Epoch], list[Epoch]]]) -> list[list[str]]:
-    """One line per phase, with p50 and p90 of each kind."""
-    lines = []
-    for phase in PHASES:
-        recent = [
-            [epoch.duration_ms.get(phase, 0) for epoch in each[1]] for each in measured.values()
-        ]
-        lines.append([phase, *_percentiles(recent)])
-    heard = [[epoch.duration_ms[PHASES[0]] for epoch in each[0]] for each in measured.values()]
-    lines.append([f"{PHASES[0]} (listener)", *_percentiles(heard)])
-    reactions = [[epoch.reaction_ms for epoch in each[0]] for each in measured.values()]
+def summary(measured: dict[str, list[Epoch]]) -> list[list[str]]:
+    """One line per part, with p50 and p90 of each kind."""
+    kinds = list(measured.values())
+    lines = [[WHOLE, *_percentiles([[epoch.took_ms for epoch in each] for each in kinds])]]
+    for part in PARTS.values():
+        times = [[epoch.parts_ms.get(part, 0) for epoch in each] for each in kinds]
+        lines.append([part, *_percentiles(times)])
+    reactions = [[epoch.reaction_ms for epoch in each] for each in kinds]
     lines.append([REACTION, *_percentiles(reactions)])
     return lines
 
 
-def _run_epoch(given: Input, reports: Reports, kind: str) -> Epoch:
+def _run_epoch(given: Input, query: Query, facts: Facts, kind: str) -> Epoch:
+    """Give the query an epoch's input, and wait for its end."""
+    before = query.lastProgress
     given.give(kind)
     visible_s = time.monotonic()
-    progress = reports.next()
+    while (progress := query.lastProgress) is before or progress is None:
+        if (error := query.exception()) is not None:
+            raise error
+        if time.monotonic() - visible_s > EPOCH_TIMEOUT_S:
+            raise TimeoutError(
+                f"no epoch was reported within {EPOCH_TIMEOUT_S:.0f} s after its input was there"
+            )
+        time.sleep(POLL_S)
     reaction_ms = (time.monotonic() - visible_s) * 1000
-    return Epoch(progress["batchId"], dict(progress["durationMs"]), reaction_ms)
-
-
-def _from_recent_progress(query: StreamingQuery, heard: Sequence[Epoch]) -> list[Epoch]:
-    durations = {each["batchId"]: each["durationMs"] for each in query.recentProgress}
-    return [Epoch(each.batch_id, durations[each.batch_id], each.reaction_ms) for each in heard]
+    return Epoch(progress["durationMs"]["triggerExecution"], facts.parts_ms(), reaction_ms)
 
 
 def _event(number: int) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class Candidate:
 
 
 def ours(name: str, trigger: str) -> Candidate:
-    """Our job with a trigger of Spark's."""
+    """Our job with a trigger."""
 
     def command(workspace: Workspace, run: Run) -> Sequence[str]:
         script = workspace.benchmarks / "tallystick_count.py"

@@ -26,9 +26,9 @@ from harness.broker import start_broker
 from harness.measure import Broker
 from harness.topics import Topics
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 import tallystick as ts
+from tallystick.run.query import Query
 
 HERE = Path(__file__).resolve().parent
 KEY_BYTES = 10
@@ -106,19 +106,18 @@ class Copies:
         shutil.rmtree(checkpoint, ignore_errors=True)
         return found[1:]
 
-    def _epochs(self, query: StreamingQuery, wanted: int) -> Iterator[float]:
+    def _epochs(self, query: Query, wanted: int) -> Iterator[float]:
         """The times of the first whole epochs."""
-        seen, until = -1, time.monotonic() + RUN_TIMEOUT_S
-        while seen + 1 < wanted:
+        seen, until = 0, time.monotonic() + RUN_TIMEOUT_S
+        while seen < wanted:
             for progress in query.recentProgress:
-                is_new = seen < progress["batchId"] < wanted
-                if is_new and "addBatch" in progress["durationMs"]:
+                if seen < progress["batchId"] <= wanted:
                     seen = progress["batchId"]
                     yield progress["durationMs"]["triggerExecution"] / 1000
             if query.exception() is not None:
                 raise RuntimeError(str(query.exception()))
             if time.monotonic() > until:
-                raise TimeoutError(f"{seen + 1} of {wanted} epochs in {RUN_TIMEOUT_S:.0f} s")
+                raise TimeoutError(f"{seen} of {wanted} epochs in {RUN_TIMEOUT_S:.0f} s")
             time.sleep(0.05)
 
 

@@ -78,9 +78,11 @@ def start(arguments: argparse.Namespace) -> None:
         topics = (arguments.bootstrap, arguments.input, arguments.output)
         pipeline = tallystick_stateless.pipeline(*topics, arguments.epoch_records)
     timeline.mark("pipeline is made")
-    settings = {} if arguments.execution == "streaming" else {"execution": arguments.execution}
     query = pipeline.start(
-        spark, checkpoint=arguments.checkpoint, listener=timeline.hear, **settings
+        spark,
+        checkpoint=arguments.checkpoint,
+        listener=timeline.hear,
+        execution=arguments.execution,
     )
     timeline.mark("start() returned")
     while not timeline.committed.wait(0.05):
@@ -178,9 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--jobs", default="stateless,count")
     parser.add_argument("--spark", choices=("nothing", "session"), default="nothing")
-    parser.add_argument(
-        "--execution", choices=("resident", "jobs", "streaming"), default="resident"
-    )
+    parser.add_argument("--execution", choices=("resident", "jobs"), default="resident")
     parser.add_argument("--rounds", type=int, default=2)
     inner = parser.add_argument_group("of the process that is measured")
     inner.add_argument("--start", action="store_true")

@@ -67,7 +67,7 @@ def pipeline(arguments: argparse.Namespace) -> ts.Pipeline:
 
 
 def trigger(text: str) -> Mapping[str, Any]:
-    """Spark's trigger: "1 second" and the like, or all that is there now."""
+    """The trigger: "1 second" and the like, or all that is there now."""
     return {"availableNow": True} if text == AVAILABLE_NOW else {"processingTime": text}
 
 
@@ -93,7 +93,8 @@ def main() -> None:
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:
-        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
+        size, took = progress["epochSize"], progress["durationMs"]
+        print(progress["batchId"], progress["execution"], size, took, flush=True)
 
 
 if __name__ == "__main__":

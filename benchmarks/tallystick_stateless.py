@@ -36,8 +36,6 @@ def session() -> SparkSession:
         "spark.driver.memory": "3g",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # All epochs of a run stay to be looked at.
-        "spark.sql.streaming.numRecentProgressUpdates": "1000",
     }
     return ts.spark_session("bench", master="local[2]", config=config)
 
@@ -96,7 +94,8 @@ def main() -> None:
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:
-        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
+        size, took = progress["epochSize"], progress["durationMs"]
+        print(progress["batchId"], progress["execution"], size, took, flush=True)
 
 
 if __name__ == "__main__":

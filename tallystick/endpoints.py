@@ -35,8 +35,8 @@ class KafkaSource:
         starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
         starting_time: start at the first record at or after a time, instead of `starting_offsets`.
         ending_offsets: where reading ends for good; None: never.
-        max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: 250,000 for
-            each task that Spark runs at a time, with execution="jobs" what fits into a second.
+        max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: what fits
+            into a second, or into the trigger's interval if that is longer.
         max_bytes_per_task: rows that a keyed task holds in memory at a time; None: 64 MiB. The rows
             of one key group stay together.
         min_partitions: cut large partitions for so many readers. Order per partition is kept, so

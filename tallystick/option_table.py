@@ -86,7 +86,7 @@ OPTIONS = (
            "1700000000000", _START),
     Option("endingOffsetsByTimestamp", f"{_PER_PARTITION}{_MS}", "not set", "The same, with a time of each partition.",
            '{"flights": {"0": 1700000000000}}', _START),
-    Option("maxOffsetsPerTrigger", f"{_COUNT}, or `all`", "1000000; in a pipeline 250000 for each task that Spark runs at a time, with `execution=\"jobs\"` what fits into a second",
+    Option("maxOffsetsPerTrigger", f"{_COUNT}, or `all`", "1000000; in a pipeline what fits into a second, or into the trigger's interval",
            "The most that one micro-batch spans; a backlog becomes several. Each partition gets its share in proportion to what it has waiting, and at least one offset. `all`: no limit, as in Spark's connector by default.", "100000", _RATE, "stream"),
     Option("maxBytesPerTask", _COUNT, "67108864 (64 MiB)",
            "Rows that a keyed task of a pipeline holds in memory at a time. What is more goes to a file on its host, and is processed some key groups at a time; the rows of one key group stay together. Epochs are made so small that this is rare.", "16777216", _RATE, "stream"),

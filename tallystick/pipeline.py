@@ -5,11 +5,13 @@
         .read(KafkaSource("localhost:9092", topics=["flights"], value=Json("dest string, n int")))
         .map_batches(late_only)
         .write(KafkaSink("localhost:9092", topic="late", key="dest", value=Json()))
-        .start(spark, checkpoint="/data/late-flights", trigger={"processingTime": "1 second"})
+        .start(checkpoint="/data/late-flights")
     )
+    query.awaitTermination()
 
 The functions of `map_batches` are chained into the reader: they get the Arrow batches that it
-decoded, in the same task, and what they return is encoded for Kafka right there.
+decoded, in the same task, and what they return is encoded for Kafka right there. Tasks stay in the
+same processes of Spark's for the life of a run; no query of Structured Streaming is involved.
 
 With state, exactly once with the output:
 
@@ -132,8 +134,9 @@ class Pipeline:
                 context of this process, or one that is made for it and ends with it. A `transform`
                 step has a session made of the context, which takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
-            trigger: the arguments of Spark's `DataStreamWriter.trigger`; None: an epoch begins as
-                soon as there is something to read.
+            trigger: `{"processingTime": "10 seconds"}`, `{"availableNow": True}` or
+                `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; None: an epoch begins
+                as soon as there is something to read.
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
                 state may be given up.
@@ -143,7 +146,8 @@ class Pipeline:
                 encrypts what tasks exchange, or allocates executors dynamically.
 
         Returns:
-            The running query, with the members of Spark's StreamingQuery.
+            The running query, with the members of Spark's StreamingQuery. What ends it is raised
+            there with its own class, also what a user's function raises.
 
         Raises:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.

@@ -232,7 +232,7 @@ class Prepared(NamedTuple):
 
 
 class Engine(Protocol):
-    """What runs the data part of an epoch: Spark, on one micro-batch."""
+    """What runs the data part of an epoch: tasks of Spark's."""
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]

@@ -72,7 +72,7 @@ ATTEMPTS_MAX = 3
 
 
 class Coordinator:
-    """Drives one epoch after the other, and every recovery, as Spark asks for them.
+    """Drives one epoch after the other, and every recovery, as a loop or Spark asks for them.
 
     Args:
         identity: who runs.

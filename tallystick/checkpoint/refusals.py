@@ -148,8 +148,8 @@ def begins_nowhere(identity: Identity) -> ManifestError:
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is one of Structured "
         f"Streaming without any committed epoch: where its first one begins only Spark's log "
-        f"says. Nothing was changed. Start once without execution=, until an epoch is committed; "
-        f"or use a new checkpoint."
+        f"says (offsets/0). Nothing was changed, and nothing is in the output: use a new "
+        f"checkpoint, with starting_offsets= from there."
     )
 
 

@@ -18,7 +18,7 @@ from typing import Self
 from tallystick.testing.process import ProcessGroup
 
 CRASH_POINTS = ("prepared", "completed", "committed")
-"""Between prepare and complete, complete and commit, commit and Spark's own commit log."""
+"""Between prepare and complete, complete and commit, commit and the end of the epoch."""
 FATES = ("kept", "set aside", "lost", "put back old")
 """What may happen to a host's copies of state while no pipeline runs; none of it may matter."""
 
@@ -137,8 +137,10 @@ class Victim:
         self._file.close()
 
     def _watch(self) -> None:
+        has_run = False
         for event in self._events():
-            if event == "TransactionCommitted":
+            has_run = event == "EpochRan" or (has_run and event != "EpochPlanned")
+            if event == "TransactionCommitted" and has_run:  # else it is the seed's
                 self.committed_epochs += 1
             if self._is_time(event):
                 assert self._kill is not None
@@ -149,7 +151,7 @@ class Victim:
         kill = self._kill
         if kill is None or kill.crash_point is not None:
             return False
-        return event == "EpochRequested" and self.committed_epochs == kill.epoch
+        return event == "EpochPlanned" and self.committed_epochs == kill.epoch
 
     def _events(self) -> Iterator[str]:
         assert self._process.stdout is not None

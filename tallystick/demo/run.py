@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.micro_batches import settled_path
 from tallystick.demo import chaos, flights
 from tallystick.demo.audit import Verdict, audit, audit_state, read_all
 from tallystick.demo.job import NAME
@@ -176,7 +178,7 @@ def survive(
             with chaos.Victim([*arguments, *kind], kill, folder / "job.log", copies.path) as victim:
                 _watch(victim, feed, positions, lambda n: progress.update(bar, completed=n))
                 if victim.alive:  # it has read everything
-                    _wait_until_logged(folder / "checkpoint")
+                    _wait_until_settled(folder / "checkpoint")
                     break
             if kill is None or not victim.was_killed:
                 raise DemoError(f"the pipeline ended by itself:\n{victim.error_text}")
@@ -208,19 +210,15 @@ def _watch(
         time.sleep(0.1)
 
 
-def _wait_until_logged(checkpoint: Path) -> None:
-    """Until Spark's log has the last epoch, by which a reader of the state knows what counts."""
+def _wait_until_settled(checkpoint: Path) -> None:
+    """Until the pipeline, at rest, has noted its last epoch, so that nobody has to ask Kafka."""
     deadline = time.monotonic() + STALL_S
     while time.monotonic() < deadline:
-        planned, done = ({*_epochs(checkpoint / log)} for log in ("offsets", "commits"))
-        if planned == done:
+        names = [f"{m.FOLDER}/{path.name}" for path in (checkpoint / m.FOLDER).iterdir()]
+        if settled_path(max(m.manifests(names), key=m.attempt_of)) in names:
             return
         time.sleep(0.1)
-    raise DemoError(f"the last epoch was not logged within {STALL_S:.0f} s")
-
-
-def _epochs(log: Path) -> list[int]:
-    return [int(path.name) for path in log.iterdir() if path.name.isdecimal()]
+    raise DemoError(f"the last epoch was not noted as settled within {STALL_S:.0f} s")
 
 
 def _progress(console: Console) -> Progress:

@@ -1,8 +1,8 @@
 """A pipeline in a loop of our own: no query of Spark's, no log but the manifests.
 
-Spark runs the tasks: each epoch is a job. What Structured Streaming did is here: the planner lives
-in the driver, an epoch is planned behind the fence, and where it begins stands in the manifest of
-the one before.
+Spark runs the tasks: one job for all epochs, or a job each. What Structured Streaming did is here:
+the planner lives in the driver, an epoch is planned behind the fence, and where it begins stands in
+the manifest of the one before.
 """
 
 import json

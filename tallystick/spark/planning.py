@@ -1,7 +1,7 @@
 """The driver side of a stream: asks Kafka what the enumerator wants to know, epoch by epoch.
 
-Lives in the Python process that Spark keeps per query. It remembers nothing that matters: each plan
-starts from what Spark logged last.
+Lives in the driver of a pipeline, and for `readStream` in the Python process that Spark keeps per
+query. It remembers nothing that matters: each plan starts from where the epoch before has ended.
 """
 
 import logging
@@ -84,7 +84,7 @@ class StreamPlanner:
         """The offsets of the next epoch; `start` itself when there is none to run.
 
         Args:
-            start: what Spark logged last.
+            start: where the epoch before has ended.
             offset_count_max: the most that the epoch may span; None: no limit.
 
         Raises:

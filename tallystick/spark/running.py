@@ -1,4 +1,4 @@
-"""A started pipeline: Spark's micro-batches on one side, driver and engine on the other."""
+"""A started pipeline: what its epochs are made of, and what runs their tasks."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A pipeline without Spark: the real driver and broker port under a stand-in for micro-batches."""
+"""A pipeline without Spark: the real driver and broker port under a stand-in for its epochs."""
 
 import json
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from tallystick.errors import RetriableError
 from tallystick.job import Driver, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.ports import Engine
+from tallystick.ports import Engine, PlannedEpoch, Prepared
 from tallystick.sink.transaction import Producer
-from tallystick.source.offsets import SourceOffsets
+from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage, SystemClock
 from tallystick.task import WritePlan, client_for
 from tallystick.topic_partition import TopicPartition
@@ -72,9 +73,48 @@ def make_driver(
 
 def request_of(shape: Shape, epoch: int, cluster_id: str, source_topic: str = "") -> Request:
     """What Spark asks for, and has logged, for an epoch: its source has moved on by one."""
-    position = {TopicPartition(source_topic or shape.topic, 0): epoch + 1}
+    return Request(epoch, at_offset(epoch + 1, shape, cluster_id, source_topic), may_skip=False)
+
+
+def at_offset(
+    offset: int, shape: Shape, cluster_id: str, source_topic: str = ""
+) -> tuple[str, ...]:
+    """A position of the source."""
+    position = {TopicPartition(source_topic or shape.topic, 0): offset}
     offsets = SourceOffsets(cluster_id, readers_group(shape.pipeline), position)
-    return Request(epoch, (json.dumps(offsets.to_json(), sort_keys=True),), may_skip=False)
+    return (json.dumps(offsets.to_json(), sort_keys=True),)
+
+
+@dataclass
+class Planned:
+    """Plans the epochs of a loop, each of one offset; see `ports.EpochSource`.
+
+    Args:
+        at: the position of an offset.
+        rows: writes them; its epochs count from 0, those of a loop from 1.
+    """
+
+    at: Callable[[int], tuple[str, ...]]
+    rows: Engine
+    epoch: int = 0
+
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
+        self.epoch = checkpoint_id
+        begins = start or self.at(0)
+        ((_, offset),) = from_json(json.loads(begins[0])).positions.items()
+        return PlannedEpoch(begins, self.at(offset + 1))
+
+    def engine(
+        self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
+    ) -> Engine:
+        return self
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        return self.rows.run_epoch(checkpoint_id - 1, producer, state)
 
 
 MakeJob = Callable[..., "Job"]
@@ -83,7 +123,7 @@ MakeJob = Callable[..., "Job"]
 
 @dataclass
 class Job:
-    """One pipeline: asks for epoch after epoch, and again for one that failed, as Spark does.
+    """One pipeline: asks for epoch after epoch, and again for one that failed.
 
     Args:
         shape: what it writes.
@@ -96,6 +136,7 @@ class Job:
         token_topic: where the token is kept, and what the source reads; "": the shape's topic.
         lineage: of the checkpoint; "": one of the pipeline's name.
         accepted: the decisions of a person.
+        has_loop: it runs as a pipeline does; else as Spark asks for what it has logged.
     """
 
     shape: Shape
@@ -108,6 +149,7 @@ class Job:
     token_topic: str = ""
     lineage: str = ""
     accepted: frozenset[str] = frozenset()
+    has_loop: bool = False
     logged: int = 0
     restarts: int = 0
     errors: list[str] = field(default_factory=list)
@@ -134,8 +176,16 @@ class Job:
             self._start()
         assert self._driver is not None
         assert self._broker is not None
-        request = request_of(self.shape, self.logged, self._broker.cluster_id(), self.token_topic)
+        cluster_id = self._broker.cluster_id()
         engine = self.engine or RowsEngine(self.shape, self._write_plan, self.midway)
+        if self.has_loop:
+            planned = Planned(
+                lambda offset: at_offset(offset, self.shape, cluster_id, self.token_topic), engine
+            )
+            self._driver.run_next(planned)
+            self.logged = planned.epoch
+            return
+        request = request_of(self.shape, self.logged, cluster_id, self.token_topic)
         self._driver.run_epoch(request, engine)
         self.logged += 1
 

@@ -1,11 +1,13 @@
 """A request or an answer is lost: each kind of message, twice."""
 
+from typing import Any
+
 import pytest
 
 from tallystick.errors import BrokerUnavailableError
 from tallystick.sink.transaction import Producer
 from tallystick.testing import EmbeddedKafka
-from tests.failover.job import MakeJob
+from tests.failover.job import Job, MakeJob
 from tests.failover.losses import (
     AT_THE_NEXT_START,
     EPOCHS,
@@ -36,6 +38,16 @@ TASK_APIS = [
     ("DescribeProducers", IN_A_LATER_EPOCH),
     ("Produce", IN_A_LATER_EPOCH),
 ]
+
+
+@pytest.fixture(params=["loop", "log"])
+def make_job(request: pytest.FixtureRequest, make_job: MakeJob) -> MakeJob:
+    """Pipelines, and queries of Structured Streaming, whose epochs Spark has logged."""
+
+    def make(name: str, **how: Any) -> Job:
+        return make_job(f"{request.param}-{name}", has_loop=request.param == "loop", **how)
+
+    return make
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])
