@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 
 EPOCH_RECORDS = 60
 KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
-"""When a daemon dies: at the record of that number, when a task has written, before an epoch."""
+"""When a daemon dies: at the record of that number, when a task has written, between epochs."""
 DAEMON = ["pyspark.daemon", "pyspark.worker"]
 """The end of its command, and of that of the workers that it forks."""
 REAPED = """Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
@@ -35,7 +35,7 @@ java.io.IOException: Stream closed
 ZOMBIE = "Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider …"
 IDLE_AT = 4
-"""The epoch before which a daemon dies, while no worker has anything to do."""
+"""The epoch behind which a daemon dies, while no worker has anything to do."""
 
 
 class Daemons:
@@ -43,6 +43,7 @@ class Daemons:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.epochs = 0
         folder.mkdir()
 
     def dying(self, kills: tuple[str, ...]) -> Any:
@@ -86,9 +87,10 @@ class Daemons:
 
         return Dying(**vars(plan))
 
-    def before_epoch(self, event: c.Event) -> None:
-        """A listener that kills the newest daemon before an epoch."""
-        if isinstance(event, c.EpochRequested) and event.request.checkpoint_id == IDLE_AT:
+    def behind_epoch(self, event: c.Event) -> None:
+        """A listener that kills the newest daemon behind an epoch."""
+        self.epochs += isinstance(event, c.OutputConfirmed)
+        if self.epochs == IDLE_AT and isinstance(event, c.OutputConfirmed):
             _, newest = self.workers()[-1]
             (self.folder / "dead-idle").write_text(str(newest))
             os.kill(newest, signal.SIGKILL)
@@ -110,7 +112,7 @@ class Daemons:
 def test_epochs_go_on_in_workers_of_another_daemon(
     flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: str
 ) -> None:
-    """Among its rows, while it writes, and between two epochs; with one attempt for each task."""
+    """Among its rows, while it writes, and between two epochs; Spark jobs, one attempt per task."""
     daemons, kills = Daemons(tmp_path / "daemons"), KILLS[transactions]
     write_plan = SinkCluster.write_plan
     monkeypatch.setattr(
@@ -127,11 +129,11 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     aborted = []
 
     def listen(event: c.Event) -> None:
-        daemons.before_epoch(event)
+        daemons.behind_epoch(event)
         if isinstance(event, c.ActionFailed):
             aborted.append(str(event.error))
 
-    flow.run(pipeline, listener=listen)
+    flow.run(pipeline, listener=listen, execution="jobs")
 
     flow.assert_exact()
     dead = daemons.dead()
@@ -156,7 +158,7 @@ def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
     """Spark gives each of them a task before it sees that it is dead; this epoch has one task."""
     flow, all_there = Flow(kafka, None, tmp_path, partitions=6), tmp_path / "all"
     flow.feed(120, keys=60)
-    spec = flow.spec(master="local[6]", map_waits_for=str(all_there))
+    spec = flow.spec(master="local[6]", map_waits_for=str(all_there), execution="jobs")
     driver = drivers.take()
     driver.run(spec)
     deadline = time.monotonic() + 120

@@ -13,9 +13,9 @@ from tests.spark.standalone_cluster import Cluster
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("execution", [None, "resident"])
+@pytest.mark.parametrize("execution", ["resident", "jobs"])
 def test_counts_survive_executors_copies_and_hosts(
-    flow: Flow, tmp_path: Path, execution: str | None
+    flow: Flow, tmp_path: Path, execution: str
 ) -> None:
     """With the last host, resident tasks are one where they were two."""
     flights = Flights(flow, load(6000))

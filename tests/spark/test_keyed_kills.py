@@ -16,29 +16,21 @@ from tallystick.demo.flights import load
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import PARALLELISMS, Flights, keyed_drivers
-from tests.spark.test_crash_points import KILLS as ALL_KILLS
 from tests.spark.test_crash_points import LOOP_KILLS
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
-RANDOM = ("EpochRequested", 2, 0.5)
+RANDOM = ("EpochPlanned", 2, 0.5)
 """Any time up to half a second after the second plan: before, in or after its tasks."""
 FEW_KILLS = [
     ("EpochRan", 1, 0.0),
     RANDOM,
     ("TransactionCommitted", 3, 0.0),
-    ("EpochReturned", 2, 0.0),
+    ("OutputConfirmed", 2, 0.0),
 ]
-MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in ALL_KILLS), *[RANDOM] * 12]
+MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS), *[RANDOM] * 12]
 """The fact behind which the driver dies, the how-manieth of its kind, how much later at most."""
-IN_A_GANG = ("EpochPlanned", 2, 0.5)
-FEW_LOOP_KILLS = [("EpochRan", 1, 0.0), IN_A_GANG, ("TransactionCommitted", 3, 0.0)]
-MANY_LOOP_KILLS = [
-    *((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS),
-    *[IN_A_GANG] * 12,
-]
-"""The same for resident tasks."""
-KILLS = {None: (FEW_KILLS, MANY_KILLS), "resident": (FEW_LOOP_KILLS, MANY_LOOP_KILLS)}
+EXECUTIONS = ("resident", "jobs")
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +47,16 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, copies: Copies) -> Iterator[
     pool.close()
 
 
-@pytest.mark.parametrize("execution", KILLS)
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
-    flow: Flow, keyed: Drivers, copies: Copies, execution: str | None
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str
 ) -> None:
-    few, many = KILLS[execution]
-    kill_count = int(os.environ.get("KEYED_KILLS", len(few)))
-    is_long = kill_count > len(few)
+    kill_count = int(os.environ.get("KEYED_KILLS", len(FEW_KILLS)))
+    is_long = kill_count > len(FEW_KILLS)
     chance = random.Random(kill_count)
     flights = Flights(flow, load(1000 * (kill_count + 2)))
     parallelisms = cycle(PARALLELISMS)
-    kills = cycle(many if is_long else few)
+    kills = cycle(MANY_KILLS if is_long else FEW_KILLS)
     for number in range(kill_count):
         flights.feed(1000)
         fact, occurrence, later_s = next(kills)
@@ -98,7 +89,7 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
     flights = Flights(flow, load(5000))
     flights.feed(2000)
     driver = keyed.take()
-    mortal = {"master": "local[2,4]", "epoch_records": 600}
+    mortal = {"master": "local[2,4]", "epoch_records": 600, "execution": "jobs"}
     driver.run(flights.spec(2, dies="worker", marker=str(tmp_path / "worker"), **mortal))
     assert driver.wait_for_end() is None
     assert (tmp_path / "worker").exists()
@@ -113,7 +104,8 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
 
     flights.feed(1000)
     daemon = tmp_path / "daemon"
-    driver.run(flights.spec(2, dies="daemon", marker=str(daemon), epoch_records=600))
+    told = {"epoch_records": 600, "execution": "jobs"}
+    driver.run(flights.spec(2, dies="daemon", marker=str(daemon), **told))
     assert driver.wait_for_end() is None
     assert daemon.exists()
     assert driver.facts.count("ActionFailed") == 1  # Spark may not try again: "local[2]"
@@ -138,9 +130,9 @@ def test_a_resident_task_and_a_daemon_that_die_half_way_cost_an_epoch_each(
     keyed.give_back(driver)
 
 
-@pytest.mark.parametrize("execution", KILLS)
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_nothing(
-    flow: Flow, keyed: Drivers, execution: str | None
+    flow: Flow, keyed: Drivers, execution: str
 ) -> None:
     flights = Flights(flow, load(4000))
     flights.feed(2000)
