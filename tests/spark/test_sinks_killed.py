@@ -202,7 +202,7 @@ def test_a_task_whose_worker_is_killed_is_tried_again(
         sunk.flow.feed(300)
         marker = tmp_path / execution
         told = {"master": "local[2,4]", "dies": "worker", "marker": str(marker)}
-        driver.run(sunk.spec(epoch_records=1000, execution=execution, **told))
+        driver.run(sunk.spec(epoch_records="all", execution=execution, **told))
         assert driver.wait_for_end() is None
         assert marker.exists()
         assert driver.facts.count("ActionFailed") == failed
@@ -220,7 +220,7 @@ def test_what_an_attempt_left_open_that_died_holds_up_no_reader(
     driver = drivers.take()
     marker = tmp_path / "died"
     told = {"dies": "worker", "marker": str(marker), "execution": execution}
-    driver.run(sunk.spec(master="local[2,4]", **told))
+    driver.run(sunk.spec(master="local[2,4]", epoch_records="all", **told))
     assert driver.wait_for_end() is None
     assert marker.exists()
     drivers.give_back(driver)

@@ -75,7 +75,7 @@ def test_stray_rows_found_by_the_count_abort_the_epoch_and_it_runs_again(
     flow.feed(70, keys=keys)
     stray = Stray(flow, "EpochRan", touched=touched)
 
-    flow.run(listener=stray)
+    flow.run(flow.pipeline(max_offsets_per_trigger="all"), listener=stray)
 
     assert stray.facts.names.count("EpochRan") == 2
     assert stray.facts.names.count("ProducerFenced") == 2
@@ -106,7 +106,7 @@ def test_a_second_attempt_of_a_writing_task_writes_nothing_and_the_epoch_runs_ag
     flow: Flow, drivers: Drivers, tmp_path: Path
 ) -> None:
     """And one of a reading task is none of our business: Spark tries again, the epoch goes on."""
-    told = {"master": "local[2,4]", "execution": "jobs"}
+    told = {"master": "local[2,4]", "execution": "jobs", "epoch_records": "all"}
     flow.feed(100)
     driver = drivers.take()
     driver.run(flow.spec(**told, writing_dies_once=str(tmp_path / "died")))
