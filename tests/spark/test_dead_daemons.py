@@ -17,13 +17,14 @@ from tallystick.spark.sinks import SinkCluster
 from tallystick.task import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
-from tests.spark.flow import Flow
+from tests.spark.flow import Facts, Flow
+from tests.spark.mischief import Gangs, wait_until, wait_until_gone
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 
 EPOCH_RECORDS = 60
 KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
-"""When a daemon dies: at the record of that number, when a task has written, before an epoch."""
+"""When a daemon dies: at the record of that number, when a task has written, between epochs."""
 DAEMON = ["pyspark.daemon", "pyspark.worker"]
 """The end of its command, and of that of the workers that it forks."""
 REAPED = """Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
@@ -35,7 +36,7 @@ java.io.IOException: Stream closed
 ZOMBIE = "Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider …"
 IDLE_AT = 4
-"""The epoch before which a daemon dies, while no worker has anything to do."""
+"""The epoch behind which a daemon dies, while no worker has anything to do."""
 
 
 class Daemons:
@@ -43,6 +44,7 @@ class Daemons:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.epochs = 0
         folder.mkdir()
 
     def dying(self, kills: tuple[str, ...]) -> Any:
@@ -86,9 +88,10 @@ class Daemons:
 
         return Dying(**vars(plan))
 
-    def before_epoch(self, event: c.Event) -> None:
-        """A listener that kills the newest daemon before an epoch."""
-        if isinstance(event, c.EpochRequested) and event.request.checkpoint_id == IDLE_AT:
+    def behind_epoch(self, event: c.Event) -> None:
+        """A listener that kills the newest daemon behind an epoch."""
+        self.epochs += isinstance(event, c.OutputConfirmed)
+        if self.epochs == IDLE_AT and isinstance(event, c.OutputConfirmed):
             _, newest = self.workers()[-1]
             (self.folder / "dead-idle").write_text(str(newest))
             os.kill(newest, signal.SIGKILL)
@@ -110,7 +113,7 @@ class Daemons:
 def test_epochs_go_on_in_workers_of_another_daemon(
     flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: str
 ) -> None:
-    """Among its rows, while it writes, and between two epochs; with one attempt for each task."""
+    """Among its rows, while it writes, and between two epochs; Spark jobs, one attempt per task."""
     daemons, kills = Daemons(tmp_path / "daemons"), KILLS[transactions]
     write_plan = SinkCluster.write_plan
     monkeypatch.setattr(
@@ -127,11 +130,11 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     aborted = []
 
     def listen(event: c.Event) -> None:
-        daemons.before_epoch(event)
+        daemons.behind_epoch(event)
         if isinstance(event, c.ActionFailed):
             aborted.append(str(event.error))
 
-    flow.run(pipeline, listener=listen)
+    flow.run(pipeline, listener=listen, execution="jobs")
 
     flow.assert_exact()
     dead = daemons.dead()
@@ -150,13 +153,38 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     assert all("Python worker" in each for each in aborted), aborted
 
 
+def test_resident_tasks_whose_worker_or_daemon_dies_between_epochs_come_up_again(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gangs, facts = Gangs(monkeypatch), Facts()
+    query = flow.pipeline().start(
+        flow.spark,
+        checkpoint=str(flow.checkpoint),
+        trigger={"processingTime": "20 milliseconds"},
+        listener=facts,
+    )
+    for above in (_parent, os.getpgid, _parent):
+        flow.feed(30)
+        query.processAllAvailable()
+        gang = gangs.newest
+        os.kill(above(gang.pids[0]), signal.SIGKILL)
+        wait_until_gone(gang.pids.values())
+        wait_until(lambda gang=gang: gang.is_lost, "nobody misses it")  # type: ignore[misc]
+    flow.feed(30)
+    query.processAllAvailable()
+    query.stop()
+    assert len(gangs.all) == 4
+    flow.assert_exact()
+
+
+@pytest.mark.parametrize("execution", ["jobs", "resident"])
 def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
-    kafka: EmbeddedKafka, drivers: Drivers, tmp_path: Path
+    kafka: EmbeddedKafka, drivers: Drivers, tmp_path: Path, execution: str
 ) -> None:
     """Spark gives each of them a task before it sees that it is dead; this epoch has one task."""
     flow, all_there = Flow(kafka, None, tmp_path, partitions=6), tmp_path / "all"
     flow.feed(120, keys=60)
-    spec = flow.spec(master="local[6]", map_waits_for=str(all_there))
+    spec = flow.spec(master="local[6]", map_waits_for=str(all_there), execution="jobs")
     driver = drivers.take()
     driver.run(spec)
     deadline = time.monotonic() + 120
@@ -170,10 +198,11 @@ def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
     daemons = set(workers.values())
     for daemon in daemons:
         os.kill(daemon, signal.SIGKILL)
-    driver.run(spec)
+    driver.run({**spec, "execution": execution})
     assert driver.wait_for_end() is None
 
-    assert driver.facts.count("ActionFailed") == 1
+    # Resident tasks start before the first epoch does, which waits for them.
+    assert driver.facts.count("ActionFailed") in ((1,) if execution == "jobs" else (0, 1))
     assert not daemons & set(_workers_of(driver.pid).values())
     flow.assert_exact()
     drivers.give_back(driver)
@@ -218,6 +247,10 @@ def _workers_of(driver: int) -> dict[int, int]:
                 parents[int(path.name)] = driver  # the JVM
     daemons = {pid for pid, parent in parents.items() if parents.get(parent) == driver}
     return {pid: parent for pid, parent in parents.items() if parent in daemons}
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def _lives(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What an executor takes with it when it goes costs an epoch's work, and not the query."""
+"""What an executor takes with it when it goes costs a Spark job's epoch its work, and no more."""
 
 import glob
 import os
@@ -38,7 +38,8 @@ def test_an_epoch_whose_shuffle_files_are_lost_is_aborted_and_runs_again(
         return rows.select(["key", "value"])
 
     facts = Facts()
-    flow.run(flow.pipeline(lose_the_other_tasks_output), listener=facts)
+    pipeline = flow.pipeline(lose_the_other_tasks_output, max_offsets_per_trigger="all")
+    flow.run(pipeline, listener=facts, execution="jobs")
 
     assert "lost its input" in str(facts.errors[0])
     assert facts.names.count("EpochRan") == 1

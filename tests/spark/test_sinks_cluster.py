@@ -1,6 +1,7 @@
 """Transactions of tasks on several hosts: attempts beside each other, and executors that die."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_what_a_retried_stage_left_prepared_does_not_wait_for_a_later_epoch(
     with DriverProcess(tmp_path / "driver.log", settings) as driver:
         lost = {"marker": str(marker), "local": str(local)}
         spec = sunk.spec(epoch_records=100, shuffle_is_lost_once=lost)
-        driver.run({**spec, "master": "local[1,4]"})
+        driver.run({**spec, "master": "local[1,4]", "execution": "jobs"})
         assert driver.wait_for_end() is None
         assert int(marker.read_text()) > 0
         assert driver.facts.count("ActionFailed") == 0, "the stage was retried, not the epoch"
@@ -64,23 +65,19 @@ def test_attempts_beside_each_other_and_executors_that_die_count_once(
 
         # A task hangs when it has written something; another attempt does its work meanwhile.
         slow = tmp_path / "slow"
-        driver.run(sunk.spec(epoch_records=100, one_attempt_sleeps_s=300, marker=str(slow)))
+        sleeps = {"one_attempt_sleeps_s": 300, "marker": str(slow), "execution": "jobs"}
+        driver.run(sunk.spec(epoch_records=100, **sleeps))
         assert driver.wait_for_end() is None
         assert slow.exists()
         sunk.assert_exact()
 
         # A worker daemon dies; Spark has other workers of it, which are dead, in its pool.
-        flow.feed(300)
-        daemon = tmp_path / "daemon"
-        driver.run(sunk.spec(epoch_records=100, dies="daemon", marker=str(daemon)))
-        assert driver.wait_for_end() is None
-        assert daemon.exists()
-        sunk.assert_exact()
-
         # An executor dies with all its workers, one of them in the middle of its transactions.
-        flow.feed(300)
-        dead = tmp_path / "dead"
-        driver.run(sunk.spec(epoch_records=100, dies="executor", marker=str(dead)))
-        assert driver.wait_for_end() is None
-        assert dead.exists()
-        sunk.assert_exact()
+        for execution, dies in product(("jobs", "resident"), ("daemon", "executor")):
+            flow.feed(300)
+            dead = tmp_path / f"{execution}-{dies}"
+            told = {"dies": dies, "marker": str(dead), "execution": execution}
+            driver.run(sunk.spec(epoch_records=100, **told))
+            assert driver.wait_for_end() is None
+            assert dead.exists()
+            sunk.assert_exact()

@@ -10,6 +10,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+import tallystick as ts
+
 
 def start(spark: SparkSession, spec: dict[str, Any], fate: Any) -> StreamingQuery:
     """Keys and values as they are."""
@@ -30,6 +32,7 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Any) -> StreamingQuer
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(spec.get("epoch_records", 100)),
     }
+    ts.register(spark)
     spark.dataSource.register(mortal_writer.MortalFormat)
     rows = spark.readStream.format("tallystick").options(**reading).load()
     return (

@@ -121,6 +121,9 @@ class GangTasks:
                     size.tasks,
                 )
                 size = Size(tasks=error.there)
+            except GangLostError:
+                JobTasks(self._context).heal()  # its tasks met dead workers, and there may be more
+                raise
 
     def _check_wanted(self) -> None:
         if self._stopped.is_set():
