@@ -28,24 +28,26 @@ from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.checkpoint import protocol as c
+from tallystick.job import Driver, Listener
 from tallystick.participants import OpenSinks
+from tallystick.run.query import Query
 from tallystick.sink.two_phase import Committable, Outcome
 from tallystick.spark.query import EpochRunner
-from tallystick.spark.sinks import SinkCluster
+from tallystick.spark.sinks import SinkCluster, Sinks
 from tallystick.task import Report, WritePlan
 
 CALL, WRITE_PLAN = EpochRunner.__call__, SinkCluster.write_plan
-COMMIT_ONE = OpenSinks._commit_one
+COMMIT_ONE, MAKE_DRIVER = OpenSinks._commit_one, Sinks.make_driver
 LOCAL = "local[2]"
 NOT_IN_TIME = "Python worker failed to connect back"
-"""Spark gives its source process 10 s to come up; on a busy machine that may take another try."""
+"""Spark gives its process for a query's source 10 s to come up, which a busy machine may not."""
 
 STARTED = "Started"
-"""Not an event of the coordinator: the query runs, and has not planned anything yet."""
+"""Not an event of the coordinator: the query runs; one of Spark's has not planned anything yet."""
 ONE_COMMITTED = "ParticipantCommitted"
 """Not an event of the coordinator: of what tasks prepared in sinks, one more is committed."""
 RETURNED = "EpochReturned"
-"""Not an event of the coordinator: the epoch is over, and Spark has not logged it yet."""
+"""Not an event of the coordinator: Spark's epoch is over, and it has not logged it yet."""
 
 
 def say(**fact: Any) -> None:
@@ -163,7 +165,11 @@ def hook(fate: Fate, marker: str | None, forgetful: dict[str, str] | None = None
         fate.meet(ONE_COMMITTED)
         return outcome
 
+    def make_driver(self: Sinks, *given: Any, listener: Listener | None = None) -> Driver:
+        return MAKE_DRIVER(self, *given, listener=listener or fate)  # foreachBatch has none
+
     OpenSinks._commit_one = commit_one  # type: ignore[method-assign]
+    Sinks.make_driver = make_driver  # type: ignore[method-assign]
     EpochRunner.__call__ = called  # type: ignore[method-assign]
     SinkCluster.write_plan = write_plan  # type: ignore[method-assign]
 
@@ -213,10 +219,12 @@ def above(pid: int) -> int:
     return int(subprocess.check_output(["ps", "-o", "ppid=", "-p", str(pid)]))
 
 
-def show(spark: SparkSession, spec: dict[str, Any], query: StreamingQuery) -> None:
+def show(spark: SparkSession, spec: dict[str, Any], query: Query | StreamingQuery) -> None:
     """Print what a user may look at while he debugs; everything goes to the log of the test."""
     print("shown:", query.lastProgress, query.status, query.exception())
-    query.explain(extended=True)
+    if isinstance(query, StreamingQuery):
+        query.explain(extended=True)
+    ts.register(spark)
     rows = (
         spark.read.format("tallystick").options(**spec["kafka"], subscribe=spec["topic_in"]).load()
     )
@@ -236,9 +244,6 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
         },
     )
     spark.sparkContext.setLogLevel(config.get("log.level", "ERROR"))
-    ts.register(spark)
-    nobody = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "nothing"}
-    spark.read.format("tallystick").options(**nobody).load()  # Spark's helper processes start
     return spark
 
 
@@ -270,7 +275,7 @@ def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     raise RuntimeError("this machine is too busy for Spark")
 
 
-def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQuery:
+def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> Query | StreamingQuery:
     """Start the pipeline that a spec asks for."""
     if spec.get("foreach_batch"):
         return start_foreach_batch(spark, spec)
@@ -285,7 +290,8 @@ def start(spark: SparkSession, spec: dict[str, Any], fate: Fate) -> StreamingQue
 
 
 def start_foreach_batch(spark: SparkSession, spec: dict[str, Any]) -> StreamingQuery:
-    """The same by a query of the user's own; it has no listener."""
+    """The same by a query of the user's own."""
+    ts.register(spark)
     options = {**spec["kafka"], "subscribe": spec["topic_in"], "startingOffsets": "earliest"}
     rows = (
         spark.readStream.format("tallystick")
