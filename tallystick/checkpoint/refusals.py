@@ -233,9 +233,10 @@ def manifest_gone(token: Token, identity: Identity, committed: Committed) -> Man
     who = "the checkpoint's log decided" if committed.is_by_log else "Kafka committed"
     return ManifestError(
         f"pipeline {identity.pipeline!r}: {who} epoch {token.checkpoint_id}, whose "
-        f"manifest {token.manifest_path} is missing from checkpoint {identity.checkpoint}. "
-        f"Nothing was changed. Restore the file from a backup of the checkpoint; or start from a "
-        f"new checkpoint, stating where to read from."
+        f"manifest {token.manifest_path} is missing from checkpoint {identity.checkpoint}: it was "
+        f"removed, or the checkpoint was set back to an older copy. Nothing was changed. Put the "
+        f"newest copy of the checkpoint back; or start from a new checkpoint, stating where to "
+        f"read from."
     )
 
 

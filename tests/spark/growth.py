@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
+from tallystick.run.query import Query
 from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import numbered, produce, read_committed
 
@@ -136,32 +137,42 @@ def counted() -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     return as_records
 
 
-def _pipeline(place: Place, pipeline: ts.Pipeline) -> StreamingQuery:
-    return pipeline.start(place.spark, checkpoint=place.checkpoint)
+def _pipeline(place: Place, pipeline: ts.Pipeline, execution: Any = None) -> Query:
+    return pipeline.start(place.spark, checkpoint=place.checkpoint, execution=execution)
 
 
-def stateless(place: Place) -> StreamingQuery:
+def stateless(place: Place, execution: Any = None) -> Query:
     """One transaction per epoch."""
     read = ts.Pipeline("growth").read(place.source())
-    return _pipeline(place, read.map_batches(looking_up()).write(place.sink()))
+    return _pipeline(place, read.map_batches(looking_up()).write(place.sink()), execution)
 
 
-def keyed(place: Place) -> StreamingQuery:
+def stateless_jobs(place: Place) -> Query:
+    """The same, each epoch a Spark job."""
+    return stateless(place, "jobs")
+
+
+def keyed(place: Place, execution: Any = None) -> Query:
     """The same with a keyed step."""
     read = ts.Pipeline("growth").read(place.source())
     rows = read.map_batches(looking_up(), schema="key binary, value binary")
     counts = rows.key_by("key").process(ts.aggregate({"n": ts.count()}), uid="counts")
-    return _pipeline(place, counts.map_batches(counted()).write(place.sink()))
+    return _pipeline(place, counts.map_batches(counted()).write(place.sink()), execution)
 
 
-def task(place: Place) -> StreamingQuery:
+def keyed_jobs(place: Place) -> Query:
+    """The same, each epoch a Spark job."""
+    return keyed(place, "jobs")
+
+
+def task(place: Place) -> Query:
     """One transaction per task."""
     read = ts.Pipeline("growth").read(place.source())
     written = read.map_batches(looking_up()).write(place.sink(transactions="task"))
     return _pipeline(place, written)
 
 
-def transform(place: Place) -> StreamingQuery:
+def transform(place: Place) -> Query:
     """Through a DataFrame."""
     read = ts.Pipeline("growth").read(place.source())
     rows = read.map_batches(looking_up(), schema="key binary, value binary")
@@ -183,7 +194,9 @@ def stream_writer(place: Place) -> StreamingQuery:
 
 MODES = {
     "stateless": stateless,
+    "stateless jobs": stateless_jobs,
     "keyed": keyed,
+    "keyed jobs": keyed_jobs,
     "task": task,
     "foreachBatch": foreach_batch,
     "writer": stream_writer,
@@ -301,7 +314,7 @@ def run(mode: str, epochs: int, say: Callable[[str], None]) -> dict[str, Any]:
         read = sum(epochs_of * EPOCH_RECORDS for epochs_of in _shares(epochs))
         written = len(read_committed(kafka.confluent_options(), "out"))
         spark.stop()
-    if mode != "keyed":  # an aggregate writes a row per key and epoch
+    if MODES[mode] not in (keyed, keyed_jobs):  # an aggregate writes a row per key and epoch
         assert written == read, f"{read} records were read, {written} written"
     return judged(mode, epochs, round(seconds), samples)
 
@@ -312,7 +325,7 @@ def _shares(epochs: int) -> list[int]:
 
 
 def _sampled(
-    place: Place, query: StreamingQuery, epochs: int, say: Callable[[str], None]
+    place: Place, query: Query | StreamingQuery, epochs: int, say: Callable[[str], None]
 ) -> list[tuple[int, Sample]]:
     confluent, fed, samples = place.kafka.confluent_options(), 0, []
     for share in _shares(epochs):
@@ -324,7 +337,8 @@ def _sampled(
         query.processAllAvailable()
         progress = query.lastProgress
         assert progress is not None, "an epoch has run"
-        samples.append((int(progress["batchId"]) + 1, measure(place)))
+        first = 1 if isinstance(query, Query) else 0
+        samples.append((int(progress["batchId"]) + 1 - first, measure(place)))
         say(f"epoch {samples[-1][0]}: {shown(samples[-1][1])}")
     return samples
 

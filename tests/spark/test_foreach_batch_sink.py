@@ -414,28 +414,3 @@ def test_an_entry_of_sparks_log_that_is_not_what_spark_reads_is_not_committed(fl
     write(flow, rows, flow.sink())
     write(flow, rows, flow.sink())
     flow.assert_exact()
-
-
-def test_a_users_query_goes_on_after_a_power_cut_and_after_its_log_was_replaced(
-    flow: Flow,
-) -> None:
-    """Its log is mended when the query starts, before Spark reads it."""
-    rows = stream(flow).select("key", "value")
-    for _ in range(2):
-        flow.feed(40)
-        write(flow, rows, flow.sink())
-    for path in ("commits/1", "offsets/2"):
-        (flow.checkpoint / path).write_bytes(b"")
-    flow.feed(40)
-    write(flow, rows, flow.sink())
-    flow.assert_exact()
-
-    newest = max(int(path.name) for path in (flow.checkpoint / "offsets").glob("[0-9]*"))
-    entry = flow.checkpoint / "offsets" / str(newest)
-    earlier = entry.with_name(str(newest - 1)).read_bytes()
-    entry.with_name(f".{newest}.crc").unlink(missing_ok=True)
-    entry.write_bytes(earlier)
-    flow.feed(40)
-    assert "SparkLogError" in error_of(lambda: write(flow, rows, flow.sink()))
-    write(flow, rows, flow.sink())
-    flow.assert_exact()

@@ -29,7 +29,7 @@ def looking_up(spark: SparkSession) -> Callable[[pa.RecordBatch], pa.RecordBatch
     return looked_up
 
 
-@pytest.mark.parametrize("way", ["splits", "frames"])
+@pytest.mark.parametrize("way", ["resident", "jobs", "frames"])
 def test_epochs_of_large_functions_leave_no_files(flow: Flow, spark: SparkSession, way: str):
     flow.feed(EPOCHS * 10)
     passing = ts.vectorised(lambda batch: ts.Update(batch.rows), state="")
@@ -42,7 +42,8 @@ def test_epochs_of_large_functions_leave_no_files(flow: Flow, spark: SparkSessio
     facts, folder = Facts(), Path(spark.sparkContext._temp_dir)
     before = {path.name for path in folder.iterdir()}
 
-    flow.run(rows.map_batches(function).write(flow.sink()), listener=facts)
+    pipeline = rows.map_batches(function).write(flow.sink())
+    flow.run(pipeline, listener=facts, execution=None if way == "frames" else way)
 
     flow.assert_exact()
     assert facts.names.count("EpochRan") >= EPOCHS
