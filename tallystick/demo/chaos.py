@@ -45,7 +45,9 @@ def plan(kill_count: int, seed: int) -> list[Kill]:
     points: list[str | None] = list(CRASH_POINTS[:kill_count])
     points += [None] * (kill_count - len(points))
     chance.shuffle(points)
-    planned = [Kill(chance.randint(2, 4), point, chance.uniform(0.0, DELAY_MAX_S)) for point in points]
+    planned = [
+        Kill(chance.randint(2, 4), point, chance.uniform(0.0, DELAY_MAX_S)) for point in points
+    ]
     return [replace(kill, copies=FATES[n % len(FATES)]) for n, kill in enumerate(planned)]
 
 
