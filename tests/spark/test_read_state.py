@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.micro_batches import OWN_LOOP, settled_path
 from tallystick.sink.transaction import Producer
 from tallystick.state.handles import StepState, Version
 from tallystick.state.retention import extend
@@ -26,9 +27,10 @@ def test_all_kinds_of_state_are_columns_of_one_row_per_key(
     file = write_changelog(storage, STEP.uid, 0, 0, "n", pa.Table.from_batches([entries_of()]))
     assert file is not None
     state = (extend(STEP, Version(0, "t"), [file]), StepState("other", 1, 1, "[]", 1))
-    manifest = Manifest(0, "job", "lineage", ("{}",), (), Producer("t", 1, 1), state)
-    storage.put(m.manifest_path(manifest, "n"), manifest.encode())
-    storage.put("commits/0", b"v1")
+    manifest = Manifest(1, "job", "lineage", ("{}",), (), Producer("t", 1, 1), state)
+    path = m.manifest_path(manifest, "n")
+    for name, content in ((path, manifest.encode()), (OWN_LOOP, b""), (settled_path(path), b"")):
+        storage.put(name, content)
 
     frame = ts.read_state(spark, str(tmp_path), "step")
 

@@ -1,7 +1,7 @@
 """A pipeline dies, a person settles what it left by `tallystick transactions`, and it goes on.
 
-Each in Structured Streaming, and in a loop of our own, which logs no plan: there an epoch may
-always be under way, so that a decision for it is made impossible before anything is aborted.
+Each as a pipeline, and by a query of Spark's behind `KafkaSink`. A pipeline logs no plan: an epoch
+may always be under way, so that a decision for it is made impossible before anything is aborted.
 """
 
 import json
@@ -12,10 +12,12 @@ from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.coordinator import Coordinator
 from tallystick.cli import app
 from tallystick.inspection import DECIDED, inspect
 from tallystick.storage import FileStorage
 from tests.spark.flow import Facts, Flow
+from tests.spark.test_sparks_log import run as run_in_spark
 from tests.spark.topics import read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -39,26 +41,44 @@ def die(event: c.Event) -> None:
     raise RuntimeError(f"died behind {type(event).__name__}")
 
 
-@pytest.fixture(params=[None, "jobs"])
+SPARK = "foreachBatch"
+
+
+@pytest.fixture(params=["resident", "jobs", SPARK])
 def execution(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+def run(flow: Flow, transactions: str, execution: str) -> None:
+    """Run over all that is there."""
+    if execution == SPARK:
+        run_in_spark(flow, flow.sink(transactions=transactions))
+    else:
+        flow.run(flow.pipeline(sink={"transactions": transactions}), execution=execution)
+
+
 def run_and_die(flow: Flow, transactions: str, fact: str, execution: Any) -> int:
     """Run an epoch that is finished, and one that is not; its number."""
-    pipeline = flow.pipeline(sink={"transactions": transactions})
     flow.feed(100)
-    flow.run(pipeline, execution=execution)
+    run(flow, transactions, execution)
     flow.feed(60)
-    with pytest.raises((StreamingQueryException, RuntimeError), match="died behind"):
-        flow.run(pipeline, execution=execution, listener=Facts(fact, die))
-    return 1 if execution is None else 2
+    step, facts = Coordinator.step, Facts(fact, die)
+
+    def step_or_die(coordinator: Coordinator, event: c.Event) -> c.Action:
+        facts(event)
+        return step(coordinator, event)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Coordinator, "step", step_or_die)
+        with pytest.raises((StreamingQueryException, RuntimeError), match="died behind"):
+            run(flow, transactions, execution)
+    return 1 if execution == SPARK else 2
 
 
 def go_on(flow: Flow, transactions: str, execution: Any) -> None:
     """The pipeline, started again, finds nothing amiss."""
     flow.feed(40)
-    flow.run(flow.pipeline(sink={"transactions": transactions}), execution=execution)
+    run(flow, transactions, execution)
     flow.assert_exact()
     assert listed(flow) == {}
 
