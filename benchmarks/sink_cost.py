@@ -29,6 +29,8 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.run.query import Query
+from tallystick.run.sizing import EpochSizes, Reason, SizeBound
+from tallystick.spark import pipeline_loop
 
 HERE = Path(__file__).resolve().parent
 KEY_BYTES = 10
@@ -44,6 +46,15 @@ MODES = {
     "task": {"transactions": "task"},
 }
 BASE = "at least once"
+
+
+class FullSize(EpochSizes):
+    """Epochs as large as they may be from the first one on, so that all modes have the same."""
+
+    def bound(self) -> SizeBound:
+        """The option."""
+        assert self._limits.offset_count_max is not None
+        return SizeBound(self._limits.offset_count_max, Reason.OPTION)
 
 
 def fill(bootstrap: str, topic: str, count: int, size: int) -> None:
@@ -134,6 +145,7 @@ def main() -> None:
     directory = arguments.work.resolve() / "sink-cost"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    pipeline_loop.EpochSizes = FullSize  # type: ignore[misc]
     spark = tallystick_stateless.session()
     rows: list[list[str]] = []
     with start_broker(directory / "broker") as broker:

@@ -19,6 +19,8 @@ from tallystick.testing.process import ProcessGroup
 
 CRASH_POINTS = ("prepared", "completed", "committed")
 """Between prepare and complete, complete and commit, commit and the end of the epoch."""
+EPOCHS = (4, 6)
+"""Of a run, in one of which it dies: the first ones are small."""
 DELAY_MAX_S = 0.2
 """Of a kill at a moment of nobody's choice: a few epochs, so that input is left for the next."""
 FATES = ("kept", "set aside", "lost", "put back old")
@@ -46,7 +48,7 @@ def plan(kill_count: int, seed: int) -> list[Kill]:
     points += [None] * (kill_count - len(points))
     chance.shuffle(points)
     planned = [
-        Kill(chance.randint(2, 4), point, chance.uniform(0.0, DELAY_MAX_S)) for point in points
+        Kill(chance.randint(*EPOCHS), point, chance.uniform(0.0, DELAY_MAX_S)) for point in points
     ]
     return [replace(kill, copies=FATES[n % len(FATES)]) for n, kill in enumerate(planned)]
 
