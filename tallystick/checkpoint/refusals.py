@@ -65,6 +65,13 @@ def token_lost_after_savepoint(
         else "and Kafka does not know which epoch the pipeline committed last: it forgot "
         "(offsets.retention.minutes, 7 days by default), or this is another cluster"
     )
+    if origin is not None and origin.pipeline not in (identity.pipeline, "") and not is_of_seed:
+        whose = f"query {origin.pipeline}, which had no name,"
+        if not committed.is_by_log:
+            why = (
+                f"and as this query has another id, nothing tells whether that one went on: with "
+                f".queryName({origin.pipeline!r}) Kafka is asked"
+            )
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
         f"savepoint of {whose} at epoch {epoch}, {why}. {_consequence(seed)} if epochs behind "

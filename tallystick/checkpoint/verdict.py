@@ -188,12 +188,14 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
 def _is_of(identity: Identity, seed: Base) -> bool:
     """Whether the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
-    That of a fork before its first epoch holds a seed, which has the name of the original.
+    That of a fork before its first epoch holds a seed, which has the name of the original. A query
+    of Spark's without a name is called by its id, which a restore draws anew.
     """
     origin = seed.manifest.origin
-    return origin is not None and (
-        origin.pipeline == identity.pipeline or is_seed(origin.manifest_path)
-    )
+    if origin is None:
+        return False
+    is_unnamed = origin.pipeline == origin.lineage and identity.pipeline == identity.lineage
+    return is_unnamed or origin.pipeline == identity.pipeline or is_seed(origin.manifest_path)
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:

@@ -241,6 +241,24 @@ def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():
     assert begun(None, SEED, word=NO_TOKEN_WORD) == Open(SEED.path)
 
 
+@pytest.mark.parametrize("decided_by", [KAFKA, CHECKPOINT])
+def test_a_savepoint_of_a_query_without_a_name_is_no_fork_for_its_new_id(decided_by):
+    """Spark calls it by an id, which a restore draws anew: the original may have gone on."""
+    origin = replace(ORIGIN, pipeline="theirs")
+    seed = Base(SEED.path, replace(SEED.manifest, origin=origin))
+    committed = Committed(None, None, False, True, (seed,), decided_by=decided_by)
+    unnamed = replace(OURS, pipeline=OURS.lineage)
+    refused = judge(REQUEST, committed, unnamed)
+
+    assert isinstance(refused, Refused)
+    assert "query theirs, which had no name" in str(refused.error)
+    assert (".queryName('theirs')" in str(refused.error)) == (decided_by == KAFKA)
+    accepting = replace(unnamed, accepted=frozenset({NO_TOKEN_WORD}))
+    assert judge(REQUEST, committed, accepting) == Open(SEED.path)
+    named = replace(OURS, pipeline="a name of its own")
+    assert judge(REQUEST, committed, named) == Open(SEED.path), "a fork, as is documented"
+
+
 def test_in_a_log_of_its_own_a_restored_savepoint_always_needs_a_decision_and_is_told_why():
     committed = Committed(None, None, False, True, (SEED,), decided_by=CHECKPOINT)
     refused = judge(REQUEST, committed, OURS)
