@@ -14,6 +14,7 @@ Invariants:
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "v1"
 OFFSETS, COMMITS, METADATA = "offsets", "commits", "metadata"
+SOURCES = "sources"
+"""Where Spark's own sources keep what they need, by index."""
+_FILES = re.compile(r'"logOffset"\s*:\s*(\d+)')
+"""What Spark's FileStreamSource logs: the number of the newest entry of its own log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,23 @@ class SparkLog:
             self._storage.sync(METADATA)
         for each in (batch_id - 1, batch_id):
             if each >= 0 and (self._synced is None or each > self._synced):
+                self._sync_sources(each)
                 self._storage.sync(_path(OFFSETS, each))
         self._synced = batch_id
+
+    def _sync_sources(self, batch_id: int) -> None:
+        """Make durable what Spark's own file sources keep of a micro-batch beside its offsets.
+
+        Theirs is the number of an entry in a log of their own, which says which files those were;
+        every tenth stands for the ones before it.
+        """
+        entry = self._entry(batch_id)
+        for index, text in enumerate(() if entry is None else entry.sources):
+            found = _FILES.search(text)
+            if found:
+                path = f"{SOURCES}/{index}/{found[1]}"
+                self._storage.sync(path)
+                self._storage.sync(f"{path}.compact")
 
     def put_right(
         self, batch_id: int, sources: tuple[str, ...], prove_owner: Callable[[], None]

@@ -169,6 +169,20 @@ def test_an_empty_metadata_of_a_checkpoint_that_never_was_used_is_removed(tmp_pa
     assert used.storage.get("metadata") == b"", "the query's id is needed: a person must look"
 
 
+def test_what_a_file_source_of_sparks_keeps_of_an_epoch_is_durable_before_the_entry(
+    checkpoint, monkeypatch
+):
+    synced: list[str] = []
+    monkeypatch.setattr(FileStorage, "sync", lambda _, path: synced.append(path))
+    entry = f'v1\n{HEAD}\n{checkpoint.text(9)}\n{{"logOffset":19}}'
+    checkpoint.storage.put("offsets/4", entry.encode())
+    checkpoint.log.sync(4)
+
+    assert synced == [
+        *("metadata", "offsets/3", "sources/1/19", "sources/1/19.compact", "offsets/4"),
+    ]
+
+
 def test_each_entry_is_synced_once_in_a_run(checkpoint, monkeypatch):
     synced: list[str] = []
     monkeypatch.setattr(FileStorage, "sync", lambda _, path: synced.append(path))
