@@ -38,6 +38,9 @@ from tallystick.spark_log import METADATA
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage
 
+SHOW_AGAIN_S = 10.0
+"""How long a pipeline without new records waits before it tries again to show its positions."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopEpoch:
@@ -72,12 +75,20 @@ class PlannedByUs:
         run: the pipeline.
         planner: asks Kafka.
         sizes: bounds the epochs; None: nothing does.
+        on_idle: told how far is read where there is nothing more to read.
     """
 
-    def __init__(self, run: PipelineRun, planner: StreamPlanner, sizes: EpochSizes | None) -> None:
+    def __init__(
+        self,
+        run: PipelineRun,
+        planner: StreamPlanner,
+        sizes: EpochSizes | None,
+        on_idle: Callable[[SourceOffsets], None] = lambda _: None,
+    ) -> None:
         self._run = run
         self._planner = planner
         self._sizes = sizes
+        self._on_idle = on_idle
         run.keyed = replace(run.keyed, on_share=self._note_share)
         self._share_bytes = 0
         self._begun: _Begun | None = None
@@ -109,6 +120,7 @@ class PlannedByUs:
         begins = start or (_text(position),)
         self._begun, self._has_run, self._share_bytes = None, False, 0
         if stop is position:
+            self._on_idle(position)
             return PlannedEpoch(begins, None)
         count = sum(split.offset_count for split in plan_splits(position, stop))
         self._begun = _Begun(at_s, bound, count, count < self._planner.waiting)
@@ -226,21 +238,22 @@ class _Run:
             run.choose_execution(execution)
             options = parse_source_options(run.source_options, streaming=True)
             planner = StreamPlanner(self._broker, options)
-            self.source = PlannedByUs(run, planner, sizes_of(run, options, when))
+            sizes = sizes_of(run, options, when)
+            self.source = PlannedByUs(run, planner, sizes, self._show_again)
         except BaseException:
             self._broker.close()
             run.close()
             raise
         client = SourceClient(options.shown_group, run.source_config)
         self._groups = GroupOffsets(run.name, [client])
+        self._is_shown, self._show_again_s = False, 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
         """What runs the epochs; `note` makes an epoch's progress."""
 
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()
-            if self.source.shown.cluster_id != self._driver.cluster_id:
-                self._groups.show([self.source.shown])
+            self._show(self.source.shown)
             observe(self._run.name, note(ended))
 
         return EpochLoop(self._driver, self.source, self._when, on_end)
@@ -249,6 +262,19 @@ class _Run:
         """See `Query.rescale`; called between two epochs."""
         newest = self._driver.coordinator.committed_manifest
         self._run.rescale(parallelism, () if newest is None else newest.state)
+
+    def _show(self, offsets: SourceOffsets, *, forward_only: bool = False) -> None:
+        """Show how far is read, where the epochs' transactions do not."""
+        self._is_shown = offsets.cluster_id == self._driver.cluster_id or self._groups.show(
+            [offsets], forward_only=forward_only
+        )
+
+    def _show_again(self, offsets: SourceOffsets) -> None:
+        """Show what an earlier run did not, or what Kafka refused."""
+        if self._is_shown or offsets.initial or time.monotonic() < self._show_again_s:
+            return
+        self._show(offsets, forward_only=True)
+        self._show_again_s = time.monotonic() + SHOW_AGAIN_S
 
     def prepare(self) -> None:
         """Name the jobs of the thread that runs the loop."""

@@ -1,6 +1,7 @@
-"""A running query on real Spark while topics come, grow, go and are exchanged under it."""
+"""A running query or pipeline on real Spark while topics come, grow, go and are exchanged."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
+from tallystick.errors import TopicRecreatedError
+from tallystick.run.query import Query
 from tallystick.testing import EmbeddedKafka
-from tests.spark.flow import finish
-from tests.spark.topics import WAIT_S, numbered, produce
+from tests.spark.flow import Flow, finish
+from tests.spark.topics import WAIT_S, numbered, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -183,6 +186,53 @@ def test_an_exchange_between_two_looks_is_noticed_by_the_task_that_reads(
             query.awaitTermination(WAIT_S)
 
     assert world.values == ["old"]
+
+
+def test_a_pipeline_reads_what_appears_while_it_runs_and_notices_an_exchange(flow: Flow) -> None:
+    """The exchange between two looks, so that a task notices it."""
+
+    def start(interval_ms: int) -> Query:
+        pipeline = flow.pipeline(
+            topics=re.compile(f"{flow.topic_in}.*"),
+            options={"partition.discovery.interval.ms": str(interval_ms)},
+        )
+        trigger = {"processingTime": "100 milliseconds"}
+        return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint), trigger=trigger)
+
+    def are_written(query: Query) -> bool:
+        assert query.exception() is None
+        return len(read_committed(flow.confluent, flow.topic_out)) == len(flow.input)
+
+    flow.feed(20)
+    query = start(INTERVAL_MS)
+    try:
+        wait_until(lambda: are_written(query))
+        flow.grow(10)
+        second = f"{flow.topic_in}-2"
+        flow.kafka.create_topic(second, 1)
+        appeared = [("of the second", value) for _, value in numbered(10)]
+        produce(flow.confluent, second, appeared)
+        flow.input += appeared
+        wait_until(lambda: are_written(query))
+    finally:
+        query.stop()
+    flow.assert_exact()
+
+    admin = AdminClient(flow.confluent)
+    query = start(3_600_000)
+    try:
+        produce(flow.confluent, second, appeared)
+        flow.input += appeared
+        wait_until(lambda: are_written(query))
+        admin.delete_topics([second])[second].result(WAIT_S)
+        wait_until(lambda: second not in admin.list_topics(timeout=WAIT_S).topics)
+        flow.kafka.create_topic(second, 1)
+        produce(flow.confluent, second, appeared * 3)
+        with pytest.raises(TopicRecreatedError):
+            query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    flow.assert_exact()
 
 
 def test_a_topic_that_is_gone_stops_the_query_or_is_left_as_told(

@@ -99,4 +99,4 @@ def test_a_folder_that_nobody_may_write_is_refused_before_the_start(
     with pytest.raises(ts.OptionError, match="must be writable") as refused:
         flow.run(pipeline)
     assert "hunter2" not in str(refused.value)
-    assert not (flow.checkpoint / "offsets").exists()
+    assert not flow.checkpoint.exists()

@@ -1,29 +1,43 @@
 """From one cluster to another: the output is exact, and the source's cluster shows how far."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from pyspark.errors import StreamingQueryException
+from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 import tallystick as ts
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.run.query import Query
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import finish, pass_on
-from tests.spark.test_changing_topics import wait_until
 from tests.spark.topics import assert_exact, numbered, produce
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 
 def test_positions_are_shown_where_the_source_is(
-    kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path
+    kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What Kafka refuses is made up for where nothing is left to read, and by the next start."""
     records = numbered(100)
     kafka.create_topic("from-here", 1)
     produce(kafka.confluent_options(), "from-here", records)
     witness = Consumer({**kafka.confluent_options(), "group.id": "tallystick-across"})
+    commit, refusals = KafkaBroker.commit_offsets, []
+
+    def refuse(*_: Any) -> None:
+        refusals.append(shown())
+        raise ConnectionError("no way")
+
+    def refuse_once(*settings: Any) -> None:
+        monkeypatch.setattr(KafkaBroker, "commit_offsets", commit)
+        refuse()
+
+    def shown() -> int:
+        return witness.committed([TopicPartition("from-here", 0)])[0].offset
+
     with EmbeddedKafka() as other:
         other.create_topic("to-there", 2)
         pipeline = (
@@ -39,18 +53,30 @@ def test_positions_are_shown_where_the_source_is(
             .map_batches(pass_on())
             .write(ts.KafkaSink(other.bootstrap_servers, topic="to-there"))
         )
-        finish(
-            lambda: pipeline.start(
-                spark, checkpoint=str(tmp_path / "c"), trigger={"availableNow": True}
+
+        def run() -> int:
+            query = finish(
+                lambda: pipeline.start(
+                    spark, checkpoint=str(tmp_path / "c"), trigger={"availableNow": True}
+                )
             )
-        )
+            assert_exact(other.confluent_options(), "to-there", records)
+            return len(query.recentProgress)
 
-        assert_exact(other.confluent_options(), "to-there", records)
+        monkeypatch.setattr(KafkaBroker, "commit_offsets", refuse)
+        epoch_count = run()
+        assert len(refusals) == epoch_count + 1, "once per epoch, and once more behind them"
+        assert shown() == OFFSET_INVALID
+        monkeypatch.setattr(KafkaBroker, "commit_offsets", commit)
+        assert run() == 0
+        assert shown() == 100
 
-    def shown() -> int:
-        return witness.committed([TopicPartition("from-here", 0)])[0].offset
-
-    wait_until(lambda: shown() == len(records))
+        records += numbered(20, first=100)
+        produce(kafka.confluent_options(), "from-here", records[100:])
+        refusals.clear()
+        monkeypatch.setattr(KafkaBroker, "commit_offsets", refuse_once)
+        run()
+        assert (shown(), len(refusals)) == (120, 1)
     witness.close()
 
 
@@ -75,7 +101,7 @@ def test_two_clusters_hold_the_same_whatever_dies_between_their_commits(
         there = ts.KafkaSink(other.bootstrap_servers, topic="both-there", transactions="task")
         pipeline = ts.Pipeline("both").read(source).map_batches(pass_on()).write(here, there)
 
-        def start(dies_at: str = "") -> StreamingQuery:
+        def start(dies_at: str = "") -> Query:
             seen = []
 
             def die(event: object) -> None:
@@ -91,7 +117,7 @@ def test_two_clusters_hold_the_same_whatever_dies_between_their_commits(
             )
 
         for fact in ("TransactionCommitted", "EpochRan"):
-            with pytest.raises(StreamingQueryException, match="died"):
+            with pytest.raises(RuntimeError, match="died"):
                 finish(lambda fact=fact: start(fact))
         finish(start)
 
