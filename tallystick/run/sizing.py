@@ -160,9 +160,9 @@ class EpochSizes:
             self._count = min(self._count, max(START_COUNT, GROWTH_MAX * epoch.offset_count))
 
     def failed(self, offset_count: int, took_s: float) -> None:
-        """Take in an epoch that was aborted: one that took long may have been too large."""
+        """Take in an epoch that was aborted: near its timeout, it may have been too large."""
         self._is_first = False
-        if offset_count == 0 or took_s <= self.target_s:
+        if offset_count == 0 or took_s <= self._limits.timeout_s * ALARM_SHARE:
             return
         shrunk = int(min(self._count, offset_count) * min(0.5, self.target_s / took_s))
         self._count, self._reason = max(1, shrunk), Reason.FAILED
