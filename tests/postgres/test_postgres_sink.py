@@ -540,6 +540,7 @@ def test_rows_go_into_a_type_that_changes_before_their_commit_and_holds_them(
         ("numeric(10,2)", "numeric(10,0)", pa.scalar(Decimal("1.25"))),
         ("timestamp", "timestamptz", pa.scalar(1, pa.timestamp("us"))),
         ("timestamp", "timestamp(0)", pa.scalar(600_000, pa.timestamp("us"))),
+        ("text", 'text COLLATE "C"', pa.scalar("x")),
     ],
 )
 @pytest.mark.parametrize(
