@@ -51,6 +51,13 @@ _RETYPED = """
            OR s.attcollation OPERATOR(pg_catalog.<>) t.attcollation)
 """
 """Asked with the user's search_path, where anybody may have operators."""
+_DOMAIN_DEFAULTS = """
+    SELECT a.attname, pg_get_expr(d.adbin, d.adrelid)
+    FROM pg_attrdef d
+    JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+    JOIN pg_type t ON t.oid = a.atttypid
+    WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
+"""
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
 _OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 _MADE_MEANWHILE = (
@@ -126,6 +133,12 @@ def ensure_staging(connection: Connection, table: Table) -> None:
                 _retype_rows(connection, table)
             if changes := _differences(connection, table):
                 ddl = f"ALTER TABLE {table.staging} {', '.join(changes)}"
+                held = columns_of(connection, table.staging)
+                ddl += "".join(
+                    f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
+                    for name in _domain_defaults(connection, table)
+                    if name not in held
+                )
                 _run_ddl(connection, ddl, table.staging)
 
 
@@ -244,14 +257,29 @@ def _is_moved(old: str, new: str) -> bool:
     return bool(kinds & _ZONED) and bool(kinds & _ZONELESS)
 
 
+def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
+    """Values, as SQL, for new columns that are null nowhere: those that the user's table gives.
+
+    Rows that wait do not have these columns, and their commit leaves them out.
+    """
+    found = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
+    strict = {each.name for each in table.columns if each.not_null}
+    return {name: default for name, default in found if name in strict}
+
+
 def _differences(connection: Connection, table: Table) -> list[str]:
     """What the user's table has got since its staging table was made."""
     found = columns_of(connection, table.staging)
+    defaults = _domain_defaults(connection, table)
     changes = []
     for column in table.columns:
         name, kind = quoted(column.name), column.type_name
         if column.name not in found:
-            changes.append(f"ADD COLUMN {name} {column.declared}")
+            if column.generated:
+                continue  # rows never have it, and it may be null nowhere
+            default = defaults.get(column.name)
+            filled_with = f" DEFAULT {default}" if default else ""
+            changes.append(f"ADD COLUMN {name} {column.declared}{filled_with}")
         elif found[column.name].declared != column.declared:
             changes.append(f"ALTER COLUMN {name} TYPE {column.declared} USING {name}::{kind}")
     filled = [each.name for each in table.columns if each.has_default or each.generated]
