@@ -42,6 +42,8 @@ class TableColumn:
         always: whether it is GENERATED ALWAYS AS IDENTITY: given at an INSERT, never changed.
         type_id: the server's number of its type, which may be a domain.
         type_modifier: the column's own; `modifier` may be that of its domain.
+        collation: as SQL; empty: the type's own, or it has none.
+        collation_id: the server's number of it.
     """
 
     name: str
@@ -54,6 +56,13 @@ class TableColumn:
     always: bool = False
     type_id: int = 0
     type_modifier: int = -1
+    collation: str = ""
+    collation_id: int = 0
+
+    @property
+    def declared(self) -> str:
+        """Its type as DDL, which takes the type's own collation where it is told none."""
+        return f"{self.type_name} COLLATE {self.collation}" if self.collation else self.type_name
 
 
 class Fields(NamedTuple):

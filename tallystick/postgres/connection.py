@@ -56,6 +56,11 @@ _TIMEOUTS = {
     "idle_in_transaction_session_timeout": "1h",
 }
 """Set where neither the server, the role nor the connection string has set one."""
+_WITHOUT_END = """
+    SELECT set_config(name, '0', false) FROM pg_settings
+    WHERE name IN ('statement_timeout', 'transaction_timeout')
+"""
+"""The second one is there from version 17 on."""
 _MILLISECOND_S = 0.001
 _GRACE_S = 0.5
 """A server that is well says itself, before it is cut off, what it waits for."""
@@ -109,7 +114,7 @@ def _connected(
     Args:
         dsn: see `connect`.
         patience_s: see `connect`.
-        has_no_end: a statement may take as long as it does, whatever statement_timeout was set to.
+        has_no_end: a statement may take as long as it does, whatever timeouts were set to.
     """
     secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
     with ours("connecting", secrets):
@@ -118,7 +123,7 @@ def _connected(
         with ours("setting up the session", secrets), cut_off(made, patience_s):
             pid = _set_up(made)
             if has_no_end:
-                made.execute("SET statement_timeout = 0")
+                made.execute(_WITHOUT_END)
     except BaseException:
         made.close()
         raise

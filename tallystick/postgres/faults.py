@@ -18,7 +18,7 @@ from tallystick.errors import OptionError, RecordError, RetriableError, Tallysti
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 _TEXT_MAX = 300
 _OPTION_STATES = ("0A", "28", "3D", "3F", "42")
-_RECORD_STATES = ("22", "23", "44", "P0")
+_RECORD_STATES = ("21", "22", "23", "44", "P0")
 _REFUSED = (
     "authentication failed",
     "no password supplied",

@@ -177,8 +177,8 @@ def commit_staged(
             moving = query(move(staging, target, columns, key))
             # Planned only, it keeps both tables as they are, and needs no right that LOCK would.
             connection.execute(query(f"EXPLAIN {moving}"), [number])
-            refuse_loss(connection, staging, target, columns, number)
-            connection.execute(moving, [number])
+            changed = refuse_loss(connection, staging, target, columns, number)
+            connection.execute(query(move(staging, target, columns, key, changed)), [number])
             moved = connection.execute(query(deletion(staging)), [number]).rowcount
             if moved != record_count:
                 raise DataLossError(

@@ -38,15 +38,26 @@ _UNFIT_CHECKS = """
 """
 """A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
 _RETYPED = """
-    SELECT FROM pg_catalog.pg_attribute s JOIN pg_catalog.pg_attribute t
+    SELECT t.attname, pg_catalog.format_type(t.atttypid, t.atttypmod),
+           CASE WHEN t.attcollation OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN ''
+           ELSE t.attcollation::pg_catalog.regcollation::pg_catalog.text END
+    FROM pg_catalog.pg_attribute s JOIN pg_catalog.pg_attribute t
         ON t.attname OPERATOR(pg_catalog.=) s.attname
     WHERE s.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
       AND t.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
       AND s.attname OPERATOR(pg_catalog.=) ANY ($3::pg_catalog.text[])
       AND (s.atttypid OPERATOR(pg_catalog.<>) t.atttypid
-           OR s.atttypmod OPERATOR(pg_catalog.<>) t.atttypmod)
+           OR s.atttypmod OPERATOR(pg_catalog.<>) t.atttypmod
+           OR s.attcollation OPERATOR(pg_catalog.<>) t.attcollation)
 """
 """Asked with the user's search_path, where anybody may have operators."""
+_DOMAIN_DEFAULTS = """
+    SELECT a.attname, pg_get_expr(d.adbin, d.adrelid)
+    FROM pg_attrdef d
+    JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+    JOIN pg_type t ON t.oid = a.atttypid
+    WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
+"""
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
 _OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 _MADE_MEANWHILE = (
@@ -122,6 +133,12 @@ def ensure_staging(connection: Connection, table: Table) -> None:
                 _retype_rows(connection, table)
             if changes := _differences(connection, table):
                 ddl = f"ALTER TABLE {table.staging} {', '.join(changes)}"
+                held = columns_of(connection, table.staging)
+                ddl += "".join(
+                    f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
+                    for name in _domain_defaults(connection, table)
+                    if name not in held
+                )
                 _run_ddl(connection, ddl, table.staging)
 
 
@@ -137,11 +154,15 @@ def _attributes_not_null(connection: Connection, table: Table) -> list[TableColu
 
 def refuse_loss(
     connection: Connection, staging: str, target: str, columns: Sequence[str], number: int
-) -> None:
+) -> dict[str, str]:
     """Refuse the commit of staged rows whose values the user's table would change.
 
     Its columns may have been altered since the start, and a start with other transactions does not
     look at staged rows.
+
+    Returns:
+        Of those that were: the value that the user's table will have, as SQL. Which of them are
+        equal goes by its type and collation.
 
     Args:
         connection: in a transaction that keeps both tables as they are; with the user's
@@ -154,8 +175,9 @@ def refuse_loss(
     Raises:
         OptionError: the user's table would cut, pad, round or shift a value.
     """
-    if not connection.execute(_RETYPED, [staging, target, list(columns)]).rowcount:
-        return
+    changed = connection.execute(_RETYPED, [staging, target, list(columns)]).fetchall()
+    if not changed:
+        return {}
     connection.execute(_OWN_PATH_MEANWHILE)
     held, wanted = columns_of(connection, staging), columns_of(connection, target)
     for name in columns:
@@ -164,6 +186,10 @@ def refuse_loss(
             with _lossless(connection, (staging, target), old, new, f"{ID} = {number}"):
                 pass
     connection.execute(USERS_PATH)
+    return {
+        name: f"{quoted(name)}::{now}" + (f" COLLATE {collation}" if collation else "")
+        for name, now, collation in changed
+    }
 
 
 def _retype_rows(connection: Connection, table: Table) -> None:
@@ -178,7 +204,7 @@ def _retype_rows(connection: Connection, table: Table) -> None:
         if old is not None and old.type_name != new.type_name:
             with _lossless(connection, (table.staging, table.sql), old, new):
                 # Without USING, since an explicit cast cuts and pads without a word.
-                change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.type_name}"
+                change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
                 _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
 
 
@@ -204,8 +230,8 @@ def _lossless(
     """
     staging, target = tables
     name, was, now = quoted(old.name), old.type_name, new.type_name
-    # As text, since not all types know what is equal.
-    rounded = f"{name}::{now}::{was}::text IS DISTINCT FROM {name}::text"
+    # As text, since not all types know what is equal, and by its bytes, as not all collations do.
+    rounded = f'{name}::{now}::{was}::text IS DISTINCT FROM {name}::text COLLATE "C"'
     refused = "what a value means would depend on the session's TimeZone"
     # There and back a value would be the same again.
     if not _is_moved(old.kind, new.kind):
@@ -231,16 +257,31 @@ def _is_moved(old: str, new: str) -> bool:
     return bool(kinds & _ZONED) and bool(kinds & _ZONELESS)
 
 
+def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
+    """Values, as SQL, for new columns that are null nowhere: those that the user's table gives.
+
+    Rows that wait do not have these columns, and their commit leaves them out.
+    """
+    found = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
+    strict = {each.name for each in table.columns if each.not_null}
+    return {name: default for name, default in found if name in strict}
+
+
 def _differences(connection: Connection, table: Table) -> list[str]:
     """What the user's table has got since its staging table was made."""
     found = columns_of(connection, table.staging)
+    defaults = _domain_defaults(connection, table)
     changes = []
     for column in table.columns:
         name, kind = quoted(column.name), column.type_name
         if column.name not in found:
-            changes.append(f"ADD COLUMN {name} {kind}")
-        elif found[column.name].type_name != kind:
-            changes.append(f"ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}")
+            if column.generated:
+                continue  # rows never have it, and it may be null nowhere
+            default = defaults.get(column.name)
+            filled_with = f" DEFAULT {default}" if default else ""
+            changes.append(f"ADD COLUMN {name} {column.declared}{filled_with}")
+        elif found[column.name].declared != column.declared:
+            changes.append(f"ALTER COLUMN {name} TYPE {column.declared} USING {name}::{kind}")
     filled = [each.name for each in table.columns if each.has_default or each.generated]
     if not connection.execute(_IS_REPLICATED, [table.staging]).rowcount:
         changes.append(_DELETES_ARE_PUBLISHED)

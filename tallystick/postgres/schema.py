@@ -49,14 +49,20 @@ _COLUMNS = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod),
            CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
            b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '' OR d.typdefault IS NOT NULL,
-           a.attgenerated <> '', a.attidentity = 'a', a.atttypid, a.atttypmod
+           a.attgenerated <> '', a.attidentity = 'a', a.atttypid, a.atttypmod,
+           CASE WHEN a.attcollation = d.typcollation THEN '' ELSE a.attcollation::regcollation::text
+           END, a.attcollation
     FROM base b JOIN pg_attribute a ON a.attrelid = $1 AND a.attnum = b.attnum
     JOIN pg_type d ON d.oid = a.atttypid
     WHERE b.typtype <> 'd' ORDER BY a.attnum
 """
 _TYPES = """
-    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod
+    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+           CASE WHEN a.attcollation OPERATOR(pg_catalog.=) t.typcollation THEN ''
+           ELSE a.attcollation::pg_catalog.regcollation::pg_catalog.text END,
+           a.atttypid, a.atttypmod, a.attcollation
     FROM pg_catalog.pg_attribute a
+    JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
     WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
        OR a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 """
@@ -121,13 +127,42 @@ _WITHOUT_CODE = """
 """
 """Expressions of indexes and statistics are evaluated, where they can be, while it is planned."""
 _UNIQUE = """
-    SELECT 1 FROM pg_index i
+    SELECT i.indexrelid::regclass::text, NOT EXISTS (
+        SELECT FROM unnest(i.indkey::int2[], i.indcollation::oid[], i.indclass::oid[])
+            WITH ORDINALITY AS k (attnum, coll, class, number)
+        JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        JOIN pg_opclass c ON c.oid = k.class
+        CROSS JOIN LATERAL (
+            WITH RECURSIVE b AS (
+                SELECT t.oid, t.typbasetype FROM pg_type t WHERE t.oid = a.atttypid
+              UNION ALL
+                SELECT t.oid, t.typbasetype FROM b JOIN pg_type t ON t.oid = b.typbasetype
+            )
+            SELECT d.opcfamily FROM b JOIN pg_opclass d ON d.opcintype IN (b.oid, c.opcintype)
+            WHERE b.typbasetype = 0 AND d.opcmethod = c.opcmethod AND d.opcdefault
+            ORDER BY d.opcintype <> b.oid LIMIT 1
+        ) AS usual
+        WHERE k.number <= i.indnkeyatts
+          AND (NOT EXISTS (SELECT FROM pg_amop o JOIN pg_amop u USING (amopopr, amopstrategy)
+                           WHERE o.amopfamily = c.opcfamily AND o.amopstrategy = 3
+                             AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
+                             AND u.amopfamily = usual.opcfamily)
+               OR (k.coll <> a.attcollation
+                   AND EXISTS (SELECT FROM pg_collation l WHERE NOT l.collisdeterministic
+                               AND l.oid IN (k.coll, a.attcollation)))))
+    FROM pg_index i
     WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate
       AND i.indpred IS NULL AND i.indexprs IS NULL
       AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text)
            FROM pg_attribute a
            WHERE a.attrelid = i.indrelid
              AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = $2
+    ORDER BY 1
+"""
+"""And whether what is equal to the index is equal to DISTINCT, and the other way around.
+
+It is where both compare by one operator (strategy 3), and by one collation or by two that take for
+equal what has the same bytes. ON CONFLICT takes all unique indexes over its columns.
 """
 
 
@@ -235,7 +270,7 @@ def _columns(connection: Connection, oid: object) -> tuple[TableColumn, ...]:
 def retyped(
     connection: Connection, tables: tuple[str, str], columns: Sequence[TableColumn]
 ) -> list[str]:
-    """Return which columns have another type now than when they were read, each as a clause.
+    """Return which columns have another type or collation now than when they were read, as clauses.
 
     Args:
         connection: in a transaction that keeps the tables as they are; with any search_path.
@@ -244,14 +279,14 @@ def retyped(
     """
     known = {each.name: each for each in columns}
     found = [
-        (known[name], now, (type_id, modifier))
-        for name, now, type_id, modifier in connection.execute(_TYPES, tables).fetchall()
+        (known[name], f"{now} COLLATE {collation}" if collation else now, exact)
+        for name, now, collation, *exact in connection.execute(_TYPES, tables).fetchall()
         if name in known
     ]
     changed = {
-        f"column {quoted(was.name)} is {now} now, and was {was.type_name}"
+        f"column {quoted(was.name)} is {now} now, and was {was.declared}"
         for was, now, exact in found
-        if exact != (was.type_id, was.type_modifier)
+        if exact != [was.type_id, was.type_modifier, was.collation_id]
     }
     return sorted(changed)
 
@@ -262,13 +297,20 @@ def _key_problems(
     missing = sorted(set(key) - {each.name for each in columns})
     if missing:
         return [f"has no column {', '.join(map(repr, missing))}, named in key="]
-    if connection.execute(_UNIQUE, [oid, sorted(key)]).fetchone() is None:
-        names = ", ".join(map(quoted, key))
+    indexes = connection.execute(query(_UNIQUE), [oid, sorted(key)]).fetchall()
+    names = ", ".join(map(quoted, key))
+    if not indexes:
         return [
             f"has no unique index over exactly its key ({names}), without conditions: CREATE "
             f"UNIQUE INDEX, or a PRIMARY KEY, is needed for upserts"
         ]
-    return []
+    return [
+        f"has {index}, a unique index over its key ({names}) whose collation or operator class "
+        f"takes other values for equal than the columns themselves do: make it anew without "
+        f"them, or give the columns its collation"
+        for index, is_as_columns in indexes
+        if not is_as_columns
+    ]
 
 
 def strangers_hand(connection: Connection, ours: str, target: str) -> str:

@@ -1,8 +1,9 @@
 """SQL that tasks and the driver share."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 
 from tallystick.postgres.connection import quoted
 from tallystick.postgres.names import prefix_of
@@ -39,22 +40,36 @@ def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence
     return sha256(said.encode()).hexdigest()[:32]
 
 
-def move(source: str, target: str, columns: Sequence[str], key: Sequence[str]) -> str:
+def move(
+    source: str,
+    target: str,
+    columns: Sequence[str],
+    key: Sequence[str],
+    changed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Staged rows into the user's table; the parameter is their number.
 
     With a key, the last one of each key counts. In the key's order, so that two such statements
     take the rows' locks in one order.
+
+    Args:
+        source: of the rows, as SQL.
+        target: the user's table, as SQL.
+        columns: of the rows.
+        key: those of them that ON CONFLICT finds.
+        changed: columns that are not in both tables the same, as `refuse_loss` says.
     """
     names = ", ".join(map(quoted, columns))
     into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
     if not key:
         return f"{into} {source} WHERE {ID} = $1 ORDER BY {POSITION}"
     keys = ", ".join(map(quoted, key))
+    equal = ", ".join(changed.get(each, quoted(each)) for each in key)
     others = [quoted(each) for each in columns if each not in key]
     changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
     return (
-        f"{into} (SELECT DISTINCT ON ({keys}) {names} FROM {source} WHERE {ID} = $1 "
-        f"ORDER BY {keys}, {POSITION} DESC) AS last "
+        f"{into} (SELECT DISTINCT ON ({equal}) {names} FROM {source} WHERE {ID} = $1 "
+        f"ORDER BY {equal}, {POSITION} DESC) AS last "
         f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
     )
 

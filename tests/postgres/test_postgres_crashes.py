@@ -569,8 +569,13 @@ def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(
     driver.close()
 
 
-def test_a_statement_timeout_cuts_no_commit(postgres: PostgresServer, name: str) -> None:
+@pytest.mark.parametrize("timeout", ["statement_timeout", "transaction_timeout"])
+def test_a_timeout_of_the_role_cuts_no_commit(
+    postgres: PostgresServer, name: str, timeout: str
+) -> None:
     """It would be cut again at each start."""
+    if not postgres.query("SELECT 1 FROM pg_settings WHERE name = %s", timeout):
+        pytest.skip("there from version 17 on")
     schema = name.split(".")[0]
     postgres.query(
         f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql "
@@ -579,7 +584,7 @@ def test_a_statement_timeout_cuts_no_commit(postgres: PostgresServer, name: str)
     postgres.query(
         f"CREATE TRIGGER slow BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION {schema}.slow()"
     )
-    dsn = f"{postgres.dsn} options='-c statement_timeout=300ms'"
+    dsn = f"{postgres.dsn} options='-c {timeout}=300ms'"
     driver = opened(dsn, name, transactions="staged")
     (pending,) = prepared(driver, rows_of(1))
     assert driver.commit(pending) is Outcome.COMMITTED

@@ -484,6 +484,29 @@ def test_rows_that_wait_take_a_new_type_that_holds_them(
     driver.close()
 
 
+@pytest.mark.parametrize("added", ["DEFAULT 5", "GENERATED ALWAYS AS (5) STORED", "DEFAULT 1 + 4"])
+def test_rows_that_wait_stand_a_new_column_that_is_null_nowhere(
+    postgres: PostgresServer, table: Create, added: str
+) -> None:
+    """Of a domain, which says so itself, and not the column."""
+    name = table(COLUMNS)
+    schema, staging = name.split(".")[0], name.replace(".", ".tallystick_staged_")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, rows_of(1))
+    driver.close()
+    postgres.query(f"CREATE DOMAIN {schema}.strict AS integer NOT NULL")
+    postgres.query(f"ALTER TABLE {name} ADD c {schema}.strict {added}")
+
+    driver = opened(postgres.dsn, name, transactions="staged")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    for each in prepared(driver, rows_of(2), checkpoint_id=2):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT a, c FROM {name} ORDER BY a") == [(1, 5), (2, 5)]
+    defaults = f"SELECT 1 FROM pg_attrdef WHERE adrelid = '{staging}'::regclass"
+    assert postgres.query(defaults) == []
+    driver.close()
+
+
 @pytest.mark.parametrize("way", ["staged", "prepared"])
 @pytest.mark.parametrize(
     ("old", "new", "value"),
@@ -540,6 +563,7 @@ def test_rows_go_into_a_type_that_changes_before_their_commit_and_holds_them(
         ("numeric(10,2)", "numeric(10,0)", pa.scalar(Decimal("1.25"))),
         ("timestamp", "timestamptz", pa.scalar(1, pa.timestamp("us"))),
         ("timestamp", "timestamp(0)", pa.scalar(600_000, pa.timestamp("us"))),
+        ("text", 'text COLLATE "C"', pa.scalar("x")),
     ],
 )
 @pytest.mark.parametrize(
