@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Assigned
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 import tallystick as ts
 from tallystick import task
@@ -56,13 +56,15 @@ ROWS = 8
 RESTARTS_MAX = 20
 
 
-def spark_with(parallelism: int) -> SparkSession:
-    """What the sinks ask of a session: how many tasks it runs at a time, and its settings."""
+def spark_with(parallelism: int) -> Cluster:
+    """What the sinks ask of Spark: how many tasks it runs at a time, and its settings."""
     conf = {name: value for name, (value, _) in SETTINGS.items()}
     context = SimpleNamespace(
-        defaultParallelism=parallelism, getConf=lambda: conf, applicationId="no-spark"
+        defaultParallelism=parallelism,
+        getConf=lambda: SimpleNamespace(getAll=conf.items),
+        applicationId="no-spark",
     )
-    return cast(SparkSession, SimpleNamespace(sparkContext=context))
+    return Cluster(lambda: cast(SparkContext, context))
 
 
 def values_of(pipeline: str, epoch: int, partition: int) -> list[str]:
@@ -201,8 +203,8 @@ class SinkJob:
 
     def start(self) -> tuple[Sinks, Driver]:
         """Begin a run, as `Pipeline.start` does."""
-        spark = spark_with(self.parallelism)
-        sinks = Sinks(written(self.sinks), self.name, Cluster.of(spark), self.trigger_interval_ms)
+        cluster = spark_with(self.parallelism)
+        sinks = Sinks(written(self.sinks), self.name, cluster, self.trigger_interval_ms)
         try:
             sinks.check()
             storage = FileStorage(str(self.folder))
