@@ -114,12 +114,15 @@ def _(original: Any) -> Any:
     Fault.DISK_FULL,
 )
 def _(original: Any) -> Any:
-    def processed(self: Any, rows: Any, groups: KeyGroupRange, overlay: Any) -> Iterator[Any]:
-        yield from original(self, rows, groups, overlay)
+    def processed(self: Any, slices: Any, view: Any, changes: list[Any]) -> Iterator[Any]:
+        parts = list(slices)
+        yield from original(self, parts, view, changes)
         version = self.base.version
         if version is not None:
+            groups = KeyGroupRange(parts[0][0].first, parts[-1][0].last)
             store = self.doors.store(self.base.uid, groups)
-            store.apply(version, version, overlay.changes().to_batches())
+            for changed in changes:
+                store.apply(version, version, changed.to_batches())
 
     return processed
 
