@@ -127,10 +127,10 @@ class EpochLoop:
             self._source.stop_at_what_is_there()
         idle_s = IDLE_MIN_S
         while not self._stopping.is_set():
-            self._do_what_waits()
             began, began_s = time.monotonic(), time.time()
             self._has_work = self._driver.run_next(self._source)
             took_s = time.monotonic() - began
+            self._do_what_waits()  # never before the first look: what is committed is known now
             if self._has_work:
                 idle_s = IDLE_MIN_S
                 self._on_end(EpochEnded(began_s, took_s))

@@ -47,7 +47,7 @@ class Spec:
         driver: where the driver listens.
         secret: what members and driver prove to each other.
         count: how many members there are.
-        known: what orders leave out; see `order.Known`.
+        known: what orders leave out; see `messages.Known`.
         held_bytes_max: see `Inbox`.
     """
 
