@@ -133,8 +133,7 @@ class Slices:
     def _put_away(self) -> None:
         """Sort what is held by runs of key groups, and append it to the file."""
         if self._file is None:
-            file = tempfile.TemporaryFile(prefix="tallystick-", dir=_folder())  # noqa: SIM115
-            self._file = self._open.enter_context(file)
+            self._file = self._open.enter_context(overflow_file())
         rows, self._held, self._held_bytes = self._together(self._held), [], 0
         groups = key_groups_of(self._key.hash_codes(rows), self._max_parallelism)
         runs = (np.searchsorted(self._firsts, groups, "right") - 1).astype(np.uint16)
@@ -159,6 +158,7 @@ class Slices:
         )
 
 
-def _folder() -> str | None:
-    """The first folder that Spark names; None: the system's temporary one."""
-    return os.environ.get(FOLDERS_VARIABLE, "").split(",")[0] or None
+def overflow_file() -> IO[bytes]:
+    """Make a file without a name in the first folder that Spark names, or the system's own."""
+    folder = os.environ.get(FOLDERS_VARIABLE, "").split(",")[0] or None
+    return tempfile.TemporaryFile(prefix="tallystick-", dir=folder)

@@ -114,7 +114,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "steps",
         "storage",
     }
-    | {"exchanged_rows", "keyed_epoch", "keyed_task", "local_state", "task"}
+    | {"exchanged_rows", "keyed_slices", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
     | {"codec", "run", "savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},

@@ -6,13 +6,13 @@ not fit into memory waits in a file, as in Spark's shuffle.
 
 import io
 import os
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from threading import Condition
 from typing import IO, NamedTuple
 
 from tallystick.exchange import Frame
+from tallystick.keyed_slices import overflow_file
 
 HELD_BYTES_MAX = 256 << 20
 """How many bytes of frames wait in a member's memory."""
@@ -136,8 +136,7 @@ class Inbox:
 
     def _kept(self, run: int, frame: Frame) -> _Kept:
         if run not in self._files:
-            folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
-            self._files[run] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by begin
+            self._files[run] = overflow_file()  # closed by begin
         file = self._files[run]
         place = file.seek(0, io.SEEK_END)
         file.write(frame.data)
