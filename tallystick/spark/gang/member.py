@@ -18,6 +18,7 @@ from tallystick.errors import WorkerOrphanedError
 from tallystick.exchange import Frame
 from tallystick.keyed_task import ProcessPlan
 from tallystick.parent_process import bind_to_forker
+from tallystick.spark.gang.heap import keep_freed_memory
 from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
@@ -96,6 +97,7 @@ def _fork(spec: Spec, index: int) -> int:
         return pid
     try:
         bind_to_forker(parent)
+        keep_freed_memory()
         member = Member(spec, index)
         try:
             member.serve()
