@@ -29,6 +29,7 @@ BATCH_ROWS = 16_384
 FIRST_ENTRY = b"\0\0"
 """What sorts before is the store's own."""
 
+_KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
 _LENGTH = struct.Struct("<I")
 
 
@@ -86,25 +87,16 @@ class LmdbView:
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """See `StateView.batches`."""
-        first, end = bounds(groups)
-        # Asking each entry whether it is the last takes as long as reading it.
-        entries = self.scan(first, end) if self._long_keys else self._from(first)
+        entries = self.scan(*bounds(groups))
         while rows := list(itertools.islice(entries, BATCH_ROWS)):
-            is_last = rows[-1][0] >= end
-            if is_last:
-                rows = list(itertools.takewhile(lambda entry: entry[0] < end, rows))
-            if rows:
-                columns = [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
-            if is_last:
-                return
+            columns = [pa.array(list(map(item, rows)), pa.binary()) for item in _KEY_AND_VALUE]
+            yield pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 
     def _stored(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return itertools.takewhile(lambda entry: entry[0] < end, self._from(first))
-
-    def _from(self, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor()
-        return cursor.iternext() if cursor.set_range(max(first, FIRST_ENTRY)) else iter(())
+        if not cursor.set_range(max(first, FIRST_ENTRY)):
+            return iter(())
+        return itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext())
 
 
 def _in_order(stored: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
