@@ -1,7 +1,7 @@
 """The benchmark: the same jobs in Tallystick and its peers, on one broker and input.
 
     .venv/bin/python benchmarks/run.py [--job stateless,count] [--mode record,epoch] [--records N]
-        [--keys N] [--only ours,flink,spark] [--rounds N]
+        [--keys N] [--only ours,flink,spark] [--rounds N] [--spread-input]
 
 Prints a line per run and tables with ratios at the end; appends each run to `results.jsonl`.
 Exit code 1 when a run failed, or an output was not exactly right. `README.md` says what each system
@@ -70,6 +70,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--epoch-records", type=_positive, default=EPOCH_RECORDS, help="of ours and Spark's"
     )
+    parser.add_argument(
+        "--spread-input",
+        action="store_true",
+        help="put each user's records into another partition than the output has for that key",
+    )
     parser.add_argument("--rounds", type=_positive, default=ROUNDS)
     parser.add_argument("--only", type=_among(names), help=f"out of {', '.join(names)}")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="of one run, in seconds")
@@ -119,12 +124,15 @@ def run_all(
         **results.environment(HERE),
         "keys": arguments.keys,
         "epoch_records_max": arguments.epoch_records,
+        "input": "spread" if arguments.spread_input else "co-partitioned",
     }
     with (
         start_broker(workspace.directory / "broker") as broker,
         Topics(broker.bootstrap) as topics,
     ):
-        dataset = Dataset(workspace, broker.bootstrap, arguments.keys)
+        dataset = Dataset(
+            workspace, broker.bootstrap, arguments.keys, is_spread=arguments.spread_input
+        )
         judges = Judges(dataset, broker.bootstrap, arguments.keys)
         bench = Bench(
             workspace,

@@ -58,6 +58,7 @@ def pipeline(
         value=ts.Json(EVENT),
         starting_offsets="earliest",
         max_offsets_per_trigger=epoch_records,
+        options={"metadata.columns": "none"},  # the job looks at values only, as the peers' do
     )
     sink = ts.KafkaSink(
         bootstrap,

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -51,12 +52,12 @@ COMBINED_BYTES_MAX = 1 << 31
 """A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
 STRICT = LossPolicy()
 
-_clients: dict[tuple[int, KafkaConfig], Client] = {}
+_clients: dict[tuple[int, int, KafkaConfig], Client] = {}
 
 
 def client_for(config: KafkaConfig) -> Client:
-    """The worker process's client of a cluster; never one that was made before a fork."""
-    key = (os.getpid(), config)
+    """Return the thread's client of a cluster; never one that was made before a fork."""
+    key = (os.getpid(), threading.get_ident(), config)
     if key not in _clients:
         _clients[key] = Client(config)
         # Spark's daemon has each worker collect garbage after every task, which visits all objects
@@ -279,6 +280,8 @@ class EncodePlan:
         functions: what rows pass through first.
         dead_letters: how malformed records become records of the dead-letter topic; None: there
             is none, and no reader may yield any.
+        follows: the input topic whose readers write the partitions of the same numbers: where they
+            have the same keys, no row leaves its process. Empty: none.
     """
 
     rows: RowLayout
@@ -287,22 +290,28 @@ class EncodePlan:
     batch_bytes: int
     functions: tuple[BatchFunction, ...] = ()
     dead_letters: RowLayout | None = None
+    follows: str = ""
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
         """See `Outlet.begun`."""
         return Passing(self.frames, source, attempt)
 
+    def target(self, partition: TopicPartition) -> int:
+        """The task that writes a partition."""
+        topic = self.follows or partition.topic
+        return target_of(TopicPartition(topic, partition.partition), self.target_count)
+
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
         """Partition, encode and compress a batch."""
         if isinstance(sent, Frame):
-            target = target_of(sent.topic_partition, self.target_count)
+            target = self.target(sent.topic_partition)
             yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
             return
         layout, parts = self._prepared(sent)
         for rows in parts:
             now_ms = time.time_ns() // 1_000_000
             for partition, records in layout.split(rows, spread=source + sequence):
-                target = target_of(partition, self.target_count)
+                target = self.target(partition)
                 for encoded in encode(
                     records,
                     compression=self.compression,

@@ -6,6 +6,8 @@ import pytest
 from tallystick.errors import EpochAbortedError
 from tallystick.exchange import Heard, check_same_attempts
 from tallystick.sink.rows import RowLayout
+from tallystick.source.assigner import share_out
+from tallystick.source.split import SplitRange
 from tallystick.task import EncodePlan, send
 
 ROWS = pa.record_batch({"value": pa.array([b"a", b"b", b"c"])})
@@ -23,6 +25,24 @@ def heard_by_each_writer(batches):
         for target in range(TASKS)
     ]
     return [each.attempts for each in heard], rows
+
+
+def test_rows_of_a_partition_are_written_where_the_partition_of_that_number_is_read():
+    """Strays, whose key belongs to another partition, go to the reader of that one."""
+    splits = [SplitRange("in", partition, 0, 10) for partition in range(8)]
+    for reader_count in (1, 2, 3, 8):
+        shares = share_out(splits, reader_count)
+        layout = RowLayout({"out": 8}, "out", False, None)
+        plan = EncodePlan(layout, reader_count, "none", 1000, follows="in")
+        rows = pa.record_batch(
+            {"value": pa.array([b"v"] * 8), "partition": pa.array(range(8), pa.int32())}
+        )
+
+        for source, share in enumerate(shares):
+            own = {split.partition for split in share}
+            frames = [each for each in send(plan, [rows], source) if each.record_count]
+            assert sorted(each.partition for each in frames) == list(range(8))
+            assert {each.partition for each in frames if each.target == source} == own
 
 
 def test_every_writer_hears_of_every_source_even_if_it_gets_no_row_of_it():

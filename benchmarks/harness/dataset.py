@@ -56,10 +56,19 @@ class Dataset:
         workspace: holds the built tools.
         bootstrap: `host:port` of the broker.
         keys: how many users there are in the records.
+        is_spread: their partitions are by other numbers than Kafka's partitioner gives them.
     """
 
-    def __init__(self, workspace: Workspace, bootstrap: str, keys: int) -> None:
-        flags = [HEAP, f"-Dusers={keys}", "-cp", workspace.tools_classpath()]
+    def __init__(
+        self, workspace: Workspace, bootstrap: str, keys: int, *, is_spread: bool = False
+    ) -> None:
+        flags = [
+            HEAP,
+            f"-Dusers={keys}",
+            f"-Dspread={str(is_spread).lower()}",
+            "-cp",
+            workspace.tools_classpath(),
+        ]
         self._java = ["java", *flags, "peers.Tools"]
         self._bootstrap = bootstrap
 

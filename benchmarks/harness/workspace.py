@@ -22,6 +22,12 @@ FLINK_REQUIREMENTS = ("apache-flink==2.2.1", "orjson")
 USERS_FIXED = "static final int USERS=100_000;"
 USERS_CHOSEN = 'static final int USERS=Integer.getInteger("users",100_000);'
 """The loader and the verifier, for any number of users."""
+BY_KEY = "new ProducerRecord<>(t,u.getBytes(StandardCharsets.UTF_8),"
+BY_KEY_OR_NUMBER = (
+    'new ProducerRecord<>(t,Boolean.getBoolean("spread")?(Integer)(Integer.parseInt(u.substring(1))'
+    "%8):null,u.getBytes(StandardCharsets.UTF_8),"
+)
+"""The loader, for partitions that are not those of the keys; a user has one all the same."""
 OUTPUT_SHOWN_CHARS = 3000
 
 
@@ -101,11 +107,13 @@ def build_tools(workspace: Workspace) -> None:
     """Build the loader and the verifier."""
     _fetch_jars(workspace.benchmarks / "clients-pom.xml", workspace.client_jars)
     text = _content([workspace.peers / "tools" / "src" / "peers" / "Tools.java"]).decode()
-    if text.count(USERS_FIXED) != 1:
-        raise SetupError(f"Tools.java of the peers: expected one line with {USERS_FIXED!r}")
+    for found, chosen in ((USERS_FIXED, USERS_CHOSEN), (BY_KEY, BY_KEY_OR_NUMBER)):
+        if text.count(found) != 1:
+            raise SetupError(f"Tools.java of the peers: expected one line with {found!r}")
+        text = text.replace(found, chosen)
     source = workspace.directory / "sources" / "Tools.java"
     source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text(text.replace(USERS_FIXED, USERS_CHOSEN))
+    source.write_text(text)
     _compile([source], f"{workspace.client_jars}/*", workspace.tools_classes)
 
 

@@ -28,6 +28,7 @@ from tallystick.json_kernels import (
     has_escapes,
     write_column,
 )
+from tallystick.sink.number_kernels import double_texts
 from tallystick.spans import Spans, spans_of
 
 BINARY_BYTES_MAX = (1 << 31) - 1
@@ -88,7 +89,8 @@ def write_json(columns: pa.RecordBatch) -> pa.Array:
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
     lists = pa.array([[b"x"], None], pa.list_(pa.binary()))
-    write_json(pa.record_batch([lists, pa.array(['"', None])], names=["a", "b"]))
+    columns = [lists, pa.array(['"', None]), pa.array([1.5, 2.5])]
+    write_json(pa.record_batch(columns, names=["a", "b", "c"]))
 
 
 def _texts(array: pa.Array, name: str) -> _Texts:
@@ -110,6 +112,8 @@ def _texts(array: pa.Array, name: str) -> _Texts:
         return _maps(array, name)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _arrays(array, name)
+    if pa.types.is_float64(kind):
+        return _Texts(double_texts(array, name))
     if pa.types.is_floating(kind):
         array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
     return _Texts(spans_of(array.cast(pa.string()), name))

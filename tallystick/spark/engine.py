@@ -65,10 +65,23 @@ class SplitsEngine:
         """Read, transform and write all of the epoch into the producer's open transaction."""
         if self.keyed.is_idle(state) and not any(self.unread.shares):
             return Prepared((), self.keyed.carried(state))
-        last = self.last(checkpoint_id)
+        last = self._placed(self.last(checkpoint_id))
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
         return prepared(self.tasks.run(self.unread, epoch, write), epoch)
+
+    def _placed(self, last: EncodePlan | FanOut) -> EncodePlan | FanOut:
+        """Let readers write, where their rows are on their way to partitions of the same numbers.
+
+        Behind a keyed step rows are where their key groups are, whatever their partition was.
+        """
+        topics = {split.topic for share in self.unread.shares for split in share}
+        if self.keyed.steps or len(topics) != 1:
+            return last
+        (topic,) = topics
+        if isinstance(last, EncodePlan):
+            return replace(last, follows=topic)
+        return replace(last, encode=last.encode and replace(last.encode, follows=topic))
 
 
 @dataclass(frozen=True)

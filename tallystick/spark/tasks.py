@@ -9,6 +9,7 @@ from tallystick.source.assigner import share_out, share_pieces
 from tallystick.source.planner import cut_splits
 from tallystick.source.split import SplitRange
 from tallystick.task import ReadPlan, Report, WritePlan
+from tallystick.topic_partition import TopicPartition
 
 Shares = tuple[tuple[SplitRange, ...], ...]
 """The splits of each reader."""
@@ -36,6 +37,12 @@ class Unread:
 
     shares: Shares
     plan: ReadPlan
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether several readers have parts of one partition: their order is that of the rows."""
+        held = [{split.topic_partition for split in share} for share in self.shares]
+        return sum(map(len, held)) > len(set[TopicPartition]().union(*held))
 
 
 class TaskRunner(Protocol):

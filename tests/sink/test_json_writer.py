@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.json_kernels import add_sizes, encode_base64, escape_strings, write_column
-from tallystick.sink import json_writer
+from tallystick.sink import json_writer, number_kernels
 from tallystick.sink.json_writer import check_schema, write_json
 from tallystick.source.json_reader import parse_json
 
@@ -165,6 +166,45 @@ def test_our_reader_reads_what_was_written(batch):
     parsed = parse_json(write_json(batch), batch.schema, "failfast", str)
 
     assert parsed.columns.equals(batch)
+
+
+SHORT = st.builds(lambda whole, digits: whole / 10**digits, integers(58), st.integers(0, 9))
+NEXT_TO_SHORT = st.builds(math.nextafter, SHORT, st.sampled_from([-math.inf, math.inf]))
+DOUBLES = st.lists(st.none() | SHORT | NEXT_TO_SHORT | st.floats(), min_size=1, max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(DOUBLES, st.integers(0, 3))
+def test_a_double_has_the_text_that_arrow_gives_it(values, skipped):
+    """The kernel writes only what it is sure of; whatever it does, nobody can tell."""
+    column = pa.array(values, pa.float64())[skipped:]
+    texts = [
+        b"null" if value is None or not math.isfinite(value) else text.encode()
+        for value, text in zip(column.to_pylist(), arrow_texts(column), strict=True)
+    ]
+
+    records = write_json(pa.record_batch([column], names=["v"])).to_pylist()
+
+    assert records == [b'{"v":%b}' % text for text in texts]
+
+
+def arrow_texts(column: pa.Array) -> list[str]:
+    return [text or "" for text in column.cast(pa.string()).to_pylist()]
+
+
+def test_the_kernel_itself_writes_amounts_of_money(monkeypatch):
+    """Else the test above would pass without it."""
+    cents = pa.array(np.arange(-100_000, 1_000_000, 37) / 100)
+    expected = arrow_texts(cents.filter(pc.not_equal(cents, 0.0)))
+    monkeypatch.setattr(number_kernels, "spans_of", None)
+
+    spans = number_kernels.double_texts(cents.filter(pc.not_equal(cents, 0.0)), "cents")
+
+    found = [
+        spans.data[start : start + length].tobytes().decode()
+        for start, length in zip(spans.starts, spans.lengths, strict=True)
+    ]
+    assert found == expected
 
 
 @given(st.text(), st.text())

@@ -102,30 +102,41 @@ class Inbox:
             self._ended.add((run, stage, source))
             self._changed.notify_all()
 
-    def frames(self, run: int, stage: int, target: int, source_count: int) -> Iterator[Frame]:
-        """Wait for all frames for a target, in order of source and sequence.
+    def frames(
+        self, run: int, stage: int, target: int, source_count: int, *, by_source: bool = True
+    ) -> Iterator[Frame]:
+        """Wait for all frames for a target, in order of sequence per source.
+
+        Args:
+            run: of an epoch.
+            stage: that gets them.
+            target: the task of that stage.
+            source_count: how many tasks send.
+            by_source: all of one source come before all of the next; else as they arrive.
 
         Raises:
             EpochCancelledError: the run is given up.
             what `fail` was told.
         """
-        for source in range(source_count):
-            while (frame := self._next(run, stage, target, source)) is not None:
+        turns = [range(each, each + 1) for each in range(source_count)]
+        for sources in turns if by_source else [range(source_count)]:
+            while (frame := self._next(run, stage, target, sources)) is not None:
                 yield frame
 
-    def _next(self, run: int, stage: int, target: int, source: int) -> Frame | None:
-        key, end = (run, stage, target, source), (run, stage, source)
+    def _next(self, run: int, stage: int, target: int, sources: range) -> Frame | None:
+        """Wait for the next frame of any of the sources; None: they have sent all."""
         with self._changed:
             while True:
                 if self._cancelled >= run:
                     raise EpochCancelledError
                 if self._error is not None:
                     raise self._error
-                channel = self._channels.get(key)
+                channels = (self._channels.get((run, stage, target, each)) for each in sources)
+                channel = next(filter(None, channels), None)
                 if channel:
                     first = channel.popleft()
                     break
-                if end in self._ended:
+                if all((run, stage, each) in self._ended for each in sources):
                     return None
                 self._changed.wait()
             if isinstance(first, Frame):

@@ -6,6 +6,7 @@ import signal
 import struct
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from socket import socket
@@ -18,6 +19,7 @@ from tallystick.errors import WorkerOrphanedError
 from tallystick.exchange import Frame
 from tallystick.keyed_task import ProcessPlan
 from tallystick.parent_process import bind_to_forker
+from tallystick.spark.gang.heap import keep_freed_memory
 from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
@@ -96,6 +98,7 @@ def _fork(spec: Spec, index: int) -> int:
         return pid
     try:
         bind_to_forker(parent)
+        keep_freed_memory()
         member = Member(spec, index)
         try:
             member.serve()
@@ -122,6 +125,7 @@ class Member:
         self._secret = spec.secret
         self._known = spec.known.plan
         self._inbox = Inbox(spec.held_bytes_max)
+        self._writer = ThreadPoolExecutor(1, "tallystick_write")
         self._orders: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._peers: dict[int, Link] = {}
         self._callers: SimpleQueue[Link] = SimpleQueue()
@@ -161,6 +165,7 @@ class Member:
 
     def close(self) -> None:
         """Hang up; Spark has other tasks for this process, perhaps."""
+        self._writer.shutdown()
         for link in (self._driver, *self._peers.values(), *self._calls):
             link.close()
 
@@ -179,16 +184,22 @@ class Member:
             self._deliver(run, stage, source_count, made)
             made = self._processing(run, stage, plan, source_count, number)
             source_count = plan.base.parallelism
-        if order.writer_count:
-            stage = len(order.plans) + 1
+        if not order.writer_count:
+            return [_written(order, made(at)) for at in self._mine(source_count)]
+        stage = len(order.plans) + 1
+        writing = self._writer.submit(self._write, order, stage, source_count)
+        try:
             self._deliver(run, stage, source_count, made)
-            made = self._received(run, stage, source_count)
-        last_count = order.writer_count or source_count
-        reports = []
-        for at in self._mine(last_count):
-            with _closing(made(at)) as frames:
-                reports.append(order.write.write(frames, 0))
-        return reports
+        except BaseException:
+            self._inbox.cancel(run)
+            wait([writing])  # whoever is told of the error may begin the next run
+            raise
+        return writing.result()
+
+    def _write(self, order: Order, stage: int, source_count: int) -> list[Report]:
+        """Write what arrives, in a thread of its own: meanwhile this member makes more."""
+        received = self._received(order.run, stage, source_count, by_source=order.unread.is_cut)
+        return [_written(order, received(at)) for at in self._tasks(order.writer_count)]
 
     def _processing(
         self, run: int, stage: int, plan: ProcessPlan, source_count: int, number: int
@@ -197,14 +208,18 @@ class Member:
         return lambda at: plan.run(iter(received(at)), at, number)
 
     def _received(
-        self, run: int, stage: int, source_count: int
+        self, run: int, stage: int, source_count: int, *, by_source: bool = True
     ) -> Callable[[int], Iterable[Frame]]:
-        return lambda at: self._inbox.frames(run, stage, at, source_count)
+        return lambda at: self._inbox.frames(run, stage, at, source_count, by_source=by_source)
+
+    def _tasks(self, task_count: int) -> range:
+        """The tasks of a stage that this member runs."""
+        return range(self._index, task_count, self._count)
 
     def _mine(self, task_count: int) -> Iterator[int]:
-        """The tasks of a stage that this member runs, as the user's functions see them too."""
+        """The same, as the user's functions see them too."""
         context: Any = TaskContext.get()
-        for index in range(self._index, task_count, self._count):
+        for index in self._tasks(task_count):
             if context is not None:
                 context._partitionId = index  # else it is the same in all epochs and stages
             yield index
@@ -304,6 +319,11 @@ class _Sending:
         """Send what waits."""
         self._link.send(self._parts)
         self._parts, self._bytes = [], 0
+
+
+def _written(order: Order, made: Iterable[Frame]) -> Report:
+    with _closing(made) as frames:
+        return order.write.write(frames, 0)
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def order(
 ) -> Order:
     """An epoch of numbers."""
     made: Any = {
-        "unread": SimpleNamespace(shares=shares, plan=reading or Reading()),
+        "unread": SimpleNamespace(shares=shares, plan=reading or Reading(), is_cut=False),
         "first": Numbers(steps[0].parallelism if steps else writers, size),
         "plans": steps,
         "write": writing or Writing(),

@@ -66,6 +66,35 @@ def test_frames_come_by_source_and_sequence_however_they_arrive_and_wherever_the
     inbox.begin(2)
 
 
+@settings(deadline=None)
+@given(sent, st.integers(0, 120), st.randoms())
+def test_frames_as_they_arrive_keep_the_order_of_each_source(
+    sent: list[list[tuple[int, int]]], held_bytes_max: int, chance: Any
+) -> None:
+    inbox = Inbox(held_bytes_max)
+    inbox.begin(1)
+    waiting = [
+        [frame(source, at, bytes([source, at]) * size) for at, (size, _) in enumerate(own)]
+        for source, own in enumerate(sent)
+    ]
+    expected = [list(own) for own in waiting]
+    found: list[Frame] = []
+    frames = inbox.frames(1, STAGE, 0, len(sent), by_source=False)
+    while left := [own for own in waiting if own]:
+        inbox.put(1, STAGE, chance.choice(left).pop(0))
+        if chance.random() < 0.5:
+            found.append(next(frames))  # whoever else has not ended
+    for source in chance.sample(range(len(sent)), len(sent)):
+        inbox.end(1, STAGE, source)
+    found += frames
+
+    for source, own in enumerate(expected):
+        assert [each for each in found if each.source == source] == own
+    assert len(found) == sum(map(len, expected))
+    assert inbox.held_bytes == 0
+    inbox.begin(2)
+
+
 def test_what_does_not_fit_waits_in_a_file_which_the_next_epoch_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 
 from tallystick.errors import TallystickError
+from tallystick.exchange import Frame
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, GangLostError, Size
 from tallystick.spark.gang.link import Link, listen
 from tallystick.spark.gang.member import Spec, serve
 from tallystick.spark.shipment import Parcel
+from tallystick.task import Report
 from tests.spark.gang.forked import (
     WAIT_S,
     Numbers,
@@ -342,6 +345,64 @@ def test_a_task_that_is_cancelled_has_let_go_of_everything_when_the_driver_hears
         gang.run(order(1, SHARES, reading=Reading(fail), steps=(step,)))
     expected = {str(pid) for pid in gang.pids.values() if pid != failing}
     assert {path.name for path in tmp_path.iterdir()} == expected
+    assert numbers_of(gang.run(order(2, SHARES))) == list(range(200))
+
+
+def test_what_is_made_is_written_while_more_is_made(
+    running: Callable[..., Gang], tmp_path: Path
+) -> None:
+    """Each member reads its last number only when another one of its own was seen written."""
+    gang = running(Size(1, 3))
+    folder = str(tmp_path)
+    last = {share[-1] for share in SHARES[-3:]}  # of the last task of each member
+
+    def wait_for_own(number: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while number in last and not Path(folder, str(os.getpid())).exists():
+            assert time.monotonic() < deadline, "nobody writes"
+            time.sleep(0.01)
+
+    @dataclass(frozen=True)
+    class Noting(Writing):
+        def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+            def noted() -> Iterator[Frame]:
+                for frame in frames:
+                    Path(folder, str(os.getpid())).touch()
+                    yield frame
+
+            return super().write(noted(), attempt_number)
+
+    made = order(1, SHARES, reading=Reading(wait_for_own), writing=Noting())
+    assert numbers_of(gang.run(made)) == list(range(200))
+
+
+def test_who_fails_while_it_writes_has_stopped_writing_when_the_driver_hears_of_it(
+    running: Callable[..., Gang], tmp_path: Path
+) -> None:
+    gang = running(Size(1))
+    begun, ended = str(tmp_path / "begun"), str(tmp_path / "ended")
+
+    def fail(number: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while number > 100 and time.monotonic() < deadline:
+            if Path(begun).exists():
+                raise OwnError("a mistake")
+            time.sleep(0.01)
+
+    @dataclass(frozen=True)
+    class Slow(Writing):
+        def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+            try:
+                next(frames)
+                Path(begun).touch()
+                time.sleep(0.5)
+                return super().write(frames, attempt_number)
+            finally:
+                Path(ended).touch()
+
+    with pytest.raises(OwnError):
+        gang.run(order(1, SHARES, reading=Reading(fail), writing=Slow()))
+    assert Path(ended).exists()
     assert numbers_of(gang.run(order(2, SHARES))) == list(range(200))
 
 

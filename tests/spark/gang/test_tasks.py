@@ -43,7 +43,7 @@ class Counting(Numbers):
 
 
 def run(tasks: GangTasks, reading: Reading | None = None) -> list[int]:
-    unread: Any = SimpleNamespace(shares=SHARES, plan=reading or Reading())
+    unread: Any = SimpleNamespace(shares=SHARES, plan=reading or Reading(), is_cut=False)
     epoch: Any = SimpleNamespace(first=Counting(2), plans=(), writer_count=2)
     write: Any = Writing()
     reports: list[Report] = tasks.run(unread, epoch, write)
