@@ -32,6 +32,7 @@ CORE = VALUES | {"checkpoint", "ports"}
 # Part: what it may import besides itself. Top-down: from words to what a user calls.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "stopwatch": set(),
     "topic_partition": set(),
     "formats": WORDS,
     "spans": WORDS,
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ports": VALUES,
     "spark_log": CORE,
     "job": CORE | {"spark_log", "state_files", "wholeness"},
-    "run": CORE | {"job"},
+    "run": CORE | {"job", "stopwatch"},
     "decision_log": CORE,
     "handover": CORE | {"decision_log"},
     "participants": VALUES,
@@ -88,14 +89,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "postgres": VALUES | COLUMNS,
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
-    "task": VALUES | {"exchange", "formats", "kafka", "parent_process"},
-    "fan_out": VALUES | {"exchange", "task"},
+    "task": VALUES | {"exchange", "formats", "kafka", "parent_process", "stopwatch"},
+    "fan_out": VALUES | {"exchange", "stopwatch", "task"},
     "processors": WORDS | {"codec", "state"},
     "steps": VALUES | {"task"},
     "exchanged_rows": WORDS,
     "keyed_slices": WORDS | {"exchanged_rows", "state"},
-    "keyed_task": CORE | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "task"},
-    "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_slices", "keyed_task", "task"},
+    "keyed_task": CORE
+    | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "stopwatch", "task"},
+    "keyed_epoch": CORE
+    | {"exchange", "fan_out", "keyed_slices", "keyed_task"}
+    | {"stopwatch", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},

@@ -89,7 +89,7 @@ class PlannedByUs:
         self._planner = planner
         self._sizes = sizes
         self._on_idle = on_idle
-        run.keyed = replace(run.keyed, on_share=self._note_share)
+        run.keyed = replace(run.keyed, on_share=self._note_share, on_times=run.parts.note_tasks)
         self._share_bytes = 0
         self._begun: _Begun | None = None
         self._has_run = False
@@ -161,11 +161,13 @@ class PlannedByUs:
         """Where the newest epoch has ended."""
         return _offsets(self._ran.sources[0])
 
-    def describe(self) -> dict[str, Any]:
-        """What the newest epoch read, for the progress."""
-        latest = self._planner.latest()
+    def describe(self, ended: EpochEnded) -> dict[str, Any]:
+        """What the newest epoch read, and where its time went, for the progress."""
+        latest, parts = self._planner.latest(), self._run.parts
         return {
             "batchId": self._checkpoint_id,
+            "durationMs": parts.duration_ms(ended.took_s),
+            "tasks": parts.tasks([step.uid for step in self._run.keyed.steps]),
             "execution": self._run.execution.kind,
             "epochSize": self._size(),
             "sources": [

@@ -28,6 +28,7 @@ from tallystick.options import (
     parse_source_options,
 )
 from tallystick.ports import Engine
+from tallystick.run.part_times import PartTimes
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
@@ -104,7 +105,7 @@ class PipelineRun:
         self.name = name
         self.cluster = cluster
         self._written = written
-        self._listener = listener
+        self.parts = PartTimes(LateRows(name, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self.execution = Execution(JOBS, "it has not started")
@@ -240,8 +241,7 @@ class PipelineRun:
         assert self._sinks is not None, "checked before it is started"
         doors = LocalState(checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
-        listener = LateRows(self.name, self._listener)
-        return self._sinks.make_driver(identity, storage, listener=listener)
+        return self._sinks.make_driver(identity, storage, listener=self.parts)
 
     def choose_execution(self, execution: str | None) -> None:
         """Choose what runs the tasks; resident ones start at once.
