@@ -129,8 +129,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"endpoints", "newest_epoch", "ops", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
+    "explained": CORE
+    | {"endpoints", "kafka_sink", "keyed_task", "options", "spark", "steps", "storage"},
     "pipeline": VALUES
-    | {"endpoints", "job", "kafka_sink", "processors", "run", "spark", "steps", "task"},
+    | {"endpoints", "explained", "job", "kafka_sink", "processors", "run", "spark"}
+    | {"steps", "task"},
     "__init__": WORDS
     | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres", "run"}
     | {"sink", "source", "spark", "state", "state_table"},
