@@ -4,17 +4,16 @@
 
 The query of the `stateless` job stays up, and is given one transaction at a time: aborted, so that
 offsets move and no record is there, or committed with ten records. Each becomes visible at once and
-so makes exactly one epoch. Printed, in ms: the time of these epochs, from `query.lastProgress`, its
-parts, between the facts of the protocol, and how long a user waits.
+so makes exactly one epoch. Printed, in ms: the time of these epochs and of its parts, from
+`query.lastProgress`, and how long a user waits.
 """
 
 import argparse
 import math
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import tallystick_stateless
@@ -24,7 +23,7 @@ from harness.broker import start_broker
 from harness.measure import Broker
 from harness.topics import PARTITION_COUNT, Topics
 
-from tallystick.checkpoint import protocol as c
+from tallystick.run.part_times import PARTS
 from tallystick.run.query import Query
 
 HERE = Path(__file__).resolve().parent
@@ -35,15 +34,6 @@ RECORDS_OF_TEN = 10
 EMPTY, TEN = "empty", "10 records"
 POLL_S = 0.001
 WHOLE = "the whole epoch"
-PARTS = {
-    "EpochPlanned": "plan",
-    "EpochRan": "run its tasks",
-    "ManifestWritten": "write the manifest",
-    "OutputCounted": "count the output",
-    "TransactionCommitted": "commit",
-    "OutputConfirmed": "confirm",
-}
-"""Fact of the protocol -> what ends with it."""
 REACTION = "input visible to epoch reported"
 
 
@@ -52,32 +42,8 @@ class Epoch:
     """One epoch: the time that it took, that of its parts, and that from its input to its end."""
 
     took_ms: float
-    parts_ms: dict[str, float]
+    parts_ms: Mapping[str, float]
     reaction_ms: float
-
-
-class Facts:
-    """When the facts of the newest epoch were told."""
-
-    def __init__(self) -> None:
-        self._told: list[tuple[str, float]] = []
-        self.newest: list[tuple[str, float]] = []
-
-    def __call__(self, event: c.Event) -> None:
-        """Called by the driver with each event."""
-        if isinstance(event, c.EpochWanted):
-            self._told = []
-        self._told.append((type(event).__name__, time.monotonic()))
-        if isinstance(event, c.OutputConfirmed):
-            self.newest = self._told
-
-    def parts_ms(self) -> dict[str, float]:
-        """How long each part of the newest epoch took."""
-        return {
-            PARTS[fact]: (at_s - before_s) * 1000
-            for (_, before_s), (fact, at_s) in pairwise(self.newest)
-            if fact in PARTS
-        }
 
 
 class Input:
@@ -140,14 +106,12 @@ def measure(
     # The job's function is pickled by reference to its module, which the workers do not have.
     spark.sparkContext.addPyFile(tallystick_stateless.__file__)
     job = tallystick_stateless.pipeline(broker.bootstrap, INPUT_TOPIC, OUTPUT_TOPIC, 1_000_000)
-    given, facts = Input(broker.bootstrap), Facts()
-    query = job.start(
-        spark, checkpoint=str(checkpoint), listener=facts, execution=arguments.execution
-    )
+    given = Input(broker.bootstrap)
+    query = job.start(spark, checkpoint=str(checkpoint), execution=arguments.execution)
     try:
         count = arguments.warm_up + arguments.epochs
         return {
-            kind: [_run_epoch(given, query, facts, kind) for _ in range(count)][arguments.warm_up :]
+            kind: [_run_epoch(given, query, kind) for _ in range(count)][arguments.warm_up :]
             for kind in (EMPTY, TEN)
         }
     finally:
@@ -159,7 +123,7 @@ def summary(measured: dict[str, list[Epoch]]) -> list[list[str]]:
     """One line per part, with p50 and p90 of each kind."""
     kinds = list(measured.values())
     lines = [[WHOLE, *_percentiles([[epoch.took_ms for epoch in each] for each in kinds])]]
-    for part in PARTS.values():
+    for part in PARTS:
         times = [[epoch.parts_ms.get(part, 0) for epoch in each] for each in kinds]
         lines.append([part, *_percentiles(times)])
     reactions = [[epoch.reaction_ms for epoch in each] for each in kinds]
@@ -167,7 +131,7 @@ def summary(measured: dict[str, list[Epoch]]) -> list[list[str]]:
     return lines
 
 
-def _run_epoch(given: Input, query: Query, facts: Facts, kind: str) -> Epoch:
+def _run_epoch(given: Input, query: Query, kind: str) -> Epoch:
     """Give the query an epoch's input, and wait for its end."""
     before = query.lastProgress
     given.give(kind)
@@ -181,7 +145,8 @@ def _run_epoch(given: Input, query: Query, facts: Facts, kind: str) -> Epoch:
             )
         time.sleep(POLL_S)
     reaction_ms = (time.monotonic() - visible_s) * 1000
-    return Epoch(progress["durationMs"]["triggerExecution"], facts.parts_ms(), reaction_ms)
+    spent = progress["durationMs"]
+    return Epoch(spent["triggerExecution"], spent, reaction_ms)
 
 
 def _event(number: int) -> tuple[str, str]:

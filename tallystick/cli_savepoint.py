@@ -53,9 +53,6 @@ def create(
         typer.Option(help="An older one that `tallystick inspect` shows as whole.", min=0),
     ] = None,
     bootstrap_servers: Servers = None,
-    token_topic: Annotated[
-        str | None, typer.Option(help="Not needed any more: the token is found without it.")
-    ] = None,
     kafka_options: KafkaOptions = None,
 ) -> None:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""

@@ -13,13 +13,14 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.exchange import Attempt, Frame, Heard
 from tallystick.sink.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
+from tallystick.stopwatch import WRITE, TaskTimes
 from tallystick.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
 
 
@@ -74,17 +75,27 @@ class SinkNote:
         return cls(**{**fields, "committables": found})
 
 
-def split_notes(texts: Iterable[str]) -> tuple[list[str], list[SinkNote]]:
-    """The notes of keyed tasks, as they are, and those of sinks."""
-    others: list[str] = []
-    found: list[SinkNote] = []
+class Notes(NamedTuple):
+    """What tasks told: keyed ones, as it is; of sinks; and how long they took."""
+
+    keyed: list[str]
+    sinks: list[SinkNote]
+    times: list[TaskTimes]
+
+
+def split_notes(texts: Iterable[str]) -> Notes:
+    """The notes of an epoch by their kind."""
+    found = Notes([], [], [])
     for text in texts:
+        if (times := TaskTimes.from_note(text)) is not None:
+            found.times.append(times)
+            continue
         fields = json.loads(text)
         if "committables" in fields:
-            found.append(SinkNote.from_fields(fields))
+            found.sinks.append(SinkNote.from_fields(fields))
         else:
-            others.append(text)
-    return others, found
+            found.keyed.append(text)
+    return found
 
 
 def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
@@ -123,6 +134,7 @@ class FanOut:
     checkpoint_id: int
     functions: tuple[BatchFunction, ...] = ()
     may_leave_strays: bool = False
+    part: ClassVar[str] = WRITE
 
     @property
     def target_count(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.endpoints import client_config
@@ -13,6 +14,7 @@ from tallystick.formats import Json
 from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.sink.rows import RowLayout
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.sink.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.sink.two_phase import (
@@ -207,6 +209,17 @@ class KafkaSink:
             owner,
             facts,
         )
+
+    def check_columns(self, columns: pa.Schema) -> None:
+        """Refuse what the last step puts out, if no records can be made of it.
+
+        Raises:
+            OptionError: a column is missing or of a type that Kafka cannot store.
+        """
+        try:
+            RowLayout({}, self.topic, self.value is not None, self.key).check(columns)
+        except OptionError as error:
+            raise OptionError(f"KafkaSink(topic={self.topic!r}): {error}") from error
 
     @property
     def settings(self) -> SinkSettings:

@@ -20,6 +20,7 @@ from tallystick.state.handles import StateFile, StepState, Version
 from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME, Starting
 from tallystick.state.retention import due_merges, due_snapshots, extend
 from tallystick.state.view import EpochTime
+from tallystick.stopwatch import TaskTimes
 from tallystick.task import BatchFunction, EncodePlan, Outlet, Report
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 TICK_INTERVAL_MS = 1000
 
 
-def _ignore(_: int) -> None:
+def _ignore(_: object) -> None:
     return
 
 
@@ -43,6 +44,7 @@ class KeyedSteps:
         functions: what rows pass through before the first step, if not in the reader.
         slice_bytes: rows that a task holds at a time.
         on_share: told, behind each epoch, how many bytes of rows its busiest task had.
+        on_times: told, behind each epoch, how long its tasks took.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -52,6 +54,7 @@ class KeyedSteps:
     functions: tuple[BatchFunction, ...] = ()
     slice_bytes: int = SLICE_BYTES
     on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """What each step goes on from.
@@ -134,6 +137,7 @@ class KeyedSteps:
             has_sinks=isinstance(last, FanOut),
             may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
             on_share=self.on_share,
+            on_times=self.on_times,
         )
 
     def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
@@ -175,6 +179,7 @@ class KeyedEpoch:
         has_sinks: the last tasks tell what they prepared in sinks.
         may_leave_strays: see `FanOut`.
         on_share: see `KeyedSteps`.
+        on_times: see `KeyedSteps`.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -184,6 +189,7 @@ class KeyedEpoch:
     has_sinks: bool = False
     may_leave_strays: bool = False
     on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
 
     @property
     def stage(self) -> int:
@@ -197,7 +203,7 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: a task was not heard of.
         """
-        texts, prepared = split_notes(text for report in reports for text in report.notes)
+        texts, prepared, times = split_notes(text for each in reports for text in each.notes)
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
@@ -211,6 +217,7 @@ class KeyedEpoch:
             for plan in self.plans
         )
         self.on_share(max((note.byte_count for note in notes), default=0))
+        self.on_times(times)
         late = Counter[str]()
         for note in notes:
             late[note.uid] += note.late

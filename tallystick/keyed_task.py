@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from tallystick.state.restore import Load
 from tallystick.state.retention import TRAIL_LENGTH
 from tallystick.state.view import EmptyView, EpochTime, Overlay, StateView
 from tallystick.state_files import bring_forward, write_changelog, write_merged, write_snapshot
+from tallystick.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.task import (
     BatchFunction,
     DeadLetters,
@@ -121,6 +122,7 @@ class RoutePlan:
     target_count: int
     letters: EncodePlan | None
     functions: tuple[BatchFunction, ...] = ()
+    part: ClassVar[str] = EXCHANGE
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
         """See `Outlet.begun`."""
@@ -261,8 +263,8 @@ class ProcessPlan:
             )
             return [own.to_json(), *heard.notes]
 
-        sent = self._sent(heard.with_rows(frames), index, left)
-        yield from send(self.outlet, sent, index, notes, attempt_number)
+        sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
+        yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
 
     def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
@@ -272,23 +274,27 @@ class ProcessPlan:
                 if frame.topic != NO_TOPIC:
                     yield frame
                 else:
-                    slices.add(self._in_time(from_ipc(frame.data), left))
+                    with counted_as(EXCHANGE):
+                        slices.add(self._in_time(from_ipc(frame.data), left))
             left.byte_count = slices.byte_count
             is_first = self.base.version is None  # there may be an initial state
             has_work = slices.row_count > 0 or self.step.processor.has_timers or is_first
             rewrites = index in self.merges or index in self.snapshots
             if not has_work and not rewrites:
-                self._keep_up(index)
+                with counted_as(STATE):
+                    self._keep_up(index)
                 return
-            storage, nonce = self.doors.storage(), secrets.token_hex(8)
-            view = self._view(stack, groups, storage)
-            if rewrites:
-                left.files += self._rewritten(view, storage, index, nonce)
+            with counted_as(STATE):
+                storage, nonce = self.doors.storage(), secrets.token_hex(8)
+                view = self._view(stack, groups, storage)
+                if rewrites:
+                    left.files += self._rewritten(view, storage, index, nonce)
             if has_work:
                 changes: list[pa.Table] = []
                 yield from self._processed(slices, view, changes)
                 name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
-                changed = write_changelog(*name, pa.concat_tables(changes))
+                with counted_as(STATE):
+                    changed = write_changelog(*name, pa.concat_tables(changes))
                 left.files += [] if changed is None else [changed]
 
     def _slices(self, groups: KeyGroupRange, index: int) -> Slices:
@@ -387,10 +393,11 @@ class ProcessPlan:
                 time=self.time,
                 is_first=self.base.version is None,
             )
-            for batch in self.step.processor.run(work):
+            for batch in timed(FUNCTIONS, self.step.processor.run(work)):
                 if batch.num_rows:
                     yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
-            changes.append(work.overlay.changes())
+            with counted_as(STATE):
+                changes.append(work.overlay.changes())
 
 
 def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:

@@ -30,13 +30,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.endpoints import KafkaSource
 from tallystick.errors import OptionError, StepMissingError
+from tallystick.explained import explained
 from tallystick.job import Listener
-from tallystick.kafka_sink import check_for_pipeline, written
+from tallystick.kafka_sink import KafkaSink, check_for_pipeline, written
 from tallystick.processors.row_mode import row_processor
 from tallystick.run.query import Query
 from tallystick.sink.transactional_ids import token_group
 from tallystick.sink.two_phase import Sink
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.execution import JOBS, RESIDENT
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.running import PipelineRun
 from tallystick.state.processing import NO_TIME, Processor
@@ -153,37 +155,83 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        if execution not in (None, "resident", "jobs"):
+        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
+        has_transform = any(isinstance(step, Transform) for step in self.steps)
+        is_light = execution != "jobs" and not has_transform
+        self._check_whole(execution)
+        cluster = Cluster.of(spark, self.name, is_light=is_light)
+        try:
+            run = self._run(cluster, execution, listener, dropped)
+            return start_loop(run, checkpoint, trigger, accepted)
+        except BaseException:
+            cluster.close()
+            raise
+
+    def explain(
+        self,
+        spark: SparkSession | SparkContext | None = None,
+        *,
+        checkpoint: str | None = None,
+        execution: Literal["resident", "jobs"] | None = None,
+    ) -> str:
+        """Say what `start` would do: sources, steps and their state, sinks, what runs the tasks.
+
+        Nothing is started or written, and Kafka is not asked.
+
+        Args:
+            spark: as for `start`; None: the context of this process, and where there is none,
+                what hangs on Spark is left open.
+            checkpoint: as for `start`; its state is compared with the steps. None: not looked at.
+            execution: as for `start`.
+
+        Returns:
+            A text to print.
+
+        Raises:
+            OptionError: `start` would find the same mistake.
+            DataLossError: the checkpoint is another pipeline's.
+        """
+        source = self._check_whole(execution)
+        run = self._run(Cluster.at_hand(spark), execution)
+        return explained(run, source, self.steps, written(self.sinks), checkpoint)
+
+    def _check_whole(self, execution: str | None) -> KafkaSource:
+        """Find mistakes for which nothing but the pipeline need be known."""
+        if execution not in (None, RESIDENT, JOBS):
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         check_for_pipeline(self.sinks)
-        to_write = written(self.sinks)
-        token = token_group(f"{to_write.id_prefix}{self.name}")
+        token = token_group(f"{written(self.sinks).id_prefix}{self.name}")
         if self.source.group_id == token:
             raise OptionError(
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
             )
-        source_options = self.source.to_options(self.name)
-        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
-        has_transform = any(isinstance(step, Transform) for step in self.steps)
-        is_light = execution != "jobs" and not has_transform
-        cluster = Cluster.of(spark, self.name, is_light=is_light)
-        try:
-            run = PipelineRun(
-                name=self.name,
-                cluster=cluster,
-                source_options=source_options,
-                steps=self.steps,
-                written=to_write,
-                listener=listener,
-                allow_dropped_state=dropped,
-            )
-            return start_loop(run, checkpoint, trigger, accepted, execution)
-        except BaseException:
-            cluster.close()
-            raise
+        return self.source
+
+    def _run(
+        self,
+        cluster: Cluster,
+        execution: str | None,
+        listener: Listener | None = None,
+        dropped: frozenset[str] = frozenset(),
+    ) -> PipelineRun:
+        assert self.source is not None, "checked before"
+        run = PipelineRun(
+            name=self.name,
+            cluster=cluster,
+            source_options=self.source.to_options(self.name),
+            steps=self.steps,
+            written=written(self.sinks),
+            listener=listener,
+            allow_dropped_state=dropped,
+            execution=execution,
+        )
+        for sink in self.sinks:
+            if isinstance(sink, KafkaSink) and run.columns is not None:
+                sink.check_columns(run.columns)
+        return run
 
     if not TYPE_CHECKING:  # type checkers know what is there
 

@@ -36,12 +36,18 @@ class MapBatches:
     function: BatchFunction
     schema: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_function("map_batches", self.function)
+
 
 @dataclass(frozen=True)
 class Transform:
     """A DataFrame in, a DataFrame out."""
 
     function: FrameFunction
+
+    def __post_init__(self) -> None:
+        _check_function("transform", self.function)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,14 @@ class Process:
 
 
 Step = MapBatches | Transform | Process
+
+
+def _check_function(step: str, function: object) -> None:
+    if not callable(function):
+        raise OptionError(
+            f"{step}({function!r}): expected a function, by its name alone: {step}(clean), and not "
+            f"{step}(clean()), which calls it here"
+        )
 
 
 @dataclass(frozen=True)

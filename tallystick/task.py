@@ -24,11 +24,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
 from tallystick import errors
+from tallystick import stopwatch as clock
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
 from tallystick.formats import DEADLETTER, DROPMALFORMED
@@ -114,8 +115,9 @@ class ReadPlan:
                 headers=self.layout.fetches_headers,
                 policy=self.policy,
             )
-            for split, records in fetched:
-                built = self.layout.build(records, split.topic_partition)
+            for split, records in clock.timed(clock.READ, fetched):
+                with clock.counted_as(clock.DECODE):
+                    built = self.layout.build(records, split.topic_partition)
                 left_out.note(split.topic_partition, built.reasons)
                 yield built
         finally:
@@ -162,7 +164,9 @@ def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[
 def _passed(function: BatchFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for rows in batches:
         if rows.num_rows:
-            yield from _batches_of(function, function(rows))
+            with clock.counted_as(clock.FUNCTIONS):
+                made = _batches_of(function, function(rows))
+            yield from made
 
 
 def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]:
@@ -212,6 +216,11 @@ class Outlet(Protocol):
         """How many tasks there are."""
         ...
 
+    @property
+    def part(self) -> str:
+        """What its work counts as; see `stopwatch`."""
+        ...
+
     def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
         """For one attempt of a task: its index, the number it drew, and the one Spark gave it."""
         ...
@@ -243,6 +252,7 @@ def send(
     source: int,
     notes: Callable[[], Iterable[str]] = tuple,
     attempt_number: int = 0,
+    stage: int = 0,
 ) -> Iterator[Frame]:
     """All frames of one attempt of a task, those that say which attempt it was included.
 
@@ -252,19 +262,24 @@ def send(
         source: the task's index.
         notes: asked when all batches are through; what the first target is told.
         attempt_number: Spark's.
+        stage: of the task.
     """
     check_parent()
     sequence, attempt = 0, secrets.randbits(63)
-    opened = outlet.begun(source, attempt, attempt_number)
-    try:
-        for batch in batches:
-            for frame in opened.frames(batch, sequence):
-                yield frame
-                sequence += 1
-        said = [*notes(), *opened.finish()]
-    except BaseException:
-        opened.abandon()
-        raise
+    with clock.stopwatch() as watch:
+        opened = outlet.begun(source, attempt, attempt_number)
+        try:
+            for batch in batches:
+                for frame in clock.timed(outlet.part, opened.frames(batch, sequence)):
+                    with clock.counted_as(clock.EXCHANGE):
+                        yield frame
+                    sequence += 1
+            with clock.counted_as(outlet.part):
+                said = [*notes(), *opened.finish()]
+        except BaseException:
+            opened.abandon()
+            raise
+        said.append(watch.times(stage).to_note())
     yield from last_frames(source, sequence, attempt, outlet.target_count, said)
 
 
@@ -291,6 +306,7 @@ class EncodePlan:
     functions: tuple[BatchFunction, ...] = ()
     dead_letters: RowLayout | None = None
     follows: str = ""
+    part: ClassVar[str] = clock.WRITE
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
         """See `Outlet.begun`."""
@@ -409,8 +425,10 @@ class WritePlan:
                     f"writing with the same producer epoch, so this one does not"
                 )
             heard = Heard(self.stage)
-            produced = self._write(heard.with_rows(frames))
-            return Report(produced, attempts=heard.attempts, notes=tuple(heard.notes))
+            with clock.stopwatch() as watch:
+                produced = self._write(clock.timed(clock.WAIT, heard.with_rows(frames)))
+            own = watch.times(self.stage + 1).to_note()
+            return Report(produced, attempts=heard.attempts, notes=(*heard.notes, own))
         except WorkerOrphanedError:
             raise
         except TallystickError as error:
@@ -429,9 +447,10 @@ class WritePlan:
                 if new and self.has_second_attempts:
                     writer.check_untouched(sorted(new))
                     seen |= new
-                writer.write(
-                    [(f.topic_partition, EncodedBatch(f.record_count, f.data)) for f in group]
-                )
+                encoded = [(f.topic_partition, EncodedBatch(f.record_count, f.data)) for f in group]
+                with clock.counted_as(clock.WRITE):
+                    writer.write(encoded)
         finally:
-            produced = writer.close()
+            with clock.counted_as(clock.WRITE):
+                produced = writer.close()
         return produced

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.ports import Storage
@@ -24,6 +25,11 @@ from tallystick.topic_partition import TopicPartition
 KEY_SCHEMA = KeyCodec(pa.schema([("user", pa.string())])).schema_text
 ALL = KeyGroupRange(0, 127)
 PRODUCED = (ProducedRange("out", 0, 3, 10, 12),)
+
+
+def folder(path: Path) -> FileStorage:
+    """A place for a savepoint."""
+    return FileStorage(str(path))
 
 
 class Job:
@@ -77,3 +83,11 @@ def entries_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> dict
     """Committed entries, to be compared with a dictionary."""
     keys, values = (column.to_pylist() for column in read_entries(step, groups, storage).columns)
     return dict(zip(keys, values, strict=True))
+
+
+def job_with_savepoint(place: Path) -> Job:
+    """Three epochs in `checkpoint`, the newest of them saved in `saved`."""
+    job = Job(place / "checkpoint")
+    job.run(3)
+    savepoints.create(job.storage, folder(place / "saved"))
+    return job

@@ -141,7 +141,7 @@ def test_errors_are_messages(job, tmp_path):
 def test_what_is_not_there_is_told_without_a_traceback(job, tmp_path):
     saved = tmp_path / "saved"
     call("savepoint", "create", job.folder, saved)
-    kafka = ("--bootstrap-servers", "b:1", "--token-topic", "t", "--kafka-options", tmp_path / "no")
+    kafka = ("--bootstrap-servers", "b:1", "--kafka-options", tmp_path / "no")
 
     for words, arguments in (
         ("--kafka-options", ("create", job.folder, tmp_path / "s", *kafka)),

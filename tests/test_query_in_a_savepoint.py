@@ -34,7 +34,7 @@ def nobody(*_: Any) -> Any:
 
 def of_a_pipeline(folder: Path) -> None:
     run: Any = SimpleNamespace(name="job", keyed=SimpleNamespace(check=nobody))
-    start_loop(run, str(folder), None, frozenset(), None)
+    start_loop(run, str(folder), None, frozenset())
 
 
 def of_foreach_batch(folder: Path) -> None:

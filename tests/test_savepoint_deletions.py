@@ -13,19 +13,12 @@ from tallystick.errors import OptionError, StorageError
 from tallystick.inspection import inspect
 from tallystick.savepoint_target import MARKER
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import Job
+from tests.checkpoint_on_disk import Job, folder, job_with_savepoint
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    job = Job(tmp_path / "checkpoint")
-    job.run(3)
-    savepoints.create(job.storage, folder(tmp_path / "saved"))
-    return job
-
-
-def folder(path: Path) -> FileStorage:
-    return FileStorage(str(path))
+    return job_with_savepoint(tmp_path)
 
 
 def files(path: Path) -> list[str]:

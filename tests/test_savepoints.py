@@ -25,7 +25,7 @@ from tallystick.newest_epoch import Heard
 from tallystick.sink.transaction import Token
 from tallystick.state.handles import StepState, Version
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import ALL, Job, entries_of
+from tests.checkpoint_on_disk import ALL, Job, entries_of, folder
 
 
 @pytest.fixture
@@ -33,10 +33,6 @@ def job(tmp_path: Path) -> Job:
     job = Job(tmp_path / "checkpoint")
     job.run(3)
     return job
-
-
-def folder(path: Path) -> FileStorage:
-    return FileStorage(str(path))
 
 
 def content(path: Path) -> dict[str, bytes]:

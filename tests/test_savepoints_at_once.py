@@ -15,19 +15,12 @@ from tallystick.migration import migrate
 from tallystick.savepoint_target import MARKER
 from tallystick.state_files import claimed_state
 from tallystick.storage import FileStorage
-from tests.checkpoint_on_disk import ALL, Job, entries_of
+from tests.checkpoint_on_disk import ALL, Job, entries_of, folder, job_with_savepoint
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    job = Job(tmp_path / "checkpoint")
-    job.run(3)
-    savepoints.create(job.storage, folder(tmp_path / "saved"))
-    return job
-
-
-def folder(path: Path) -> FileStorage:
-    return FileStorage(str(path))
+    return job_with_savepoint(tmp_path)
 
 
 def content(path: Path) -> dict[str, bytes]:

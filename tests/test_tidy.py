@@ -32,6 +32,7 @@ CORE = VALUES | {"checkpoint", "ports"}
 # Part: what it may import besides itself. Top-down: from words to what a user calls.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "stopwatch": set(),
     "topic_partition": set(),
     "formats": WORDS,
     "spans": WORDS,
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ports": VALUES,
     "spark_log": CORE,
     "job": CORE | {"spark_log", "state_files", "wholeness"},
-    "run": CORE | {"job"},
+    "run": CORE | {"job", "stopwatch"},
     "decision_log": CORE,
     "handover": CORE | {"decision_log"},
     "participants": VALUES,
@@ -88,14 +89,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "postgres": VALUES | COLUMNS,
     # The executor's shell, and the engine that runs it.
     "exchange": VALUES,
-    "task": VALUES | {"exchange", "formats", "kafka", "parent_process"},
-    "fan_out": VALUES | {"exchange", "task"},
+    "task": VALUES | {"exchange", "formats", "kafka", "parent_process", "stopwatch"},
+    "fan_out": VALUES | {"exchange", "stopwatch", "task"},
     "processors": WORDS | {"codec", "state"},
     "steps": VALUES | {"task"},
     "exchanged_rows": WORDS,
     "keyed_slices": WORDS | {"exchanged_rows", "state"},
-    "keyed_task": CORE | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "task"},
-    "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_slices", "keyed_task", "task"},
+    "keyed_task": CORE
+    | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "stopwatch", "task"},
+    "keyed_epoch": CORE
+    | {"exchange", "fan_out", "keyed_slices", "keyed_task"}
+    | {"stopwatch", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},
@@ -125,8 +129,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"endpoints", "newest_epoch", "ops", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
+    "explained": CORE
+    | {"endpoints", "kafka_sink", "keyed_task", "options", "spark", "steps", "storage"},
     "pipeline": VALUES
-    | {"endpoints", "job", "kafka_sink", "processors", "run", "spark", "steps", "task"},
+    | {"endpoints", "explained", "job", "kafka_sink", "processors", "run", "spark"}
+    | {"steps", "task"},
     "__init__": WORDS
     | {"endpoints", "files", "formats", "kafka_sink", "pipeline", "postgres", "run"}
     | {"sink", "source", "spark", "state", "state_table"},

@@ -74,8 +74,12 @@ class Declaring:
     ) -> StateField:
         """The state, with an id that nothing is stored under."""
         self._check_not_both(name, deleted=True)
-        key_text = "" if key_schema is None else struct_of(key_schema).json()
-        state = Declared(name, kind, key_text, struct_of(value_schema).json(), ttl_ms)
+        try:
+            key_text = "" if key_schema is None else struct_of(key_schema).json()
+            value_text = struct_of(value_schema).json()
+        except OptionError as error:
+            raise OptionError(f"state {name!r}: {error}") from error
+        state = Declared(name, kind, key_text, value_text, ttl_ms)
         self.declared.append(state)
         return StateField(name, 0, kind, key_text, state.value_schema, ttl_ms)
 

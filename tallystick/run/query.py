@@ -10,6 +10,7 @@ from typing import Any
 
 from tallystick.errors import OptionError, RetriableError, TallystickError
 from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.profile import profile_text
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Query:
         prepare: called in the thread before the first epoch.
         cancel: ends what tasks of the run are doing.
         close: called when the run is over.
-        describe: what an epoch did, as JSON types; asked behind each.
+        describe: what an epoch did, and how long it took, as JSON types; asked behind each.
         rescale: changes the parallelism, between two epochs.
     """
 
@@ -43,7 +44,7 @@ class Query:
         prepare: Callable[[], None],
         cancel: Callable[[], None],
         close: Callable[[], None],
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[EpochEnded], dict[str, Any]],
         rescale: Callable[[int], None],
     ) -> None:
         self.name = name
@@ -91,6 +92,10 @@ class Query:
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
         """What the newest epochs did, the newest last."""
         return list(self._progress)
+
+    def profile(self) -> str:
+        """Where the time of the newest epochs went: a table to print (docs/performance.md)."""
+        return profile_text(self.name, self.recentProgress)
 
     def exception(self) -> BaseException | None:
         """What the run ended with; None if it runs, or ended in order."""
@@ -189,8 +194,7 @@ class Query:
             "runId": self.runId,
             "name": self.name,
             "timestamp": began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "durationMs": {"triggerExecution": round(1000 * ended.took_s)},
-            **self._describe(),
+            **self._describe(ended),
         }
         self._progress.append(progress)
         return progress

@@ -60,6 +60,21 @@ class RowLayout:
             for partition, batch in group_by_partition(part, partitions):
                 yield TopicPartition(topic, partition), batch
 
+    def check(self, columns: pa.Schema) -> None:
+        """Refuse columns of which no records can be made, before there are rows.
+
+        Raises:
+            OptionError: a column is missing or of a type that Kafka cannot store.
+        """
+        rows = pa.RecordBatch.from_pylist([], schema=columns)
+        try:
+            list(self._by_topic(rows, self._records(rows)))
+        except pa.ArrowException as error:
+            raise OptionError(
+                f"the columns {columns.names} cannot be written: {error}. Make text, bytes or "
+                f"numbers of them first, in a map_batches"
+            ) from error
+
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Columns key and value, and headers and timestamp where there are any."""
         if self.json:

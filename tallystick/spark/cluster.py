@@ -24,6 +24,7 @@ class Cluster:
         context: gives the context, and waits for it if it is not there yet.
         given: the session that the user has; None: no session, or none yet.
         close: called when the pipeline is over.
+        is_there: there is, or will be, a context; else nothing can run, and little is known.
     """
 
     def __init__(
@@ -31,7 +32,10 @@ class Cluster:
         context: Callable[[], SparkContext],
         given: SparkSession | None = None,
         close: Callable[[], None] = lambda: None,
+        *,
+        is_there: bool = True,
     ) -> None:
+        self.is_there = is_there
         self._context = context
         self._given = given
         self._close = close
@@ -68,6 +72,16 @@ class Cluster:
             return cls(lambda: active)
         return cls(OWN.take(name, is_light=is_light).result, close=OWN.give_back)
 
+    @classmethod
+    def at_hand(cls, spark: SparkSession | SparkContext | None) -> "Cluster":
+        """Take what a user gave, or the context of this process; never make one.
+
+        Raises:
+            OptionError: see `of`.
+        """
+        spark = spark or SparkContext._active_spark_context
+        return cls(_no_context, is_there=False) if spark is None else cls.of(spark)
+
     @cached_property
     def context(self) -> SparkContext:
         """The context; waits for it."""
@@ -88,13 +102,13 @@ class Cluster:
 
     @cached_property
     def parallelism(self) -> int:
-        """How many tasks run at a time."""
-        return self.context.defaultParallelism
+        """How many tasks run at a time; where no Spark is there, 1."""
+        return self.context.defaultParallelism if self.is_there else 1
 
     @cached_property
     def conf(self) -> Mapping[str, str]:
         """The settings of the context; not those that belong to a session only."""
-        return dict(self.context.getConf().getAll())
+        return dict(self.context.getConf().getAll()) if self.is_there else {}
 
     def columns(self, text: str, name: str) -> pa.Schema:
         """Read DDL as columns; what only Spark can read, by Spark.
@@ -130,3 +144,10 @@ class Cluster:
             return self.context._parse_ddl(text).jsonValue()
         except Exception:
             raise error from None
+
+
+def _no_context() -> SparkContext:
+    raise OptionError(
+        "this can only be told with Spark's help, as its SQL has to be asked about columns: start "
+        "Spark first, or give a session, explain(spark)"
+    )

@@ -1,6 +1,8 @@
 """The keyed steps of a pipeline with all types known."""
 
 import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 
@@ -13,12 +15,13 @@ from tallystick.errors import OptionError, RecordError
 from tallystick.exchanged_rows import conform
 from tallystick.keyed_task import KeyedStep, check_event_time
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.gang.messages import dumps
 from tallystick.state.by_columns import ByColumns
 from tallystick.state.ddl import ddl_of
 from tallystick.state.key_bytes import KeyCodec
-from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES
+from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES, Starting
 from tallystick.state.vectorised import Vectorised
-from tallystick.steps import Columns, KeyedStage, Process, Stages
+from tallystick.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.task import ReadPlan
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
     steps: list[KeyedStep] = []
     for stage in stages.keyed:
         if stage.columns is not None:
-            columns = _schema(cluster, stage.columns)
+            with _named(stage.uid):
+                columns = _schema(cluster, stage.columns, "the columns that come to it")
         else:
             columns = steps[-1].output if steps else _schema(cluster, _of(cluster, stages))
         steps.append(_step(cluster, stage, columns))
@@ -72,24 +76,73 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
             f"step {uid}: its function reads column {unknown[0]!r}, and the rows have only "
             f"{columns.names}"
         )
-    key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
-    processor = step.processor
-    if isinstance(processor, ByColumns):
-        processor = processor.make(columns)
     _check_time(uid, step, columns)
+    processor = step.processor
+    with _named(uid):
+        key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
+        if isinstance(processor, ByColumns):
+            processor = processor.make(columns)
+        given, known = _given(cluster, step.output), processor.output(key.schema, columns)
+        declared = processor.declared(key)
     return KeyedStep(
         uid=uid,
         key=key,
         columns=columns,
         processor=processor,
-        declared=processor.declared(key),
-        output=output_of(uid, _given(cluster, step.output), processor.output(key.schema, columns)),
+        declared=declared,
+        output=output_of(uid, given, known),
         functions=stage.functions,
         max_parallelism=step.max_parallelism,
         parallelism=step.parallelism,
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
     )
+
+
+@contextmanager
+def _named(uid: str) -> Iterator[None]:
+    """Say in errors which step they are about, those of the user's own `init` included."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"step {uid}: {error}") from error
+    except Exception as error:
+        error.add_note(
+            f"in step {uid}: init() of its function is run once at the start, on the driver, to "
+            f"learn which states it declares"
+        )
+        raise
+
+
+def check_sendable(steps: Iterable[Step]) -> None:
+    """Refuse functions that cannot be sent to the tasks that run them.
+
+    Raises:
+        OptionError: one cannot be pickled.
+    """
+    sent: object
+    for number, step in enumerate(steps, start=1):
+        match step:
+            case MapBatches(function):
+                what, sent = f"map_batches {_name(function)}", function
+            case Process(processor=processor):
+                # What is put in once, an initial state, is data, and may be much.
+                what = f"process behind key_by({', '.join(map(repr, step.key))})"
+                sent = processor.started() if isinstance(processor, Starting) else processor
+            case _:
+                continue
+        try:
+            dumps(sent)
+        except Exception as error:
+            raise OptionError(
+                f"step {number}, {what}: its function cannot be sent to the tasks that run it: "
+                f"{error}. It must not use locks, clients, sessions and the like that were made "
+                f"outside of it: make them inside; a StatefulProcessor makes them in init()"
+            ) from error
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
@@ -168,7 +221,7 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
 
 
 def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
-    return None if columns is None else _schema(cluster, columns)
+    return None if columns is None else _schema(cluster, columns, "output=")
 
 
 def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
@@ -179,18 +232,19 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
     return to_arrow_schema(made.schema, timezone="UTC")
 
 
-def _schema(cluster: Cluster, columns: Columns) -> pa.Schema:
+def _schema(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
     """Columns as Arrow has them, all of which may be null.
 
     Raises:
         OptionError: something else was given.
     """
     if isinstance(columns, str):
-        columns = cluster.columns(columns, "the columns of a step")
+        columns = cluster.columns(columns, what)
     if isinstance(columns, StructType):
         columns = to_arrow_schema(columns, timezone="UTC")
     if not isinstance(columns, pa.Schema):
         raise OptionError(
-            f"{columns!r} is no schema: give a pyarrow.Schema, a StructType, or DDL like 'n bigint'"
+            f"{what}: {columns!r} is no schema: give a pyarrow.Schema, a StructType, or DDL like "
+            f"'n bigint'"
         )
     return pa.schema([pa.field(each.name, each.type) for each in columns])

@@ -29,10 +29,11 @@ from tallystick.run.triggers import Trigger
 from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
+from tallystick.spark.execution import JOBS
 from tallystick.spark.group_offsets import GroupOffsets, SourceClient
 from tallystick.spark.listening import observe
 from tallystick.spark.planning import StreamPlanner
-from tallystick.spark.running import JOBS, PipelineRun, check_checkpoint
+from tallystick.spark.running import PipelineRun, check_checkpoint
 from tallystick.spark.write_epochs import stored_lineage
 from tallystick.spark_log import METADATA
 from tallystick.state.handles import StepState
@@ -89,7 +90,7 @@ class PlannedByUs:
         self._planner = planner
         self._sizes = sizes
         self._on_idle = on_idle
-        run.keyed = replace(run.keyed, on_share=self._note_share)
+        run.keyed = replace(run.keyed, on_share=self._note_share, on_times=run.parts.note_tasks)
         self._share_bytes = 0
         self._begun: _Begun | None = None
         self._has_run = False
@@ -161,11 +162,13 @@ class PlannedByUs:
         """Where the newest epoch has ended."""
         return _offsets(self._ran.sources[0])
 
-    def describe(self) -> dict[str, Any]:
-        """What the newest epoch read, for the progress."""
-        latest = self._planner.latest()
+    def describe(self, ended: EpochEnded) -> dict[str, Any]:
+        """What the newest epoch read, and where its time went, for the progress."""
+        latest, parts = self._planner.latest(), self._run.parts
         return {
             "batchId": self._checkpoint_id,
+            "durationMs": parts.duration_ms(ended.took_s),
+            "tasks": parts.tasks([step.uid for step in self._run.keyed.steps]),
             "execution": self._run.execution.kind,
             "epochSize": self._size(),
             "sources": [
@@ -213,7 +216,6 @@ class _Run:
         checkpoint: its folder.
         when: when epochs begin.
         accepted: decisions that the user stated.
-        execution: what runs the tasks; see `PipelineRun.choose_execution`.
     """
 
     def __init__(
@@ -222,7 +224,6 @@ class _Run:
         checkpoint: str,
         when: Trigger,
         accepted: frozenset[str],
-        execution: str | None,
     ) -> None:
         self.id = str(uuid.uuid4())
         self._run = run
@@ -235,7 +236,7 @@ class _Run:
                 storage.put(OWN_LOOP, b"")
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(checkpoint, identity, storage)
-            run.choose_execution(execution)
+            run.start_tasks()
             options = parse_source_options(run.source_options, streaming=True)
             planner = StreamPlanner(self._broker, options)
             sizes = sizes_of(run, options, when)
@@ -302,7 +303,6 @@ def start_loop(
     checkpoint: str,
     trigger: Mapping[str, Any] | None,
     accepted: frozenset[str],
-    execution: str | None,
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
     storage, when = FileStorage(checkpoint), Trigger.of(trigger)
@@ -313,7 +313,7 @@ def start_loop(
     if is_new and storage.names("offsets"):
         raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
-    its = _Run(run, checkpoint, when, accepted, execution)
+    its = _Run(run, checkpoint, when, accepted)
     query = Query(
         run.name,
         its.lineage,

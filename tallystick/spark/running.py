@@ -5,8 +5,9 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint import manifest as m
@@ -28,6 +29,7 @@ from tallystick.options import (
     parse_source_options,
 )
 from tallystick.ports import Engine
+from tallystick.run.part_times import PartTimes
 from tallystick.sink.preflight import check_all, refuse
 from tallystick.sink.rights import Right, reading, showing
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
@@ -37,9 +39,10 @@ from tallystick.source.split import SplitRange
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.epochs import engine_of
-from tallystick.spark.gang.tasks import GangTasks, obstacle, size_of
+from tallystick.spark.execution import JOBS, execution_of, tasks_at_once
+from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
-from tallystick.spark.keyed import keyed_steps, lean
+from tallystick.spark.keyed import check_sendable, keyed_steps, lean
 from tallystick.spark.late_rows import LateRows
 from tallystick.spark.layouts import columns_ddl, layout_of
 from tallystick.spark.shipment import Shipment
@@ -52,9 +55,6 @@ from tallystick.steps import FrameStage, Step, arrange
 from tallystick.storage import FileStorage
 
 logger = logging.getLogger(__name__)
-
-RESIDENT, JOBS = "resident", "jobs"
-"""Tasks stay in the same processes, or each epoch is a Spark job."""
 
 
 class EpochInput(Protocol):
@@ -76,18 +76,6 @@ class EpochInput(Protocol):
         ...
 
 
-class Execution(NamedTuple):
-    """What runs the tasks of a pipeline.
-
-    Args:
-        kind: `RESIDENT` or `JOBS`.
-        reason: why no resident tasks do; empty: they do.
-    """
-
-    kind: str
-    reason: str
-
-
 class PipelineRun:
     """The parts of one started pipeline, on the driver."""
 
@@ -100,14 +88,14 @@ class PipelineRun:
         written: Written,
         listener: Listener | None,
         allow_dropped_state: frozenset[str] = frozenset(),
+        execution: str | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
         self._written = written
-        self._listener = listener
+        self.parts = PartTimes(LateRows(name, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
-        self.execution = Execution(JOBS, "it has not started")
         self._source_cluster = ""
         self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
@@ -121,17 +109,21 @@ class PipelineRun:
         self._read = read_plan(options, layout)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
+        has_transform = frames is not None
+        self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before:
             self._read, first = lean(self._read, keyed[0])
             keyed = (first, *keyed[1:])
         self.keyed = KeyedSteps(
             keyed,
-            task_count=cluster.parallelism,
+            task_count=tasks_at_once(cluster, self.execution),
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
             slice_bytes=options.task_bytes_max,
         )
+        self.columns = self._known_columns()
+        check_sendable(steps)
         self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
         self.source_options = {**source_options, **_ticks(self.keyed)}
@@ -147,6 +139,13 @@ class PipelineRun:
                 "dead letters of a pipeline with process or transform steps travel with the "
                 "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
             )
+
+    def _known_columns(self) -> pa.Schema | None:
+        """The columns of the rows that are written; None: nobody knows before there are some."""
+        steps, stages = self.keyed.steps, self._stages
+        if steps:
+            return None if steps[-1].functions else steps[-1].output
+        return None if stages.before or stages.frames else self._read.layout.schema
 
     def _pieces(self, split_count_min: int | None) -> int | None:
         """How many pieces partitions may be cut into, as far as their order allows it.
@@ -240,32 +239,12 @@ class PipelineRun:
         assert self._sinks is not None, "checked before it is started"
         doors = LocalState(checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
-        listener = LateRows(self.name, self._listener)
-        return self._sinks.make_driver(identity, storage, listener=listener)
+        return self._sinks.make_driver(identity, storage, listener=self.parts)
 
-    def choose_execution(self, execution: str | None) -> None:
-        """Choose what runs the tasks; resident ones start at once.
-
-        To be called behind `make_driver`, which tells what they need.
-
-        Args:
-            execution: "resident" or "jobs", as the user wants it; None: whichever fits.
-
-        Raises:
-            OptionError: the tasks cannot stay resident, and that is wanted.
-        """
-        why = obstacle(self.cluster.conf)
-        if self._stages.frames is not None:
-            why = "Spark plans the transform steps for each epoch"
-        if execution == RESIDENT and why:
-            raise OptionError(
-                f"pipeline {self.name!r}: execution='resident' does not work here, as {why}. Leave "
-                f"execution out, or set execution='jobs'"
-            )
-        if execution == JOBS or why:
-            self.execution = Execution(JOBS, why or "execution='jobs'")
+    def start_tasks(self) -> None:
+        """Start resident tasks, if they do the work; behind `make_driver`, which they need."""
+        if self.execution.kind == JOBS:
             return
-        self.execution = Execution(RESIDENT, "")
         decider = self._written.decider
         # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
         epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000

@@ -82,6 +82,10 @@ class _Mortal:
     def target_count(self) -> int:
         return self.outlet.target_count
 
+    @property
+    def part(self) -> str:
+        return self.outlet.part
+
     def begun(self, source: int, attempt: int, attempt_number: int) -> Any:
         opened = self.outlet.begun(source, attempt, attempt_number)
 

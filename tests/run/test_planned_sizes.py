@@ -8,6 +8,7 @@ import pytest
 
 from tallystick.keyed_epoch import KeyedSteps
 from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.part_times import PartTimes
 from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
 from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
@@ -16,6 +17,7 @@ from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.topic_partition import TopicPartition
 
 PARTITION = TopicPartition("in", 0)
+ENDED = EpochEnded(began_s=0.0, took_s=1.0)
 LIMITS = SizeLimits(interval_s=0, timeout_s=900, task_bytes_max=1 << 20)
 
 
@@ -53,6 +55,7 @@ def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, 
     cluster = SimpleNamespace(context=SimpleNamespace(_jsc=object()))
     run = SimpleNamespace(
         keyed=KeyedSteps(),
+        parts=PartTimes(lambda _: None),
         cluster=cluster,
         execution=SimpleNamespace(kind="resident"),
         make_engine=lambda batch: None,
@@ -83,7 +86,7 @@ def test_an_epoch_that_failed_after_a_long_time_is_planned_anew_and_smaller(cloc
     clock.s += 1
     source.ended()
     assert source.is_behind
-    assert source.describe()["epochSize"]["because"] == Reason.FAILED.value
+    assert source.describe(ENDED)["epochSize"]["because"] == Reason.FAILED.value
     assert spanned(source, at)[0] >= count
 
 
@@ -96,7 +99,7 @@ def test_what_the_busiest_task_held_bounds_the_next_epochs(clock):
         clock.s += 0.1
         source.ended()
     assert count == (1 << 20) // 1000
-    size = source.describe()["epochSize"]
+    size = source.describe(ENDED)["epochSize"]
     assert size == {
         "offsets": count,
         "isCut": True,
@@ -121,7 +124,7 @@ def test_only_our_own_bound_makes_the_next_epoch_due_at_once(clock):
     spanned(source, ())
     source.ended()
     assert not source.is_behind, "it was not cut"
-    assert source.describe()["epochSize"]["offsets"] == 500
+    assert source.describe(ENDED)["epochSize"]["offsets"] == 500
 
 
 def test_a_backlog_does_not_wait_for_the_trigger_and_what_comes_later_does(monkeypatch):
@@ -156,4 +159,4 @@ def test_a_plan_that_was_not_run_has_not_failed(clock):
     clock.s += 50
     assert spanned(source, ())[0] == START_COUNT
     source.ended()
-    assert source.describe()["epochSize"]["because"] == Reason.START.value
+    assert source.describe(ENDED)["epochSize"]["because"] == Reason.START.value

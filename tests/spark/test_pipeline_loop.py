@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -296,3 +297,37 @@ def test_the_parallelism_changes_while_the_pipeline_runs(flow: Flow) -> None:
         seen[record.key or ""].append(json.loads(record.value or "")["value"])
     assert {key: counts[-1] for key, counts in seen.items()} == Counter(k for k, _ in flow.input)
     assert all(counts == sorted(set(counts)) for counts in seen.values()), "none goes back"
+
+
+def test_the_progress_says_where_an_epochs_time_goes(flow: Flow) -> None:
+    """A slow function shows in the part that is its own, and the parts are the whole."""
+
+    def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(0.3)
+        return rows.select(["key", "value"])
+
+    flow.feed(100)
+    counting = (
+        ts.Pipeline(flow.name)
+        .read(flow.source())
+        .map_batches(slowly, schema="key string, value string")
+        .key_by("key")
+        .process(ts.aggregate({"value": ts.count()}), uid="once")
+        .write(flow.sink(key="key", value=ts.Json()))
+    )
+    query = run(flow, counting)
+    progress = query.recentProgress[0]
+    spent = dict(progress["durationMs"])
+
+    whole = spent.pop("triggerExecution")
+    assert abs(whole - sum(spent.values())) <= len(spent), "rounded each"
+    assert {"plan", "tasks", "manifest", "count", "commit", "confirm"} <= set(spent)
+    steps = {each["step"]: each["busiestMs"] for each in progress["tasks"]}
+    assert list(steps) == ["read", "once", "write"]
+    assert 300 <= steps["read"]["functions"] < spent["tasks"]
+    assert {"read", "decode", "exchange"} <= set(steps["read"])
+    assert {"wait", "functions", "state", "exchange"} <= set(steps["once"])
+    assert {"wait", "write"} <= set(steps["write"])
+    assert steps["once"]["functions"] < 300
+    json.dumps(progress)
+    assert "functions" in query.profile()

@@ -17,6 +17,7 @@ from pyspark import SparkContext
 
 from tallystick.errors import EpochAbortedError
 from tallystick.parent_process import check_parent
+from tallystick.spark.execution import is_local
 from tallystick.spark.gang.inbox import HELD_BYTES_MAX
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import (
@@ -368,8 +369,3 @@ def _end_progress_bar(context: SparkContext) -> None:
         bar = context._jsc.sc().progressBar()
         if bar.isDefined():
             bar.get().stop()
-
-
-def is_local(context: SparkContext) -> bool:
-    """Whether all tasks run on the driver's host, in its own JVM."""
-    return (context.master or "").startswith("local")

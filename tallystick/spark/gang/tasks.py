@@ -1,7 +1,7 @@
 """The gang of one run of a pipeline: started when it is needed, and again when it is lost."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from threading import Event, Lock, Thread
@@ -11,13 +11,13 @@ from pyspark import SparkContext
 
 from tallystick.fan_out import CollectPlan
 from tallystick.keyed_epoch import KeyedEpoch
+from tallystick.spark.execution import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
     GangLostError,
     GangStoppedError,
     GangTooLargeError,
     Size,
-    is_local,
 )
 from tallystick.spark.gang.messages import Order
 from tallystick.spark.jobs import JobTasks
@@ -25,9 +25,6 @@ from tallystick.spark.tasks import Unread
 from tallystick.task import Report, WritePlan
 
 logger = logging.getLogger(__name__)
-
-SLOTS_TO_SHARE = 4
-"""From so many slots on, a gang leaves one for other jobs."""
 
 
 class GangTasks:
@@ -162,23 +159,6 @@ class GangTasks:
             gang.leave()
 
 
-def obstacle(conf: Mapping[str, str]) -> str:
-    """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
-
-    Connections between members are authenticated and not encrypted, and frames that overflow lie
-    on disk as they are: where Spark is told to encrypt, its own shuffle is used.
-    """
-    for name, why in (
-        ("spark.network.crypto.enabled", "resident tasks do not encrypt what they exchange"),
-        ("spark.ssl.rpc.enabled", "resident tasks do not encrypt what they exchange"),
-        ("spark.io.encryption.enabled", "resident tasks do not encrypt what overflows to disk"),
-        ("spark.dynamicAllocation.enabled", "resident tasks would hold all executors for ever"),
-    ):
-        if conf.get(name, "false").lower() == "true":
-            return f"{name}=true: {why}"
-    return ""
-
-
 def size_of(context: SparkContext, parallelism: int) -> Size:
     """How a gang is spread over the slots of a cluster.
 
@@ -193,4 +173,4 @@ def size_of(context: SparkContext, parallelism: int) -> Size:
     slots = context.defaultParallelism
     if is_local(context):
         return Size(tasks=1, processes=min(parallelism, slots))
-    return Size(tasks=min(parallelism, slots - 1 if slots >= SLOTS_TO_SHARE else slots))
+    return Size(tasks=min(parallelism, members_max(slots)))

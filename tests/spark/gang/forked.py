@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from tallystick.exchange import Frame
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
+from tallystick.stopwatch import WRITE
 from tallystick.task import Opened, Passing, Report, send
 
 WAIT_S = 30.0
@@ -131,6 +132,7 @@ class Numbers:
 
     target_count: int
     size: int = 20
+    part: ClassVar[str] = WRITE
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
         """See `Outlet`."""
