@@ -195,7 +195,8 @@ class GroupOffsets:
 class GroupOffsetsBeside:
     """Shows positions in a thread of its own: a cluster that hangs holds up no epoch.
 
-    At most one call is under way; of what is given meanwhile only the newest counts.
+    At most one call is under way; of what is given meanwhile only the newest counts. What Kafka has
+    refused at the end of a run is tried once more.
 
     Args:
         groups: what shows them; it belongs to the thread.
@@ -251,11 +252,14 @@ class GroupOffsetsBeside:
 
     def _run(self) -> None:
         try:
+            source: SourceOffsets | None = None
             while (wanted := self._next()) is not None:
                 source, forward_only = wanted
                 is_shown = self._groups.show([source], forward_only=forward_only)
                 with self._changed:
                     self._is_busy, self._is_shown = False, is_shown
+            if source is not None and not self._is_shown:
+                self._groups.show([source], forward_only=True)
         finally:
             self._groups.close()
 

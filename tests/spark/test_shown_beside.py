@@ -110,6 +110,19 @@ def test_the_end_of_a_run_shows_what_was_given_last(
     assert groups.is_closed
 
 
+def test_the_end_of_a_run_tries_once_more_what_was_refused(
+    groups: Groups, beside: GroupOffsetsBeside
+) -> None:
+    groups.succeeds = False
+    beside.show(at(1))
+    wait_until(lambda: beside.is_due and groups.asked.is_set())
+
+    groups.succeeds = True
+    beside.close()
+
+    assert groups.shown == [(1, True)]
+
+
 def test_the_end_of_a_run_waits_for_a_cluster_that_hangs_only_so_long(
     groups: Groups, beside: GroupOffsetsBeside, caplog: pytest.LogCaptureFixture
 ) -> None:
