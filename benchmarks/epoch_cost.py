@@ -110,10 +110,11 @@ def measure(
     query = job.start(spark, checkpoint=str(checkpoint), execution=arguments.execution)
     try:
         count = arguments.warm_up + arguments.epochs
-        return {
-            kind: [_run_epoch(given, query, kind) for _ in range(count)][arguments.warm_up :]
-            for kind in (EMPTY, TEN)
-        }
+        measured: dict[str, list[Epoch]] = {EMPTY: [], TEN: []}
+        for _ in range(count):  # in turn: a broker grows quicker for longer than the warm-up
+            for kind, epochs in measured.items():
+                epochs.append(_run_epoch(given, query, kind))
+        return {kind: epochs[arguments.warm_up :] for kind, epochs in measured.items()}
     finally:
         query.stop()
         spark.stop()

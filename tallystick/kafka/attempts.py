@@ -7,8 +7,6 @@ from tallystick.kafka.reactions import unavailable
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
-BACKOFF_DOUBLINGS = 6
-"""0.02 s doubled six times passes the maximum."""
 TRY_MIN_S = 0.1
 """A try with less time than this left is not worth it."""
 
@@ -20,14 +18,17 @@ class Attempts:
         deadline: `time.monotonic` when to give up.
         doing: the API that is asked, for the error.
         subject: what it is asked about, for the error.
+        first_s: the longest that the first pause may be; each further one may be twice as long.
     """
 
-    def __init__(self, deadline: float, doing: str, subject: str) -> None:
+    def __init__(
+        self, deadline: float, doing: str, subject: str, first_s: float = BACKOFF_MIN_S
+    ) -> None:
         self.deadline = deadline
+        self._longest_s = first_s
         self._doing = doing
         self._subject = subject
         self._started = time.monotonic()
-        self._failures = 0
         self._reason = ""
 
     def pause(self, reason: str) -> None:
@@ -40,9 +41,7 @@ class Attempts:
         Raises:
             BrokerUnavailableError: the deadline has come.
         """
-        doublings = min(self._failures, BACKOFF_DOUBLINGS)
-        longest = min(BACKOFF_MAX_S, BACKOFF_MIN_S * float(2**doublings))
-        self._failures += 1
+        longest_s, self._longest_s = self._longest_s, min(BACKOFF_MAX_S, 2 * self._longest_s)
         # The last try is given some time too: one that is cut short only hides what is in the way.
         left = self.deadline - time.monotonic() - TRY_MIN_S
         if left <= 0:
@@ -51,4 +50,4 @@ class Attempts:
             spent = time.monotonic() - self._started
             raise unavailable(self._doing, self._subject, reason, spent)
         self._reason = reason
-        return min(left, longest * random.uniform(0.5, 1.0))
+        return min(left, longest_s * random.uniform(0.5, 1.0))

@@ -16,7 +16,7 @@ from typing import Any
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.attempts import BACKOFF_MIN_S, Attempts
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.network import Posted
 from tallystick.kafka.partitions import by_topic, shortened
@@ -34,6 +34,10 @@ SERVER_SHARE = 0.75
 """How much of request.timeout.ms a broker may wait for its followers, so that we hear of it."""
 VERSION_WITHOUT_ADD = 12
 """The version of Produce that adds partitions to the transaction by itself (KIP-890)."""
+ADDING_PAUSE_S = 0.001
+"""The first pause where a partition may not be part of the transaction yet: of two tasks that add
+theirs through one broker at once, it refuses the first with NotEnoughReplicas, and would take it a
+millisecond later (Kafka's AddPartitionsToTxnManager)."""
 SEQUENCE_MASK = 0x7FFFFFFF
 
 
@@ -342,4 +346,10 @@ class PartitionWriter:
         self._client.call(make, target, codes, accept=accept)
 
     def _new_attempts(self, pending: list[TopicPartition]) -> Attempts:
-        return Attempts(self._client.deadline(), "Produce", shortened(pending))
+        is_adding = (
+            self._is_transactional
+            and not self._adds_partitions
+            and any(self._logs[partition].record_count == 0 for partition in pending)
+        )
+        first_s = ADDING_PAUSE_S if is_adding else BACKOFF_MIN_S
+        return Attempts(self._client.deadline(), "Produce", shortened(pending), first_s)

@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_MIN_S = 0.005
 IDLE_MAX_S = 0.1
-"""How long to wait before Kafka is asked again for new records; longer each time."""
+"""How long to wait before Kafka is asked again for new records."""
+IDLE_SHARE = 0.25
+"""How much longer, at most, records wait for being that long in coming: of the time without any."""
 
 
 class LoopSource(EpochSource, Protocol):
@@ -125,14 +127,15 @@ class EpochLoop:
     def _run(self) -> None:
         if self._trigger.is_available_now:
             self._source.stop_at_what_is_there()
-        idle_s = IDLE_MIN_S
+        idle_since: float | None = None
+        is_noted = False
         while not self._stopping.is_set():
             began, began_s = time.monotonic(), time.time()
             self._has_work = self._driver.run_next(self._source)
             took_s = time.monotonic() - began
             self._do_what_waits()  # never before the first look: what is committed is known now
             if self._has_work:
-                idle_s = IDLE_MIN_S
+                idle_since, is_noted = None, False
                 self._on_end(EpochEnded(began_s, took_s))
                 if not self._source.is_behind:  # the rest of an epoch that was cut is due too
                     self._pause(max(0.0, self._trigger.interval_ms / 1000 - took_s))
@@ -140,10 +143,12 @@ class EpochLoop:
             self._looked += 1
             if self._trigger.is_available_now:
                 break
-            self._pause(idle_s)
-            if idle_s < IDLE_MAX_S <= 2 * idle_s:
+            idle_since = began if idle_since is None else idle_since
+            idle_s = began - idle_since
+            if idle_s >= IDLE_MAX_S and not is_noted:
                 self._note_settled()
-            idle_s = min(2 * idle_s, IDLE_MAX_S)
+                is_noted = True
+            self._pause(min(max(IDLE_MIN_S, IDLE_SHARE * idle_s), IDLE_MAX_S))
 
     def _pause(self, seconds: float) -> None:
         self._woken.wait(seconds)

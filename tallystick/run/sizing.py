@@ -8,8 +8,9 @@ what fits into the target time by that line. It is lower where the rows of one t
 into its memory, or where the user's option says so.
 
 Only an epoch that was cut short, or was half as large as it might have been, says what an offset
-costs. The median of three such costs counts: one slow epoch changes nothing, two do. All is
-forgotten at the end of a run: the next one begins small, and is up to size after a few epochs.
+costs. The median of three such costs counts: one slow epoch changes nothing, two do; below what a
+run begins with, only three do: on a busy machine small epochs take long too. All is forgotten at
+the end of a run: the next one begins small, and is up to size after a few epochs.
 
 No IO, clock or threads.
 """
@@ -181,7 +182,9 @@ class EpochSizes:
             self._costs_s.clear()
         self._costs_s.append(self._cost_s(count, took_s))
         target_s = self.target_s
-        fitting = max(target_s - self._fixed_s, target_s / 2) / median(self._costs_s)
+        free_s = max(target_s - self._fixed_s, target_s / 2)
+        floor = self._floor(free_s)
+        fitting = max(free_s / median(self._costs_s), floor)
         if self._is_growing and took_s <= target_s / 2:
             self._set(max(fitting, GROWTH_MIN * count), count, Reason.GROWING)
             return
@@ -190,13 +193,27 @@ class EpochSizes:
         if not self._is_fitted:  # go where the fixed cost shows
             is_too_small = count < SPREAD_MIN
             other = count * SPREAD_MIN if is_too_small else min(fitting, count / SPREAD_MIN)
-            self._set(other, count, Reason.TIME)
+            is_trusted = len(self._costs_s) == _COST_COUNT
+            self._set(other if is_trusted else max(other, floor), count, Reason.TIME)
         elif 1 / TOLERANCE < off < TOLERANCE:
             self._reason = Reason.TIME
         elif 0.5 < off < 2 and not was_growing:  # half of the way: it may be noise
             self._set(math.sqrt(fitting * self._count), count, Reason.TIME)
         else:
             self._set(fitting, count, Reason.TIME)
+
+    def _floor(self, free_s: float) -> float:
+        """What no epoch needs to be smaller than, if all newest ones may just have been hindered.
+
+        Args:
+            free_s: what an epoch's offsets may take.
+        """
+        longest_s = min(PATIENCE_S, self._limits.timeout_s * TIMEOUT_SHARE)
+        if START_COUNT * median(self._costs_s) > longest_s:  # slow functions, not a busy machine
+            return 0.0
+        if len(self._costs_s) < _COST_COUNT:
+            return START_COUNT
+        return min(START_COUNT, free_s / min(self._costs_s))
 
     def _cost_s(self, count: int, took_s: float) -> float:
         """What an offset cost: never nothing, as the fixed cost is an estimate."""

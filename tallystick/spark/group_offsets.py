@@ -14,6 +14,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Condition, Thread
 
 from tallystick.errors import AuthorizationError, OptionError, RetriableError
 from tallystick.kafka.broker import KafkaBroker
@@ -24,6 +25,8 @@ from tallystick.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+CLOSING_PATIENCE_S = 10.0
+"""How long the end of a run waits until its last positions are shown."""
 Place = tuple[str, str]
 """Where positions are shown: cluster id and consumer group."""
 
@@ -187,6 +190,86 @@ class GroupOffsets:
             type(error).__name__,
             error,
         )
+
+
+class GroupOffsetsBeside:
+    """Shows positions in a thread of its own: a cluster that hangs holds up no epoch.
+
+    At most one call is under way; of what is given meanwhile only the newest counts. What Kafka has
+    refused at the end of a run is tried once more.
+
+    Args:
+        groups: what shows them; it belongs to the thread.
+    """
+
+    def __init__(self, groups: GroupOffsets) -> None:
+        self._groups = groups
+        self._changed = Condition()
+        self._wanted: tuple[SourceOffsets, bool] | None = None
+        self._is_busy = False
+        self._is_shown = False
+        self._is_closing = False
+        self._thread = Thread(target=self._run, name="tallystick positions", daemon=True)
+
+    def show(self, source: SourceOffsets, *, forward_only: bool = False) -> None:
+        """Show how far a source is read, soon; returns at once.
+
+        Args:
+            source: its positions.
+            forward_only: see `GroupOffsets.show`.
+        """
+        with self._changed:
+            self._wanted = (source, forward_only)
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._changed.notify_all()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the newest positions were not shown, and nobody is about to."""
+        with self._changed:
+            return self._wanted is None and not self._is_busy and not self._is_shown
+
+    def close(self, patience_s: float = CLOSING_PATIENCE_S) -> None:
+        """Show what was given last, and hang up; a cluster that hangs is left to itself.
+
+        Args:
+            patience_s: how long to wait for it.
+        """
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if not self._thread.is_alive():
+            self._groups.close()
+            return
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            logger.warning(
+                "where the sources' groups stand could not be shown within %.0f s of the end of "
+                "the run; the next one does it",
+                patience_s,
+            )
+
+    def _run(self) -> None:
+        try:
+            source: SourceOffsets | None = None
+            while (wanted := self._next()) is not None:
+                source, forward_only = wanted
+                is_shown = self._groups.show([source], forward_only=forward_only)
+                with self._changed:
+                    self._is_busy, self._is_shown = False, is_shown
+            if source is not None and not self._is_shown:
+                self._groups.show([source], forward_only=True)
+        finally:
+            self._groups.close()
+
+    def _next(self) -> tuple[SourceOffsets, bool] | None:
+        """What is to be shown; waits for it. None: nothing any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted is not None or self._is_closing)
+            wanted, self._wanted = self._wanted, None
+            self._is_busy = wanted is not None
+            return wanted
 
 
 def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartition, int]]:

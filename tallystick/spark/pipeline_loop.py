@@ -30,7 +30,7 @@ from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.planner import plan_splits
 from tallystick.spark.execution import JOBS
-from tallystick.spark.group_offsets import GroupOffsets, SourceClient
+from tallystick.spark.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.listening import observe
 from tallystick.spark.planning import StreamPlanner
 from tallystick.spark.running import PipelineRun, check_checkpoint
@@ -246,8 +246,8 @@ class _Run:
             run.close()
             raise
         client = SourceClient(options.shown_group, run.source_config)
-        self._groups = GroupOffsets(run.name, [client])
-        self._is_shown, self._show_again_s = False, 0.0
+        self._groups = GroupOffsetsBeside(GroupOffsets(run.name, [client]))
+        self._show_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
         """What runs the epochs; `note` makes an epoch's progress."""
@@ -266,13 +266,12 @@ class _Run:
 
     def _show(self, offsets: SourceOffsets, *, forward_only: bool = False) -> None:
         """Show how far is read, where the epochs' transactions do not."""
-        self._is_shown = offsets.cluster_id == self._driver.cluster_id or self._groups.show(
-            [offsets], forward_only=forward_only
-        )
+        if offsets.cluster_id != self._driver.cluster_id:
+            self._groups.show(offsets, forward_only=forward_only)
 
     def _show_again(self, offsets: SourceOffsets) -> None:
         """Show what an earlier run did not, or what Kafka refused."""
-        if self._is_shown or offsets.initial or time.monotonic() < self._show_again_s:
+        if offsets.initial or time.monotonic() < self._show_again_s or not self._groups.is_due:
             return
         self._show(offsets, forward_only=True)
         self._show_again_s = time.monotonic() + SHOW_AGAIN_S

@@ -16,7 +16,7 @@ from tallystick.errors import (
     EpochAbortedError,
     RecordError,
 )
-from tallystick.kafka import protocol
+from tallystick.kafka import attempts, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.records import EncodedBatch, batch_headers, encode
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
@@ -222,6 +222,23 @@ def test_after_a_failure_the_same_bytes_go_out_again_in_order(
         (header,) = batch_headers(records)
         by_sequence.setdefault(header.base_sequence, set()).add(records)
     assert all(len(different) == 1 for different in by_sequence.values())
+
+
+def test_where_two_tasks_add_their_partitions_at_once_the_next_try_is_quick(
+    broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal of what is in the transaction already is an outage, and waited for as one."""
+    pauses: list[float] = []
+    monkeypatch.setattr(attempts.time, "sleep", pauses.append)
+    writer = writer_for(broker)
+
+    log.faults = ["NotEnoughReplicas"] * 2
+    writer.write(frames(1))
+    log.faults = ["NotEnoughReplicas"] * 2
+    writer.write(frames(1))
+
+    assert [0.0005 <= pauses[0] <= 0.001, 0.001 <= pauses[1] <= 0.002] == [True, True], pauses
+    assert [0.01 <= pauses[2] <= 0.02, 0.02 <= pauses[3] <= 0.04] == [True, True], pauses
 
 
 def test_no_more_than_five_batches_of_a_partition_are_under_way(

@@ -246,6 +246,40 @@ def test_hiccups_of_small_epochs_make_the_next_burst_careful_and_no_more():
     assert behind < 110
 
 
+@pytest.mark.parametrize("took_s", [0.7, 1.5, 3.0, 4.5])
+@pytest.mark.parametrize("slow_count", [1, 2])
+def test_a_busy_machine_makes_no_epoch_smaller_than_the_first_of_a_run(took_s, slow_count):
+    """One or two epochs of that size took long: others had the processor."""
+    sizes = EpochSizes(LIMITS)
+    sizes.ended(SizedEpoch(START_COUNT, 2.0, 0, is_cut=True))  # the cold one
+
+    for _ in range(slow_count):
+        sizes.ended(SizedEpoch(START_COUNT, took_s, 0, is_cut=True))
+
+    assert sizes.bound().offset_count == START_COUNT
+
+
+def test_hiccups_in_a_run_of_small_epochs_make_none_smaller_than_its_first():
+    """Records of 0.7 ms; then two epochs wait for the processor."""
+    world = World(Model(fixed_s=0.02, record_s=lambda _: 0.7e-3, cold_s=0), backlog=MILLION)
+    world.run(60)
+    settled = world.ran[-1].count
+    assert START_COUNT < settled < 2 * START_COUNT
+
+    for _ in range(2):
+        world.sizes.ended(SizedEpoch(settled, 4.0, 0, is_cut=True))
+
+    assert world.sizes.bound().offset_count >= START_COUNT
+
+
+def test_a_function_that_is_slow_for_three_epochs_has_smaller_ones():
+    sizes = EpochSizes(LIMITS)
+    for took_s in (2.0, 3.0, 3.0, 3.0):
+        sizes.ended(SizedEpoch(START_COUNT, took_s, 0, is_cut=True))
+
+    assert sizes.bound().offset_count <= START_COUNT / 3
+
+
 def test_epochs_of_timers_alone_say_nothing():
     sizes = EpochSizes(LIMITS)
     for _ in range(20):

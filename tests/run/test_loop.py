@@ -1,0 +1,96 @@
+"""When the loop looks for new records; a driver that finds none, and a clock of the test's own."""
+
+from typing import Any
+
+import pytest
+
+from tallystick.run import loop as loop_module
+from tallystick.run.loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop
+from tallystick.run.triggers import Trigger
+
+
+class Clock:
+    """Time that passes only while the loop waits; it stands for the module `time` too."""
+
+    def __init__(self, until_s: float) -> None:
+        self.now_s, self._until_s = 0.0, until_s
+        self.pauses: list[float] = []
+        self.loop: EpochLoop | None = None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+    def wait(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+        if self.now_s >= self._until_s:
+            assert self.loop is not None
+            self.loop.stop()
+
+    def set(self) -> None: ...
+
+    clear = set
+
+
+class Driver:
+    """Has an epoch to run at these looks, and notes when it is told that nothing is left."""
+
+    def __init__(self, clock: Clock, epochs_at: tuple[int, ...] = ()) -> None:
+        self._clock, self._epochs_at = clock, epochs_at
+        self.looks = 0
+        self.noted_s: list[float] = []
+
+    def run_next(self, source: object) -> bool:
+        self.looks += 1
+        return self.looks in self._epochs_at
+
+    def end(self) -> None:
+        self.noted_s.append(self._clock.now_s)
+
+
+class Source:
+    is_behind = True
+
+
+def idle(
+    monkeypatch: pytest.MonkeyPatch, until_s: float, epochs_at: tuple[int, ...] = ()
+) -> tuple[Clock, Driver]:
+    clock = Clock(until_s)
+    driver: Any = Driver(clock, epochs_at)
+    source: Any = Source()
+    loop: Any = EpochLoop(driver, source, Trigger(), lambda _: None)
+    loop._woken = clock
+    clock.loop = loop
+    monkeypatch.setattr(loop_module, "time", clock)
+    loop.run()
+    return clock, driver
+
+
+def test_records_that_come_soon_are_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a quarter of the time that they took to come is lost by waiting between looks."""
+    clock, _ = idle(monkeypatch, until_s=10)
+
+    at_s = 0.0
+    for pause in clock.pauses:
+        assert IDLE_MIN_S <= pause <= IDLE_MAX_S
+        assert pause <= max(IDLE_MIN_S, at_s / 4)
+        at_s += pause
+    assert clock.pauses[-1] == IDLE_MAX_S
+    assert len(clock.pauses) < 10 / IDLE_MAX_S + 20, "Kafka is not asked for ever at short notice"
+
+
+def test_an_epoch_makes_the_loop_quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, _ = idle(monkeypatch, until_s=10, epochs_at=(30,))
+
+    assert clock.pauses[28] == IDLE_MAX_S
+    assert clock.pauses[29] == IDLE_MIN_S
+
+
+def test_that_nothing_is_left_is_noted_once_per_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, driver = idle(monkeypatch, until_s=10, epochs_at=(60,))
+
+    first, second, at_the_end = driver.noted_s
+    assert IDLE_MAX_S <= first < 1.5 * IDLE_MAX_S
+    assert first + 1 < second < at_the_end
