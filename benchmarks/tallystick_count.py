@@ -86,10 +86,10 @@ def main() -> None:
 
     # The workers' copies of the state, beside the checkpoint: a run leaves nothing elsewhere.
     os.environ.setdefault(ROOT_VARIABLE, f"{arguments.checkpoint}-local")
-    spark = tallystick_stateless.session()
+    os.environ.update(tallystick_stateless.TWO_CORES)
     job = pipeline(arguments)
     print("FIRST", time.time_ns() // 1_000_000, flush=True)
-    query = job.start(spark, checkpoint=arguments.checkpoint, trigger=trigger(arguments.trigger))
+    query = job.start(checkpoint=arguments.checkpoint, trigger=trigger(arguments.trigger))
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:

