@@ -2,7 +2,7 @@
 
 Run by `run.py`; alone: `tallystick_stateless.py BOOTSTRAP INPUT OUTPUT --checkpoint DIR`, with
 `--transactions task` for a transaction per task.
-Prints `FIRST <ms>` just before the query is started and `DONE <ms>` when all input is written.
+Prints `FIRST <ms>` when its first epoch is planned and `DONE <ms>` when all input is written.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.checkpoint.protocol import EpochPlanned
 
 EVENT = "user string, ts bigint, amount double, country string, session string"
 
@@ -75,6 +76,19 @@ def pipeline(
     return ts.Pipeline(output_topic).read(source).map_batches(drop_and_shout).write(sink)
 
 
+class SayFirst:
+    """A listener that prints `FIRST <ms>` when the first epoch is planned: Spark is up."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    def __call__(self, event: object) -> None:
+        """Take an event of the protocol."""
+        if isinstance(event, EpochPlanned) and not self._is_said:
+            self._is_said = True
+            print("FIRST", time.time_ns() // 1_000_000, flush=True)
+
+
 def main() -> None:
     """Read all that the input topic holds now, and end."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -94,8 +108,9 @@ def main() -> None:
         arguments.epoch_records,
         arguments.transactions,
     )
-    print("FIRST", time.time_ns() // 1_000_000, flush=True)
-    query = job.start(checkpoint=arguments.checkpoint, trigger={"availableNow": True})
+    query = job.start(
+        checkpoint=arguments.checkpoint, trigger={"availableNow": True}, listener=SayFirst()
+    )
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:
