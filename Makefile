@@ -34,7 +34,7 @@ define install
 	@echo "installing Tallystick and what it needs into $(1)"
 	@$(1)/bin/pip install --quiet --disable-pip-version-check --editable $(2)
 	@$(1)/bin/python -c 'from tallystick.java import java_home; java_home()' 2>/dev/null || $(1)/bin/pip install --quiet --disable-pip-version-check --editable '.[java]'
-	@$(1)/bin/python -m tallystick.kernel_cache
+	@$(1)/bin/tallystick warm-up
 	@touch $(1)/.ready
 endef
 

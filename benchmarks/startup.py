@@ -122,7 +122,7 @@ def cpu_by_process(session: int) -> dict[str, float]:
         except OSError:
             continue
         if stat.session == session:
-            is_worker = "pyspark.daemon" in command
+            is_worker = "pyspark.daemon" in command or "early_daemon" in command
             name = "JVM" if "java" in command.split("\0")[0] else "workers" * is_worker or "driver"
             found[name] = round(found.get(name, 0) + stat.cpu_s, 2)
     return found

@@ -1,7 +1,7 @@
 """Our side of the keyed benchmark: per user, count and sum of amounts; read JSON, write JSON.
 
 Run by `run.py` and `latency.py`; alone: `tallystick_count.py BOOTSTRAP INPUT OUTPUT --checkpoint
-DIR`. Prints `FIRST <ms>` just before the query is started and, if it ends, `DONE <ms>`.
+DIR`. Prints `FIRST <ms>` when its first epoch is planned and, if it ends, `DONE <ms>`.
 """
 
 import argparse
@@ -86,10 +86,13 @@ def main() -> None:
 
     # The workers' copies of the state, beside the checkpoint: a run leaves nothing elsewhere.
     os.environ.setdefault(ROOT_VARIABLE, f"{arguments.checkpoint}-local")
-    spark = tallystick_stateless.session()
+    os.environ.update(tallystick_stateless.TWO_CORES)
     job = pipeline(arguments)
-    print("FIRST", time.time_ns() // 1_000_000, flush=True)
-    query = job.start(spark, checkpoint=arguments.checkpoint, trigger=trigger(arguments.trigger))
+    query = job.start(
+        checkpoint=arguments.checkpoint,
+        trigger=trigger(arguments.trigger),
+        listener=tallystick_stateless.SayFirst(),
+    )
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:

@@ -2,10 +2,11 @@
 
 Run by `run.py`; alone: `tallystick_stateless.py BOOTSTRAP INPUT OUTPUT --checkpoint DIR`, with
 `--transactions task` for a transaction per task.
-Prints `FIRST <ms>` just before the query is started and `DONE <ms>` when all input is written.
+Prints `FIRST <ms>` when its first epoch is planned and `DONE <ms>` when all input is written.
 """
 
 import argparse
+import os
 import time
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.checkpoint.protocol import EpochPlanned
 
 EVENT = "user string, ts bigint, amount double, country string, session string"
 
@@ -30,8 +32,12 @@ def drop_and_shout(events: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+TWO_CORES = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell"}
+"""The environment that has a pipeline, given no session, start a Spark of as many as the peers."""
+
+
 def session() -> SparkSession:
-    """A Spark of two cores and a heap of 3 GB, as the peers have."""
+    """A Spark of two cores and a heap of 3 GB: for what passes its rows through the JVM."""
     config = {
         "spark.driver.memory": "3g",
         "spark.ui.enabled": "false",
@@ -71,6 +77,19 @@ def pipeline(
     return ts.Pipeline(output_topic).read(source).map_batches(drop_and_shout).write(sink)
 
 
+class SayFirst:
+    """A listener that prints `FIRST <ms>` when the first epoch is planned: Spark is up."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    def __call__(self, event: object) -> None:
+        """Take an event of the protocol."""
+        if isinstance(event, EpochPlanned) and not self._is_said:
+            self._is_said = True
+            print("FIRST", time.time_ns() // 1_000_000, flush=True)
+
+
 def main() -> None:
     """Read all that the input topic holds now, and end."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -82,7 +101,7 @@ def main() -> None:
     parser.add_argument("--transactions", default="epoch")
     arguments = parser.parse_args()
 
-    spark = session()
+    os.environ.update(TWO_CORES)
     job = pipeline(
         arguments.bootstrap,
         arguments.input,
@@ -90,8 +109,9 @@ def main() -> None:
         arguments.epoch_records,
         arguments.transactions,
     )
-    print("FIRST", time.time_ns() // 1_000_000, flush=True)
-    query = job.start(spark, checkpoint=arguments.checkpoint, trigger={"availableNow": True})
+    query = job.start(
+        checkpoint=arguments.checkpoint, trigger={"availableNow": True}, listener=SayFirst()
+    )
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
     for progress in query.recentProgress:

@@ -107,6 +107,18 @@ def demo(
     sys.exit(0 if exact else 1)
 
 
+@app.command("warm-up")
+def warm_up() -> None:
+    """Make what shortens every later start: compiled kernels, and an archive of JVM classes.
+
+    Once per machine and user, and again with another Python, Java or PySpark.
+    """
+    from tallystick.spark.warm_up import warm_up
+
+    for made in warm_up():
+        typer.echo(made)
+
+
 def _interrupt(*_: object) -> NoReturn:
     """SIGTERM ends the command as Ctrl-C does."""
     raise KeyboardInterrupt

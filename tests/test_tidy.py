@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "parent_process": WORDS,
+    "early_daemon": set(),
     "kernel_cache": {"cache"},
     "java": WORDS | {"cache"},
     "exclusive": WORDS,
@@ -120,7 +121,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     }
     | {"exchanged_rows", "keyed_slices", "keyed_epoch", "keyed_task", "local_state", "task"}
     | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
-    | {"codec", "run", "savepoint_files", "spark_log", "write_options"},
+    | {"codec", "run", "savepoint_files", "spark_log", "write_options"}
+    | {"cache", "early_daemon", "kernel_cache"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
@@ -158,7 +160,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "savepoints",
         "storage",
     },
-    "cli": WORDS | {"cli_inspect", "cli_savepoint", "cli_transactions", "demo", "testing"},
+    "cli": WORDS | {"cli_inspect", "cli_savepoint", "cli_transactions", "demo", "spark", "testing"},
 }
 
 PURE = DECISIONS | {"errors", "topic_partition", "checkpoint", "ports", "spans", "formats"}

@@ -4,10 +4,9 @@ Keys are in ascending order, nulls first; the rows of a key are in the order of 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -16,6 +15,9 @@ from pyspark.sql import Row
 from tallystick.processors.row_class import row_maker
 from tallystick.state.key_bytes import KeyCodec
 from tallystick.state.key_groups import key_groups_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHUNK_ROWS = 1 << 16
 """About so many rows are Python objects at a time."""
@@ -79,12 +81,14 @@ def as_rows(batch: pa.RecordBatch) -> list[Row]:
     return list(map(row_maker(batch.schema.names), columns))
 
 
-def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> Iterator[pd.DataFrame]:
+def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> "Iterator[pd.DataFrame]":
     """A frame per span of rows, with the dtypes that Spark's frames have.
 
     Where a null makes floats of a column's integers, it does so in its own frame alone; in Spark in
     all frames of an Arrow batch, whose integers lose digits by what another key's rows hold.
     """
+    import pandas as pd
+
     table = pa.Table.from_batches([batch]).cast(_widest(batch.schema))
     frame = table.to_pandas(coerce_temporal_nanoseconds=True)
     beside_nulls = [

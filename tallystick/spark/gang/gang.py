@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 STOP_MAX_S = 10.0
 """How long members may take to stop what they do for an epoch that is given up, or to leave."""
 START_MAX_S = 20.0
-"""How long the others may come later than the first member; then a smaller gang is started."""
+"""How long the others may come later than the first member; then another gang is started."""
 WARN_EVERY_S = 10.0
 """How often a start that waits says what for."""
 LOST = "lost"
@@ -260,8 +260,8 @@ class Gang:
             except Empty:
                 self._check_coming(len(addresses))
                 is_late = time.monotonic() - came_s > START_MAX_S
-                if is_late and addresses and self.size.tasks > 1:
-                    raise GangTooLargeError(len(addresses)) from None
+                if is_late and addresses:
+                    self._raise_late(len(addresses))
                 if time.monotonic() - warned_s > WARN_EVERY_S:
                     warned_s = time.monotonic()
                     self._warn(warned_s - began_s, len(addresses))
@@ -307,6 +307,13 @@ class Gang:
             raise self._job_error
         if self._job_ended.is_set():
             raise GangLostError(f"{there} of {self.size.members} resident tasks came up{self._end}")
+
+    def _raise_late(self, there: int) -> None:
+        """Say what becomes of a gang of which some members do not come."""
+        if self.size.processes == 1:
+            raise GangTooLargeError(there)
+        # They are forked together: the others hang.
+        raise GangLostError(f"{there} of {self.size.members} resident tasks came up in time")
 
     def _warn(self, waited_s: float, there: int) -> None:
         logger.warning(

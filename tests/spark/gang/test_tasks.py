@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tallystick.spark.gang import gang as gangs
+from tallystick.spark.gang import member
 from tallystick.spark.gang.gang import GangLostError, GangStoppedError, Size
 from tallystick.spark.gang.tasks import GangTasks
 from tallystick.task import Opened, Passing, Report
@@ -108,3 +109,27 @@ def test_a_gang_for_which_spark_has_not_the_slots_starts_smaller(
     finally:
         tasks.close()
         end(list(tasks._gang.pids.values()) if tasks._gang else [])
+
+
+def test_a_member_that_hangs_at_its_start_costs_the_gang_and_not_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gangs, "START_MAX_S", 1.0)
+    bind, hung = member.bind_to_forker, tmp_path / "hung"
+
+    def hang_once(parent: int) -> None:
+        bind(parent)
+        try:
+            hung.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        time.sleep(1000)  # as a fork does for a lock that another thread held
+
+    monkeypatch.setattr(member, "bind_to_forker", hang_once)
+    tasks = tasks_of(Size(1, 2), ForkedContext())
+    try:
+        with pytest.raises(GangLostError, match="1 of 2 resident tasks came up"):
+            tasks.start()
+        assert run(tasks) == [1, 2, 3, 4]
+    finally:
+        tasks.close()

@@ -3,7 +3,7 @@
 Import this module before numba, which reads NUMBA_CACHE_DIR when it is imported. numba's own
 default is a folder beside the source, often read-only, and a Spark executor may have no home.
 
-    python -m tallystick.kernel_cache      compiles every kernel into the cache
+    tallystick warm-up      compiles every kernel into the cache
 """
 
 import importlib
@@ -52,6 +52,11 @@ def _is_ours(directory: Path) -> bool:
         return False
     is_private = status.st_uid == os.getuid() and not status.st_mode & 0o022
     return is_private and os.access(directory, os.W_OK | os.X_OK)
+
+
+def directory_in_use() -> Path:
+    """Where this process keeps its kernels: `kernel_directory`, or what numba was told."""
+    return Path(os.environ["NUMBA_CACHE_DIR"])
 
 
 def warm_up() -> None:

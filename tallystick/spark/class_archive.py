@@ -1,0 +1,84 @@
+"""An archive of the classes that a start needs, so that a JVM maps them instead of reading jars.
+
+HotSpot's class data sharing: `tallystick warm-up` has a JVM write down which classes it has loaded,
+and later ones of the same Java and Spark share them. Whether an archive fits is for the JVM to say,
+which compares itself, the class path, each jar and checksums; without one that fits it starts as
+ever. Its length is for us to check: Java 17 crashes where the file is cut short. Source:
+https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pyspark
+
+from tallystick.cache import cache_directory, one_process_at_a_time
+
+KEPT_COUNT = 3
+"""Archives of this many Javas or Sparks stay; each takes 70 MB."""
+CHECKED = "-XX:+VerifySharedSpaces"
+SILENT = "-Xlog:disable -Xlog:all=error:stderr"
+"""An archive that does not fit is no error, and nobody needs to read of it."""
+
+
+def options(java_home: Path) -> str:
+    """Return the JVM options that use the archive; none where there is no archive."""
+    try:
+        archive = find(java_home)
+    except (OSError, RuntimeError):  # no home; a cache that cannot be read
+        archive = None
+    return f"-XX:SharedArchiveFile={archive} {CHECKED} {SILENT}" if archive else ""
+
+
+def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
+    """Make the archive, unless it is there, and remove the oldest others.
+
+    Args:
+        java_home: of the Java that is to use it.
+        run: starts a JVM with the options given to it, lets it load what matters, and ends it.
+
+    Returns:
+        Where it is; None: this JVM cannot make one.
+
+    Raises:
+        OSError: the cache folder cannot be written.
+    """
+    folder = cache_directory()
+    with one_process_at_a_time(folder / "spark-classes"):
+        if (archive := find(java_home)) is None:
+            with tempfile.TemporaryDirectory(prefix=".classes-", dir=folder) as work:
+                recorded = Path(work, "recorded.jsa")
+                run(f"-XX:ArchiveClassesAtExit={recorded} {SILENT}")
+                if not recorded.exists():
+                    return None
+                size = recorded.stat().st_size
+                archive = folder / f"spark-classes-{_identity(java_home)}-{size}.jsa"
+                os.replace(recorded, archive)
+        others = [each for each in folder.glob("spark-classes-*.jsa") if each != archive]
+        for old in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT_COUNT]:
+            old.unlink()
+    return archive
+
+
+def find(java_home: Path) -> Path | None:
+    """Find the archive for this Java and this Spark; None: there is none that is whole.
+
+    A JVM runs what is in it: nobody else may be able to write it.
+    """
+    for archive in cache_directory().glob(f"spark-classes-{_identity(java_home)}-*.jsa"):
+        status = archive.stat()
+        is_whole = archive.stem.endswith(f"-{status.st_size}")
+        if is_whole and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return archive
+    return None
+
+
+def _identity(java_home: Path) -> str:
+    """What tells this Java with this Spark from others, as part of a file's name."""
+    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
+    facts = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    return sha256(repr(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,61 @@
+"""What can be made ahead of all starts, once per machine and user."""
+
+from collections.abc import Iterator
+from threading import Event
+
+from pyspark import SparkContext
+
+from tallystick import kernel_cache
+from tallystick.errors import OptionError
+from tallystick.java import java_home
+from tallystick.spark import class_archive
+from tallystick.spark.context import end, is_local, new_context
+from tallystick.spark.gang.gang import Gang, Size
+
+NAME = "tallystick warm-up"
+JVM_END_MAX_S = 120.0
+
+
+def warm_up() -> Iterator[str]:
+    """Make what later starts find, and say of each what it is and where.
+
+    Raises:
+        OSError: the cache folder cannot be written.
+    """
+    kernel_cache.warm_up()
+    yield f"kernels are compiled in {kernel_cache.directory_in_use()}"
+    yield _archive_classes()
+
+
+def _archive_classes() -> str:
+    """Make the archive of JVM classes; says why not, where it is not made."""
+    try:
+        home = java_home()
+    except OptionError:
+        return "no class archive: this machine has no Java that runs Spark"
+    if not is_local():
+        return "no class archive: Spark's settings name a master on other machines"
+    archive = class_archive.make(home, _start_and_end)
+    if archive is None:
+        return f"no class archive: {home} cannot make one"
+    return f"classes of Spark's JVM are in {archive}"
+
+
+def _start_and_end(jvm_options: str) -> None:
+    """Have a JVM load what a start needs."""
+    context = new_context(NAME, is_light=True, archive=jvm_options)
+    try:
+        Gang(context, Size(tasks=1), (), NAME, Event()).leave()
+    finally:
+        end(context)
+        _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End the JVM, which PySpark would keep for the next context; its last act is the archive."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(JVM_END_MAX_S)

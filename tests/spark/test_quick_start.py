@@ -1,0 +1,201 @@
+"""What makes a start quick is used where it is there, and missed by nobody where it is not."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick import early_daemon, kernel_cache
+from tallystick.java import java_home
+from tallystick.spark import class_archive
+from tests.spark.mischief import wait_until_gone
+
+pytestmark = pytest.mark.spark
+
+JOB = Path(__file__).with_name("quick_job.py")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that held nothing before `tallystick warm-up` ran there."""
+    home = tmp_path_factory.mktemp("home")
+    command = [sys.executable, "-m", "tallystick.cli", "warm-up"]
+    done = subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert str(archive_in(home)) in done.stdout
+    return home
+
+
+def environment(home: Path) -> dict[str, str]:
+    """That of a process with this home; kernels are those of this machine."""
+    dropped = ("TALLYSTICK_CACHE", "XDG_CACHE_HOME", "PYSPARK_SUBMIT_ARGS", "MASTER")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "HOME": str(home), "NUMBA_CACHE_DIR": str(kernel_cache.directory_in_use())}
+
+
+def archive_in(home: Path) -> Path:
+    (found,) = (home / ".cache" / "tallystick").glob("spark-classes-*.jsa")
+    return found
+
+
+@contextlib.contextmanager
+def job(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `quick_job.py`; it is gone afterwards."""
+    command = [sys.executable, str(JOB), *arguments]
+    with subprocess.Popen(
+        command, env=environment(home), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("FOUND "))
+    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+def run(home: Path, *arguments: str) -> dict[str, Any]:
+    """What the job found; it has ended by itself, and so has its daemon."""
+    with job(home, *arguments) as process:
+        found = told(process)
+        assert told(process)["is_over"]
+        assert process.wait(60) == 0
+    wait_until_gone([found["daemon"], *(pid for pid, _, _ in found["workers"])])
+    assert not Path(found["address"]).parent.exists()
+    return found
+
+
+def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
+    assert run(home)["archives"] == [str(archive_in(home))]
+
+
+def test_an_archive_is_made_once(home: Path) -> None:
+    made = archive_in(home).stat()
+    command = [sys.executable, "-m", "tallystick.cli", "warm-up"]
+    subprocess.run(command, env=environment(home), check=True, timeout=300)
+    assert archive_in(home).stat() == made
+
+
+@pytest.mark.parametrize(
+    "fault", ["missing", "cut short", "empty", "of another Java", "damaged", "shared"]
+)
+def test_a_start_without_an_archive_that_fits_is_as_ever(
+    home: Path, tmp_path: Path, fault: str
+) -> None:
+    archive = tmp_path / ".cache" / "tallystick" / archive_in(home).name
+    archive.parent.mkdir(parents=True)
+    shutil.copy(archive_in(home), archive)
+    archive.chmod(0o600)
+    match fault:
+        case "missing":
+            archive.unlink()
+        case "cut short":
+            os.truncate(archive, archive.stat().st_size // 2)
+        case "empty":
+            os.truncate(archive, 0)
+        case "of another Java":
+            with archive.open("r+b") as file:
+                header = file.read(4096)
+                assert b"17.0" in header or b"OpenJDK" in header, "the version of its JVM"
+                file.seek(0)
+                file.write(header.replace(b"OpenJDK", b"OtherVM"))
+        case "damaged":
+            with archive.open("r+b") as file:
+                file.seek(archive.stat().st_size // 2)
+                file.write(os.urandom(1 << 16))
+        case "shared":
+            archive.chmod(0o620)
+    found = run(tmp_path)
+    assert found["archives"] == []
+    assert found["workers"]
+
+
+def record(options: str) -> None:
+    recorded = options.partition("ArchiveClassesAtExit=")[2].split()[0]
+    Path(recorded).write_text("classes")
+
+
+def test_another_release_of_spark_has_another_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    made = set()
+    for release in ("4.2", "4.3", "4.3, in its place"):
+        (tmp_path / "jars" / f"spark-{release[:3]}.jar").write_text(release)
+        assert class_archive.options(java_home()) == ""
+        made.add(class_archive.make(java_home(), record))
+    assert len(made) == 3
+
+
+def test_old_archives_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
+    others = [tmp_path / f"spark-classes-{number}.jsa" for number in range(4)]
+    for age, other in enumerate(others):
+        other.touch()
+        os.utime(other, (1000 - age, 1000 - age))
+    made = class_archive.make(java_home(), record)
+    assert made is not None
+    assert {*tmp_path.glob("*.jsa")} == {made, *others[:2]}
+
+
+def test_a_jvm_that_makes_no_archive_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
+    assert class_archive.make(java_home(), lambda _: None) is None
+    assert class_archive.options(java_home()) == ""
+
+
+def test_workers_are_forks_of_the_early_daemon_and_load_nothing(home: Path) -> None:
+    found = run(home)
+    ((_, parent, is_warm),) = found["workers"]
+    assert parent == found["daemon"]
+    assert is_warm
+
+
+def test_without_the_early_daemon_spark_has_its_own(home: Path) -> None:
+    found = run(home, "--kill", "ahead")
+    ((_, parent, is_warm),) = found["workers"]
+    assert parent != found["daemon"]
+    assert not is_warm
+
+
+def test_an_early_daemon_that_dies_is_replaced_by_sparks_own(home: Path) -> None:
+    found = run(home, "--kill", "serving")
+    (_, first, _), (_, second, _) = found["workers"]
+    assert first == found["daemon"] != second
+
+
+@pytest.mark.parametrize("when", ["ahead", "serving"])
+def test_it_ends_with_its_driver(home: Path, when: str) -> None:
+    with job(home, "--stay", when) as process:
+        found = told(process)
+        process.send_signal(signal.SIGKILL)
+    wait_until_gone([found["daemon"], *(pid for pid, _, _ in found.get("workers", ()))])
+    assert not Path(found["address"]).parent.exists()
+
+
+def test_it_takes_no_place_of_another_python() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(theirs, [early_daemon.TAKEN], [0, 1, 2])
+        theirs.sendall(json.dumps({"version": "2.7"}).encode())
+        theirs.shutdown(socket.SHUT_WR)
+        assert not early_daemon._take_place(ours)
