@@ -8,8 +8,9 @@ from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.micro_batches import failed_path, partial_path
 from tallystick.errors import DataLossError, FencedError, OptionError
-from tallystick.newest_epoch import newest_committed
-from tallystick.sink.transaction import Producer
+from tallystick.inspection import KAFKA_KNOWS, inspect
+from tallystick.newest_epoch import Epochs, Heard, newest_committed
+from tallystick.sink.transaction import Producer, Token
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
 from tallystick.storage import FileStorage
 
@@ -260,3 +261,32 @@ def test_an_epoch_whose_call_failed_is_no_savepoint_though_spark_has_logged_it(c
     with pytest.raises(DataLossError, match="epoch 3 as done, but a call of its sink failed"):
         newest_committed(checkpoint.storage)
     assert newest_committed(checkpoint.storage, wanted=2).epoch == 2
+
+
+@pytest.mark.parametrize("has_another", [False, True], ids=["no manifest", "another manifest"])
+def test_nor_is_one_whose_manifest_is_of_an_earlier_attempt_than_the_one_that_failed(
+    checkpoint, has_another
+):
+    """The first died before its commit; the function caught what the second one raised."""
+    checkpoint.leave_manifest(4, 5)
+    (first,) = Epochs(checkpoint.storage).of(4)
+    if has_another:
+        checkpoint.leave_manifest(4, 5, nonce="cd")
+    last = Epochs(checkpoint.storage).of(4)[-1] if has_another else ""
+    checkpoint.storage.put(failed_path(4, last), b"")
+    checkpoint.log_offsets(4, 5)
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+
+    def says(_: str, lineage: str) -> Heard:
+        return Heard(Token(4, lineage, checkpoint.storage.location, first))
+
+    with pytest.raises(DataLossError, match="epoch 4 as done, but a call of its sink failed"):
+        newest_committed(checkpoint.storage, says)
+    report = inspect(checkpoint.storage)
+    assert {each.standing for each in report.outputs if each.epoch == 4} == {KAFKA_KNOWS}
+    assert any("epoch 4 as done, but a call of its sink failed" in each for each in report.notes)
+    assert newest_committed(checkpoint.storage, wanted=3).epoch == 3
+
+    later = Manifest(5, "p", "l", ("6",), (), Producer("t", 1, 5), base_path=first)
+    checkpoint.storage.put(m.manifest_path(later, "ef"), later.encode())
+    assert newest_committed(checkpoint.storage, wanted=4).manifest_path == first
