@@ -191,7 +191,8 @@ class _Look:
         self.known = Epochs(self.storage)
         refuse_nothing_settled(self.storage, self.known)
         self.last = self._decided_last()
-        self.committed = self.last.settled
+        is_loops = self.known.is_loops
+        self.committed = self.last.settled if is_loops else self.known.newest_written()
         self.paths = self.known.paths
         self.files = Wholeness(self.storage, self.verify)
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.micro_batches import OWN_LOOP, doubts, settled_path
+from tallystick.checkpoint.micro_batches import OWN_LOOP, doubts, settled_path, traces_between
 from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
@@ -148,6 +148,22 @@ class Epochs:
             base = self._base_of(path)
             newest = max(newest, m.epoch_of(base) if base else -1)
         return newest
+
+    def newest_written(self) -> int:
+        """The newest settled epoch that a sink was called in; -1: none is settled.
+
+        A user's own function may leave micro-batches out: of those there is no trace, and nothing
+        to go on from. Behind a decision without its manifest, which was removed, that is no proof.
+
+        Raises:
+            ManifestError: the log of decisions is damaged.
+        """
+        newest = self.settled()
+        if self.is_loops:
+            return newest
+        written = max(traces_between(self._names, 0, newest + 1), default=newest)
+        token = logged_decision(self._checkpoint)
+        return newest if token is not None and token.checkpoint_id > written else written
 
     def is_settled(self, epoch: int) -> bool:
         """Return whether the files prove an epoch settled."""
@@ -279,7 +295,7 @@ def newest_committed(
     """
     epochs = Epochs(checkpoint)
     refuse_nothing_settled(checkpoint, epochs)
-    epoch, path = epochs.settled(), ""
+    epoch, path = epochs.newest_written(), ""
     if wanted is not None and epochs.is_settled(wanted):
         epoch = wanted
     elif epochs.is_loops and epochs.newest_begun > epoch:

@@ -4,15 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.micro_batches import failed_path, partial_path
-from tallystick.errors import DataLossError, FencedError, OptionError
+from tallystick.decision_log import DecisionLog
+from tallystick.errors import DataLossError, FencedError, ManifestError, OptionError
 from tallystick.inspection import KAFKA_KNOWS, inspect
 from tallystick.newest_epoch import Epochs, Heard, newest_committed
+from tallystick.sink.tokens import encode_token
 from tallystick.sink.transaction import Producer, Token
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, SystemClock
+from tallystick.topic_partition import TopicPartition
 
 HEAD = '{"batchWatermarkMs":7,"batchTimestampMs":1795325666084,"conf":{"a":"b"}}'
 
@@ -290,3 +294,37 @@ def test_nor_is_one_whose_manifest_is_of_an_earlier_attempt_than_the_one_that_fa
     later = Manifest(5, "p", "l", ("6",), (), Producer("t", 1, 5), base_path=first)
     checkpoint.storage.put(m.manifest_path(later, "ef"), later.encode())
     assert newest_committed(checkpoint.storage, wanted=4).manifest_path == first
+
+
+def test_behind_micro_batches_that_were_left_out_the_newest_written_one_is_saved_and_shown(
+    checkpoint, tmp_path
+):
+    for epoch in (4, 5):
+        checkpoint.log_offsets(epoch, epoch + 1)
+        checkpoint.storage.put(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    checkpoint.storage.put("metadata", b'{"id":"l"}')
+    restored = FileStorage(str(tmp_path / "restored"))
+
+    assert inspect(checkpoint.storage).epoch == 3
+    savepoints.create(checkpoint.storage, FileStorage(str(tmp_path / "kept")))
+    savepoints.restore(FileStorage(str(tmp_path / "kept")), restored)
+    assert restored.names("offsets") == ["offsets/2", "offsets/3"]
+
+    checkpoint.storage.put(failed_path(5), b"")  # it was not left out
+    with pytest.raises(ManifestError, match=r"epoch 5 is done, .* no manifest of it"):
+        newest_committed(checkpoint.storage)
+
+
+def test_a_decided_epoch_whose_manifest_was_removed_is_not_taken_for_left_out(checkpoint):
+    log = DecisionLog(checkpoint.storage, SystemClock())
+    producer = log.fence("t", None)
+    path = "tallystick/000000000004-4-gone.json"
+    token = Token(4, "l", checkpoint.storage.location, path)
+    log.stage_offsets(producer, "g", {TopicPartition("g", 0): encode_token(token)})
+    log.commit_transaction(producer)
+    checkpoint.log_offsets(4, 5)
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+
+    for look in (newest_committed, inspect):
+        with pytest.raises(ManifestError, match="no manifest of it"):
+            look(checkpoint.storage)
