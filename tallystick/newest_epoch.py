@@ -163,7 +163,8 @@ class Epochs:
             return newest
         written = max(traces_between(self._names, 0, newest + 1), default=newest)
         token = logged_decision(self._checkpoint)
-        return newest if token is not None and token.checkpoint_id > written else written
+        is_gone = token is not None and written < token.checkpoint_id <= newest
+        return newest if is_gone else written
 
     def is_settled(self, epoch: int) -> bool:
         """Return whether the files prove an epoch settled."""
