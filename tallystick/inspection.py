@@ -191,7 +191,8 @@ class _Look:
         self.known = Epochs(self.storage)
         refuse_nothing_settled(self.storage, self.known)
         self.last = self._decided_last()
-        self.committed = self.last.settled
+        is_loops = self.known.is_loops
+        self.committed = self.last.settled if is_loops else self.known.newest_written()
         self.paths = self.known.paths
         self.files = Wholeness(self.storage, self.verify)
 
@@ -215,7 +216,7 @@ class _Look:
             claims=claims,
             rubbish=rubbish,
             verified=self.verify,
-            notes=(*notes, *more, *unread),
+            notes=(*notes, *self._doubts(path), *more, *unread),
             outputs=outputs,
         )
 
@@ -255,7 +256,7 @@ class _Look:
 
     def _standing(self, path: str, manifest: Manifest) -> str:
         epoch, token = m.epoch_of(path), self.last.decided
-        if epoch > self.committed:
+        if epoch > self.committed or self.known.doubts(path):
             if token is not None and path == token.manifest_path:
                 return DECIDED
             is_told = self.ask is not None and not self.last.doubt
@@ -283,6 +284,15 @@ class _Look:
             f"counts."
         )
         return newest, (note,)
+
+    def _doubts(self, path: str) -> tuple[str, ...]:
+        found = ", ".join(self.known.doubts(path))
+        note = (
+            f"Spark logged epoch {self.committed} as done, but a call of its sink failed or was "
+            f"refused ({found}): whether all its rows are in the output is not known here. The "
+            f"next start commits what is left, or says what is missing."
+        )
+        return (note,) if found else ()
 
     def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """What would be collected, who holds claims, and what is wrong with others.

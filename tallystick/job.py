@@ -115,6 +115,7 @@ class Driver:
         self._deletes_at_a_time = deletes_at_a_time
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
         self._collect_at = 0  # the epoch behind which to clear up next
+        self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
 
     @property
     def cluster_id(self) -> str:
@@ -189,7 +190,6 @@ class Driver:
                 case c.EndEpoch(request):
                     self._see_through()
                     if request is not None:
-                        self._forget_failure(request.checkpoint_id)
                         self._clear_up(request.checkpoint_id)
                     return request
                 case c.Stop(error):
@@ -314,15 +314,11 @@ class Driver:
         if newest is not None:
             self._seen_through = self.coordinator.manifest_path(newest.checkpoint_id)
 
-    def _forget_failure(self, epoch: int) -> None:
-        """The epoch is settled: a call for it that failed has left nothing undone."""
-        path = micro_batches.failed_path(epoch, self.coordinator.manifest_path(epoch))
-        if self.coordinator.had_failed:
-            with suppress(StorageError):  # it does no harm
-                self._storage.delete(path)
-
     def _clear_up(self, epoch: int) -> None:
-        """Remove old manifests, and files of state that none needs; no epoch fails for it."""
+        """Remove what is of the past: notes, manifests, files of state; no epoch fails for it."""
+        while self._failures:  # the epoch is settled: they have left nothing undone
+            with suppress(StorageError):  # the next epoch that is committed proves the same
+                self._storage.delete(self._failures.pop())
         committed = self.coordinator.committed_manifest
         if committed is None or committed.checkpoint_id != epoch or epoch < self._collect_at:
             return
@@ -390,7 +386,7 @@ class Driver:
         self._takeover_count = takeover_count(found, self._identity.lineage)
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
-        listed, epoch = self._storage.names(m.FOLDER), token.checkpoint_id
+        listed, epoch = self._names(), token.checkpoint_id
         manifest = self._manifest_at(token.manifest_path)
         base = manifest.base_path if manifest is not None and manifest.committables else ""
         committed = Committed(token, manifest, manifest is not None, before=self._manifest_at(base))
@@ -399,10 +395,19 @@ class Driver:
             logged=self._logged(manifest),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
             is_partial=micro_batches.partial_path(token.manifest_path) in listed,
-            has_failed=micro_batches.failed_path(epoch, token.manifest_path) in listed,
+            has_failed=bool(micro_batches.failures(listed, epoch)),
             is_set_back=micro_batches.newest_settled(listed) > epoch,
             is_settled=micro_batches.settled_path(token.manifest_path) in listed,
         )
+
+    def _names(self) -> list[str]:
+        """The manifests and notes that there are; the notes about the epoch asked for are kept."""
+        names = self._storage.names(m.FOLDER)
+        self._failures = micro_batches.failures(names, self._asked_for)
+        return names
+
+    def _base_of(self, path: str) -> str:
+        return "" if (manifest := self._manifest_at(path)) is None else manifest.base_path
 
     def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:
         if manifest is None or not self._has_spark_log:
@@ -415,9 +420,9 @@ class Driver:
 
     def _read_bases(self, token: Token | None) -> Committed:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
-        listed = self._storage.names(m.FOLDER)
+        listed = self._names()
         paths = m.manifests(listed)
-        known = [path for path in paths if not micro_batches.is_doubtful(listed, path)]
+        known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
         bases, epoch = [], self._base_epoch(known)
         for path in known:
             data = self._storage.get(path) if m.epoch_of(path) == epoch else None

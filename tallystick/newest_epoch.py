@@ -6,7 +6,8 @@ The one answer for everything that reads a checkpoint without being its driver: 
 Invariants:
     * An epoch is settled when it is decided, and committed in every sink. What is decided and not
       settled may be visible in part only: nothing is restored from it.
-    * In a query of Spark's an epoch is settled when Spark has logged it as done.
+    * In a query of Spark's an epoch is settled when Spark has logged it as done; but for one of
+      which a call failed, or was refused: a user's function may return all the same. See `doubts`.
     * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
       from it (that was written behind its last commit), when a run has noted so, or when it is
       decided and other sinks hold nothing of it.
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.micro_batches import OWN_LOOP, failed_path, partial_path, settled_path
+from tallystick.checkpoint.micro_batches import OWN_LOOP, doubts, settled_path, traces_between
 from tallystick.decision_log import newest_entry
 from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
@@ -92,6 +93,7 @@ class Epochs:
         self._planned = s.epochs_logged(checkpoint.names("offsets"))
         names = checkpoint.names(m.FOLDER)  # behind Spark's log: of all that it has there is one
         self.paths = sorted(m.manifests(names), key=m.attempt_of)
+        self._names = names
         self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
         self.is_loops = OWN_LOOP in names or not self._planned
         self._manifests: dict[str, Manifest] = {}
@@ -147,6 +149,23 @@ class Epochs:
             newest = max(newest, m.epoch_of(base) if base else -1)
         return newest
 
+    def newest_written(self) -> int:
+        """The newest settled epoch that a sink was called in; -1: none is settled.
+
+        A user's own function may leave micro-batches out: of those there is no trace, and nothing
+        to go on from. Behind a decision without its manifest, which was removed, that is no proof.
+
+        Raises:
+            ManifestError: the log of decisions is damaged.
+        """
+        newest = self.settled()
+        if self.is_loops:
+            return newest
+        written = max(traces_between(self._names, 0, newest + 1), default=newest)
+        token = logged_decision(self._checkpoint)
+        is_gone = token is not None and written < token.checkpoint_id <= newest
+        return newest if is_gone else written
+
     def is_settled(self, epoch: int) -> bool:
         """Return whether the files prove an epoch settled."""
         if epoch in self._logged or not self.is_loops:
@@ -195,6 +214,10 @@ class Epochs:
             return next(iter(noted))
         return self._by_the_log(epoch, paths) or self._by_the_next(epoch, paths)
 
+    def doubts(self, path: str) -> list[str]:
+        """The notes for which a manifest of an epoch that Spark has logged may not count."""
+        return doubts(self._names, path, self._base_of)
+
     def _base_of(self, path: str) -> str:
         """The manifest that an epoch went on from; "": it is damaged, or there is none."""
         try:
@@ -226,7 +249,8 @@ class Epochs:
         epoch = -1 if last is None else last.checkpoint_id
         if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
             return Heard(last, f"epoch {epoch} is decided in two places, with two manifests")
-        if not epochs or epochs[-1] <= max(settled, epoch):
+        is_sure = not any(map(self.doubts, self.of(settled)))
+        if not epochs or epochs[-1] <= max(settled if is_sure else -1, epoch):
             return Heard(last)
         if self.is_loops and not doubts and last is None:
             doubts.append("the log of decisions (tallystick/decisions) says nothing")
@@ -272,7 +296,7 @@ def newest_committed(
     """
     epochs = Epochs(checkpoint)
     refuse_nothing_settled(checkpoint, epochs)
-    epoch, path = epochs.settled(), ""
+    epoch, path = epochs.newest_written(), ""
     if wanted is not None and epochs.is_settled(wanted):
         epoch = wanted
     elif epochs.is_loops and epochs.newest_begun > epoch:
@@ -287,11 +311,10 @@ def newest_committed(
             f"{_not_settled(checkpoint, wanted)}"
         )
     path = path or _counting(checkpoint, epochs, epoch, ask)
-    notes = {failed_path(epoch, path), partial_path(path)}
-    if found := notes & set(checkpoint.names(m.FOLDER)):
+    if found := epochs.doubts(path):
         raise DataLossError(
             f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but a call of "
-            f"its sink failed or was refused ({', '.join(sorted(found))}): whether all its rows "
+            f"its sink failed or was refused ({', '.join(found)}): whether all its rows "
             f"are in the output is not known here. Start the query once, which commits what is "
             f"left or says what is missing; then try again."
         )

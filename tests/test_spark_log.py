@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint.manifest import Manifest
 from tallystick.checkpoint.micro_batches import failed_path, partial_path
-from tallystick.errors import DataLossError, FencedError, OptionError
-from tallystick.newest_epoch import newest_committed
-from tallystick.sink.transaction import Producer
+from tallystick.decision_log import DecisionLog
+from tallystick.errors import DataLossError, FencedError, ManifestError, OptionError
+from tallystick.inspection import KAFKA_KNOWS, inspect
+from tallystick.newest_epoch import Epochs, Heard, newest_committed
+from tallystick.sink.tokens import encode_token
+from tallystick.sink.transaction import Producer, Token
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
-from tallystick.storage import FileStorage
+from tallystick.storage import FileStorage, SystemClock
+from tallystick.topic_partition import TopicPartition
 
 HEAD = '{"batchWatermarkMs":7,"batchTimestampMs":1795325666084,"conf":{"a":"b"}}'
 
@@ -260,3 +265,66 @@ def test_an_epoch_whose_call_failed_is_no_savepoint_though_spark_has_logged_it(c
     with pytest.raises(DataLossError, match="epoch 3 as done, but a call of its sink failed"):
         newest_committed(checkpoint.storage)
     assert newest_committed(checkpoint.storage, wanted=2).epoch == 2
+
+
+@pytest.mark.parametrize("has_another", [False, True], ids=["no manifest", "another manifest"])
+def test_nor_is_one_whose_manifest_is_of_an_earlier_attempt_than_the_one_that_failed(
+    checkpoint, has_another
+):
+    """The first died before its commit; the function caught what the second one raised."""
+    checkpoint.leave_manifest(4, 5)
+    (first,) = Epochs(checkpoint.storage).of(4)
+    if has_another:
+        checkpoint.leave_manifest(4, 5, nonce="cd")
+    last = Epochs(checkpoint.storage).of(4)[-1] if has_another else ""
+    checkpoint.storage.put(failed_path(4, last), b"")
+    checkpoint.log_offsets(4, 5)
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+
+    def says(_: str, lineage: str) -> Heard:
+        return Heard(Token(4, lineage, checkpoint.storage.location, first))
+
+    with pytest.raises(DataLossError, match="epoch 4 as done, but a call of its sink failed"):
+        newest_committed(checkpoint.storage, says)
+    report = inspect(checkpoint.storage)
+    assert {each.standing for each in report.outputs if each.epoch == 4} == {KAFKA_KNOWS}
+    assert any("epoch 4 as done, but a call of its sink failed" in each for each in report.notes)
+    assert newest_committed(checkpoint.storage, wanted=3).epoch == 3
+
+    later = Manifest(5, "p", "l", ("6",), (), Producer("t", 1, 5), base_path=first)
+    checkpoint.storage.put(m.manifest_path(later, "ef"), later.encode())
+    assert newest_committed(checkpoint.storage, wanted=4).manifest_path == first
+
+
+def test_behind_micro_batches_that_were_left_out_the_newest_written_one_is_saved_and_shown(
+    checkpoint, tmp_path
+):
+    for epoch in (4, 5):
+        checkpoint.log_offsets(epoch, epoch + 1)
+        checkpoint.storage.put(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    checkpoint.storage.put("metadata", b'{"id":"l"}')
+    restored = FileStorage(str(tmp_path / "restored"))
+
+    assert inspect(checkpoint.storage).epoch == 3
+    savepoints.create(checkpoint.storage, FileStorage(str(tmp_path / "kept")))
+    savepoints.restore(FileStorage(str(tmp_path / "kept")), restored)
+    assert restored.names("offsets") == ["offsets/2", "offsets/3"]
+
+    checkpoint.storage.put(failed_path(5), b"")  # it was not left out
+    with pytest.raises(ManifestError, match=r"epoch 5 is done, .* no manifest of it"):
+        newest_committed(checkpoint.storage)
+
+
+def test_a_decided_epoch_whose_manifest_was_removed_is_not_taken_for_left_out(checkpoint):
+    log = DecisionLog(checkpoint.storage, SystemClock())
+    producer = log.fence("t", None)
+    path = "tallystick/000000000004-4-gone.json"
+    token = Token(4, "l", checkpoint.storage.location, path)
+    log.stage_offsets(producer, "g", {TopicPartition("g", 0): encode_token(token)})
+    log.commit_transaction(producer)
+    checkpoint.log_offsets(4, 5)
+    checkpoint.storage.put("commits/4", b"v1\n{}")
+
+    for look in (newest_committed, inspect):
+        with pytest.raises(ManifestError, match="no manifest of it"):
+            look(checkpoint.storage)

@@ -411,11 +411,6 @@ class Coordinator:
         return token.manifest_path if token is not None and is_its else ""
 
     @property
-    def had_failed(self) -> bool:
-        """Whether a call for the newest epoch had failed in an earlier run."""
-        return self._committed is not None and self._committed.has_failed
-
-    @property
     def committed_manifest(self) -> Manifest | None:
         """The manifest of the epoch that Kafka committed last, as far as this run knows."""
         known = self._committed if self.phase is Phase.READY else None

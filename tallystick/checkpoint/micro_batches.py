@@ -8,8 +8,10 @@ things cannot be seen afterwards, so they are written down beside the manifests 
     failed-N-M       the same, behind manifest M of the epoch: what it decided may not be committed
     partial-N-M      the function called a sink again behind manifest M: those rows are missing
 
-Runs of one checkpoint share these names, so a note about M is written, and removed, only by who
-knows what became of M; and failed-N is removed only when a later epoch is committed.
+Runs of one checkpoint share these names, so a note about M is written only by who knows what became
+of M. A note that a call failed puts all manifests of its epoch in doubt: an earlier run may have
+left one whose fate that call did not get to know. It is removed when the epoch is settled after
+all, or a later one is committed.
 
 A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline,
 and that a token which is set back shows:
@@ -22,7 +24,7 @@ It leaves one more in each checkpoint that it runs, for those who look at it fro
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tallystick.checkpoint.manifest import FOLDER, epoch_of, manifests
 from tallystick.errors import SecondCallError
@@ -62,10 +64,29 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
     return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
 
 
-def is_doubtful(paths: Iterable[str], manifest_path: str) -> bool:
-    """Whether a call failed, or another one was refused, behind a manifest."""
-    notes = {failed_path(0, manifest_path), partial_path(manifest_path)}
-    return not notes.isdisjoint(paths)
+def failures(paths: Iterable[str], epoch: int) -> list[str]:
+    """Return the notes that a call for an epoch failed, behind whichever manifest or before any."""
+    return [path for path, kind, each in _notes(paths) if kind == "failed" and each == epoch]
+
+
+def doubts(paths: Iterable[str], manifest_path: str, base_of: Callable[[str], str]) -> list[str]:
+    """Return the notes for which a manifest may not be all that its epoch was committed with.
+
+    Spark may have logged the epoch as done all the same.
+
+    Args:
+        paths: the files of the folder.
+        manifest_path: one of them.
+        base_of: the manifest that another one goes on from: it was committed then, and what was
+            missing made good, or stated to be.
+    """
+    listed, epoch = list(paths), epoch_of(manifest_path)
+    found = failures(listed, epoch)
+    found += [path for path in listed if path == partial_path(manifest_path)]
+    later = (path for path in manifests(listed) if epoch_of(path) > epoch)
+    if found and any(base_of(path) == manifest_path for path in later):
+        return []
+    return found
 
 
 def newest_settled(paths: Iterable[str]) -> int:

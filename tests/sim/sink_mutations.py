@@ -7,7 +7,7 @@ from typing import Any
 from mutations import MUTATIONS, Mutation
 
 from tallystick import decision_log, participants
-from tallystick.checkpoint import lost_output, verdict
+from tallystick.checkpoint import lost_output, micro_batches, verdict
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import Coordinator
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
@@ -60,6 +60,22 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     return lambda self: replace(original(self), has_failed=False)
+
+
+@mutation(
+    "a failure is told of the manifest only that it was noted behind",
+    micro_batches,
+    "failures",
+    Fault.CAUGHT,
+    Fault.DISK_FULL,
+    Fault.CRASH_BEFORE,
+    decided_by=CHECKPOINT,
+)
+def _(original: Any) -> Any:
+    def failures(paths: Any, epoch: int) -> list[str]:
+        return [path for path in original(paths, epoch) if not path.endswith(f"{epoch:012d}")]
+
+    return failures
 
 
 @mutation("a recovery aborts nothing", Driver, "_abort_lingering", Fault.CRASH_BEFORE)

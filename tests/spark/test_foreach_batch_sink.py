@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from tallystick.errors import BrokerUnavailableError, StorageError
+from tallystick import savepoints
+from tallystick.checkpoint import manifest as m
+from tallystick.errors import BrokerUnavailableError, DataLossError, StorageError
+from tallystick.kafka.broker import KafkaBroker
 from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable
 from tallystick.spark.executions import active_runs, current_run_id
@@ -326,6 +330,100 @@ def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the
     assert numbers(flow) == []
     write(flow, rows, flow.sink(transactions="task"))
     flow.assert_exact()
+
+
+def killed(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str, run: Callable[[], None]
+) -> None:
+    """A run that comes to where it is told of what tasks wrote, and leaves no note of its end."""
+    original = getattr(where, name)
+
+    def die(self: object, *told: Any) -> Any:
+        if told[-1]:
+            raise RuntimeError("killed here")
+        return original(self, *told)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, die)
+        patched.setattr(EpochRunner, "_note_failure", lambda *_, **__: None)
+        assert "killed here" in error_of(run)
+
+
+def fail_and_catch(
+    flow: Flow, rows: DataFrame, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> int:
+    """A run whose first call fails before it is asked what is committed; how many rows it had."""
+    swallowed: list[int] = []
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            flow.sink(**options)(df, batch_id)
+        except BrokerUnavailableError:
+            swallowed.append(df.count())
+
+    def refuse(*_: object) -> None:
+        raise BrokerUnavailableError("nobody answers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EpochRunner, "_open", refuse)
+        assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
+    (count,) = swallowed
+    return count
+
+
+def test_what_a_killed_run_decided_is_committed_though_a_later_failure_was_caught(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run has Spark log what it knows nothing of."""
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    sink = flow.sink(transactions="task")
+    flow.feed(60)
+    killed(monkeypatch, OpenSinks, "commit", lambda: write(flow, rows, sink))
+    fail_and_catch(flow, rows, monkeypatch, transactions="task")
+    write(flow, rows, flow.sink(transactions="task"))
+
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    flow.assert_exact()
+
+
+def test_an_epoch_that_was_begun_and_never_committed_is_no_savepoint(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One run is killed behind its manifest, another's failure is caught: Spark has it for done."""
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    checkpoint = FileStorage(str(flow.checkpoint))
+    flow.feed(60)
+    killed(monkeypatch, KafkaBroker, "last_sequences", lambda: write(flow, rows, flow.sink()))
+    count = fail_and_catch(flow, rows, monkeypatch)
+
+    with pytest.raises(DataLossError, match="epoch 0 as done, but a call of its sink failed"):
+        savepoints.create(checkpoint, FileStorage(str(tmp_path / "kept")), epoch=0)
+    told = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "begun, and not committed: 0" in told
+    word = told.partition("accept='")[2].partition("'")[0]
+    write(flow, rows, flow.sink(accept={word}))
+    assert len(numbers(flow)) == 60 - count
+
+
+def test_an_epoch_that_failed_and_ran_again_is_a_savepoint(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = stream(flow).select("key", "value")
+    checkpoint = FileStorage(str(flow.checkpoint))
+    flow.feed(60)
+
+    def refuse(*_: object) -> None:
+        raise StorageError("cannot be read for now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EpochRunner, "_open", refuse)
+        assert "cannot be read for now" in error_of(lambda: write(flow, rows, flow.sink()))
+    assert any("failed-0" in each for each in checkpoint.names(m.FOLDER))
+    write(flow, rows, flow.sink())
+
+    flow.assert_exact()
+    saved = savepoints.create(checkpoint, FileStorage(str(tmp_path / "kept")))
+    assert saved.manifest.checkpoint_id == 0
 
 
 def test_a_stream_that_is_used_twice_in_one_query_is_written(flow: Flow) -> None:
