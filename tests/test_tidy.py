@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "participants": VALUES,
     "sim": CORE
     | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"}
-    | {"decision_log", "participants", "spark_log"},
+    | {"decision_log", "gang", "participants", "run", "spark_log"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "parent_process": WORDS,
@@ -96,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keyed_slices": WORDS | {"exchanged_rows", "state"},
     "keyed_task": CORE | {"exchange", "exchanged_rows", "keyed_slices", "state_files", "task"},
     "keyed_epoch": CORE | {"exchange", "fan_out", "keyed_slices", "keyed_task", "task"},
+    "gang": CORE | {"exchange", "keyed_slices", "keyed_task", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},
@@ -115,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "storage",
     }
     | {"exchanged_rows", "keyed_slices", "keyed_epoch", "keyed_task", "local_state", "task"}
-    | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
+    | {"decision_log", "fan_out", "gang", "handover", "parent_process", "participants"}
     | {"codec", "run", "savepoint_files", "spark_log", "write_options"},
     "metrics": WORDS | {"spark"},
     # What a user writes.
