@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "participants": VALUES,
     "sim": CORE
     | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"}
-    | {"decision_log", "gang", "participants", "run", "spark_log"},
+    | {"decision_log", "fan_out", "gang", "participants", "run", "spark_log"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "parent_process": WORDS,

@@ -22,6 +22,7 @@ class Outcome:
     verdict: str
     violations: tuple[str, ...]
     faults: Counter[Fault]
+    met: Counter[str]
     ends: Counter[str]
     epochs: int
     steps: int
@@ -34,6 +35,7 @@ def simulate(
     is_keyed: bool | None = None,
     decided_by: str | None = None,
     has_loop: bool | None = None,
+    has_gang: bool | None = None,
 ) -> Outcome:
     """Live through one world.
 
@@ -43,8 +45,9 @@ def simulate(
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks; see `World`.
         has_loop: epochs are planned by a loop of our own; see `World`.
+        has_gang: a loop's tasks are resident; see `World`.
     """
-    world = World(seed, kinds, is_keyed, decided_by, has_loop)
+    world = World(seed, kinds, is_keyed, decided_by, has_loop, has_gang)
     with _silent_driver():
         try:
             verdict = _live(world)
@@ -58,6 +61,7 @@ def simulate(
         verdict="broken" if world.checker.violations else verdict,
         violations=tuple(world.checker.violations),
         faults=world.plan.struck,
+        met=world.met,
         ends=world.ends,
         epochs=world.checker.committed_epoch + 1,
         steps=world.step,

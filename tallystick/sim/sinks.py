@@ -152,6 +152,11 @@ class Sinks:
             self._world.plan.struck[Fault.SLOTS_REMOVED] += 1
         return DecisionLog(storage, self._world, kept_slots=kept)
 
+    def present(self, process: Process) -> dict[str, OtherSystem]:
+        """The systems that a driver's pipeline writes into."""
+        present, _ = self.run_of(process)
+        return {uid: self.systems[uid] for uid in present}
+
     def engine(
         self, process: Process, checkpoint: Checkpoint, epoch: int, kafka: Engine
     ) -> SinkEngine:

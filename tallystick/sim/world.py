@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tallystick.checkpoint.facts import Identity, Request
@@ -20,21 +21,25 @@ from tallystick.errors import (
     TallystickError,
 )
 from tallystick.job import Driver, Target
+from tallystick.keyed_epoch import NO_STEPS
+from tallystick.keyed_task import Doors
 from tallystick.ports import Broker, Engine
 from tallystick.sim.broker import SimulatedBroker
 from tallystick.sim.checker import Checker, offered_words, stated_after
 from tallystick.sim.engine import Attempt, SimulatedEngine
 from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
+from tallystick.sim.gang import SLOT_COUNT, Network, SimulatedGang
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.loop import Loop
 from tallystick.sim.query import Query, whose_function
+from tallystick.sim.residents import Branches, GangEngine, Residents, Surface
 from tallystick.sim.rows import Row, output_partition
 from tallystick.sim.scheduler import Crash, Process, Scheduler
 from tallystick.sim.sinks import Sinks, deciders, rows_of
 from tallystick.sim.spark import Checkpoint, Positions, Source, plan_ends
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
-from tallystick.sim.workers import Workers
+from tallystick.sim.workers import Workers, unread_in
 from tallystick.sink.tokens import decode_token
 from tallystick.sink.transaction import Token
 from tallystick.spark_log import SparkLog
@@ -51,8 +56,10 @@ TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
 KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
-LOOP_EVERY = 3
-"""Of so many seeds one has a loop of our own."""
+QUERY_EVERY = 3
+"""Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
+GANG_SPAN = 12
+"""Of four spans of seeds with loops three have resident tasks."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
@@ -74,7 +81,9 @@ class World:
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
             the seed says.
-        has_loop: epochs are planned by a loop of our own, not by Spark; None: the seed says.
+        has_loop: epochs are planned by a loop of our own, not by Spark; None: the seed says. What
+            only pipelines have (keyed steps, several sinks) has one in any case.
+        has_gang: a loop's tasks are resident; None: the seed says.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class World:
         is_keyed: bool | None = None,
         decided_by: str | None = None,
         has_loop: bool | None = None,
+        has_gang: bool | None = None,
     ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
@@ -103,20 +113,27 @@ class World:
         self._last_error: BaseException | None = None
         self._takeover_wanted = False
         self._tells = Fault.COUNT_HIDDEN not in self.plan.kinds
-        if not self._tells:
-            self.plan.struck[Fault.COUNT_HIDDEN] += 1
-        version = self.dice.choice((2, 2, 1))
-        self.sink = self._cluster("sink", version)
+        self.plan.struck[Fault.COUNT_HIDDEN] += not self._tells
+        self.sink = self._cluster("sink", self.dice.choice((2, 2, 1)))
         self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
         partitions = [partition for source in self.sources for partition in source.partitions]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
-        has_loop = seed % LOOP_EVERY == 2 if has_loop is None else has_loop
+        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
+        if decided_by is None:
+            decided_by = "" if self.is_keyed else deciders(seed)
+        has_loop = seed % QUERY_EVERY != 0 if has_loop is None else has_loop
+        has_loop = has_loop or self.is_keyed or decided_by == KAFKA
+        has_gang = seed // GANG_SPAN % 4 != 0 if has_gang is None else has_gang
+        self.has_gang = has_gang and has_loop
+        self.met: Counter[str] = Counter()
+        self.network = Network(self)
+        self.listening: SimulatedGang | None = None
+        self._residents: dict[str, Residents] = {}  # by process
         self.begins_late = has_loop and self.dice.random() < 0.3
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
         self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
-        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,
@@ -126,14 +143,11 @@ class World:
             keyed_output=OUTPUT if self.is_keyed else (),
         )
         self.sink.on_commit = self.checker.on_commit
-        if decided_by is None:
-            decided_by = "" if self.is_keyed else deciders(seed)
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
-        if self.sinks is not None:
             self.sinks.oracle.has_loop = has_loop
-        function = whose_function(seed, decided_by, is_keyed=self.is_keyed)
+        function = whose_function(seed, decided_by, self.plan.kinds)
         self.query = Loop(self) if has_loop else Query(self, function)
 
     def _cluster(self, name: str, version: int) -> KafkaCluster:
@@ -198,12 +212,37 @@ class World:
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
         """What runs an epoch whose input a checkpoint tells."""
+        if process.name in self._residents:
+            return self._gang_engine(process, checkpoint, epoch)
         if self.is_keyed:
             return self.workers.engine(process, checkpoint, epoch)
         engine = SimulatedEngine(self, process, self.sink, self.rows_of(checkpoint, epoch))
         if self.sinks is not None:
             return self.sinks.engine(process, checkpoint, epoch, engine)
         return engine
+
+    def residents(self, process: Process) -> Residents | None:
+        """The resident tasks of a run; None: its epochs are Spark jobs."""
+        if not self.has_gang:
+            return None
+        steps = replace(NO_STEPS, task_count=self.dice.randint(1, SLOT_COUNT))
+        if self.is_keyed:
+            steps = self.workers.steps(process, self.checkpoint)
+        made = Residents(self, process, steps, has_limit=self.decided_by == KAFKA)
+        self._residents[process.name] = made
+        return made
+
+    def _gang_engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> GangEngine:
+        def doors(member: Process, index: int) -> Doors:
+            return self.workers.doors(member, checkpoint, index)
+
+        branches: Branches | None = None
+        if self.sinks is not None:
+            systems = self.sinks.present(process)
+            branches = Branches(systems, process.name, self.nonce, self.decided_by == CHECKPOINT)
+        unread = unread_in(checkpoint, epoch)
+        surface = Surface(unread, self.sink, OUTPUT, doors, branches)
+        return GangEngine(self, self._residents[process.name], surface)
 
     @property
     def decided_by(self) -> str:
@@ -264,6 +303,18 @@ class World:
         kinds = KAFKA_FAULTS if is_kafka else PUT_FAULTS if call.name == "put" else ()
         return self.plan.pick((*DRIVER_FAULTS, *kinds))
 
+    def start(self, process: Process) -> None:
+        """Let a resident task run."""
+        self._scheduler.add(process)
+
+    def end(self, process: Process) -> None:
+        """End a resident task."""
+        self._scheduler.kill(process)
+
+    def later(self, do: Callable[[], object]) -> None:
+        """Let something arrive later."""
+        self._in_flight.append(do)
+
     def post(self, process: Process, call: Call[Any]) -> None:
         """Let a call arrive later."""
         self._in_flight.append(lambda: self.arrive(process, call))
@@ -301,13 +352,17 @@ class World:
             self.tell("the transaction times out")
         if self.sinks is not None:
             self.sinks.pass_time()
-        if self.plan.strikes(Fault.TAKEOVER):
+        if self.network.has_any and self.dice.random() < 0.05:
+            self.network.deliver_one()
+        if process.resident is None and self.plan.strikes(Fault.TAKEOVER):
             self._takeover_wanted = True
             process.asleep_until = self.step + self.dice.choice((0, 5, 20, 60))
             self.tell(f"{process.name} is paused until step {process.asleep_until}")
             process.give_back()
-        elif len(self._scheduler.living) > 1 and self.dice.random() < 0.4:
+        elif len(self._scheduler.running) > 1 and self.dice.random() < 0.4:
             process.give_back()
+        if process.resident is not None:
+            process.resident.befall()
 
     def pass_by(self, process: Process) -> None:
         """A moment outside of any call, in which the process may die."""
@@ -399,6 +454,8 @@ class World:
 
     def drain(self) -> None:
         """Let everything arrive that is under way."""
+        while self._scheduler.running:
+            self._run_some()
         while self.strays:
             self._step_stray(self.strays[0])
         while self._in_flight:
@@ -417,8 +474,15 @@ class World:
 
     def _run_some(self) -> str:
         """Let one process run; the word for its end, if it ended."""
+        while not self._scheduler.is_anyone_awake(self.step) and self.network.deliver_one():
+            pass
         process = self._scheduler.run_one(self.step)
         if process is None:
+            return ""
+        if process.resident is not None:
+            if not isinstance(process.ended_by, Crash | None):
+                raise process.ended_by
+            process.resident.ended()
             return ""
         self._outage = False
         error = self._last_error = process.ended_by

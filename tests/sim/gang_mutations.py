@@ -1,0 +1,202 @@
+"""Resident tasks broken on purpose; entered in the table of `mutations`."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mutations import MUTATIONS, Mutation
+
+from tallystick.checkpoint import protocol as c
+from tallystick.checkpoint.coordinator import Coordinator
+from tallystick.checkpoint.manifest import CHECKPOINT
+from tallystick.errors import EpochAbortedError
+from tallystick.fan_out import SinkNote
+from tallystick.gang.inbox import Inbox
+from tallystick.gang.replies import CANCELLED, DONE, FAILED, Replies
+from tallystick.keyed_epoch import KeyedSteps
+from tallystick.sim import gang
+from tallystick.sim.faults import Fault
+from tallystick.sim.gang import GangLostError, Member, SimulatedGang
+from tallystick.sim.residents import GangWrite, Residents
+from tallystick.state.handles import StepState
+
+
+def mutation(
+    sentence: str,
+    where: Any,
+    name: str,
+    *needs: Fault,
+    is_keyed: bool = False,
+    decided_by: str = "",
+) -> Callable[[Any], Any]:
+    """Enter the decorated function in the table."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[f"{sentence} (resident tasks)"] = Mutation(
+            frozenset(needs),
+            where,
+            name,
+            make,
+            is_keyed=is_keyed,
+            decided_by=decided_by,
+            has_loop=True,
+            has_gang=True,
+        )
+        return make
+
+    return enter
+
+
+# Who is listened to.
+
+
+@mutation(
+    "what an orphan says counts for the gang behind its own",
+    SimulatedGang,
+    "is_of",
+    Fault.MEMBER_HUNG,
+    Fault.ORPHANED,
+    Fault.REPORT_LATE,
+    Fault.CRASH_BEFORE,
+    Fault.COUNT_HIDDEN,
+)
+def _(_: Any) -> Any:
+    return lambda self, secret: True
+
+
+@mutation(
+    "a lost member counts as one that had nothing to do",
+    SimulatedGang,
+    "lost",
+    Fault.MEMBER_LOST,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def lost(self: Any, member: Any) -> None:
+        if self.is_lost or (member.orders and member.orders[0] is None):
+            original(self, member)
+            return
+        for run in range(100):  # whichever it is
+            self.hear(CANCELLED, member.index, run, None)
+
+    return lost
+
+
+@mutation(
+    "a failure of one task does not stop the epoch",
+    Replies,
+    "take",
+    Fault.READ_FAILED,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def take(self: Any, kind: str, index: int, run: int, found: Any) -> Any:
+        return original(self, CANCELLED if kind == FAILED else kind, index, run, found)
+
+    return take
+
+
+# What is written when.
+
+
+@mutation("a member writes after its report", GangWrite, "written", Fault.COUNT_HIDDEN)
+def _(original: Any) -> Any:
+    def written(self: Any, partition: Any, rows: Any) -> Any:
+        found = original(self, partition, rows)
+        late = rows[-1]._replace(foreign=True)
+        attempt = (self.producer, partition, len(rows), (late,))
+        self.world.later(lambda: self.cluster.write(*attempt))
+        return found
+
+    return written
+
+
+def _not_fenced(is_its: Callable[[Exception], bool]) -> Callable[[Any], Any]:
+    """The epoch is planned anew in the transaction that is open."""
+
+    def make(original: Any) -> Any:
+        def broken(self: Any, error: Exception) -> c.Action:
+            if self.phase is c.Phase.RUNNING and is_its(error) and self._attempt < 3:
+                self._attempt += 1
+                self.phase, self._request = c.Phase.RESTORING, None
+                return c.ReadCommitted()
+            return original(self, error)
+
+        return broken
+
+    return make
+
+
+for sentence, is_its, needed in (
+    (
+        "earlier members are not fenced before a new gang's epoch",
+        lambda error: isinstance(error, GangLostError),
+        Fault.MEMBER_LOST,
+    ),
+    (
+        "an epoch runs again in the same gang and the same transaction",
+        lambda error: not isinstance(error, EpochAbortedError),
+        Fault.READ_FAILED,
+    ),
+):
+    mutation(sentence, Coordinator, "_broken", needed, Fault.COUNT_HIDDEN)(_not_fenced(is_its))
+
+
+# Frames.
+
+
+@mutation(
+    "frames of an earlier run of an epoch count",
+    Inbox,
+    "__init__",
+    Fault.FRAMES_LATE,
+    Fault.READ_FAILED,
+)
+def _(original: Any) -> Any:
+    """By the number of the epoch they would be the same."""
+
+    def init(self: Any, *given: Any) -> None:
+        original(self, *given)
+        real = {name: getattr(self, name) for name in ("put", "end", "frames")}
+        self.put = lambda run, stage, frame: real["put"](1, stage, frame)
+        self.end = lambda run, stage, source: real["end"](1, stage, source)
+        self.frames = lambda run, *what: real["frames"](1, *what)
+
+        def begin(run: int) -> None:
+            self._cancelled = 0
+
+        def cancel(run: int) -> None:
+            self._cancelled = run
+            self._changed.notify_all()
+
+        self.begin, self.cancel = begin, cancel
+
+    return init
+
+
+@mutation("a task does not wait for the end of what is sent to it", Inbox, "_next")
+def _(original: Any) -> Any:
+    def next_(self: Any, run: int, stage: int, target: int, source: int) -> Any:
+        if not self._channels.get((run, stage, target, source)):
+            return None
+        return original(self, run, stage, target, source)
+
+    return next_
+
+
+# Rescales.
+
+
+@mutation(
+    "a rescale plans the state of as many tasks as before",
+    KeyedSteps,
+    "rescaled",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    def rescaled(self: Any, parallelism: int, state: Any) -> Any:
+        return replace(original(self, parallelism, state), steps=self.steps)
+
+    return rescaled
