@@ -216,34 +216,36 @@ class GangWrite:
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """See `task.WritePlan.write`: there is no second attempt that it could ask Kafka for."""
         heard = Heard(self.stage)
+        attempt: Attempt | None = None
         try:
-            found = list(heard.with_rows(frames))
-            target = next((frame.target for frame in found), 0)
-            rows = tuple(self.rows_in(found))
-            produced = (self.written(self.output[target], rows),) if rows else ()
+            for frame in heard.with_rows(frames):
+                if attempt is None:
+                    partition = self.output[frame.target]
+                    attempt = Attempt(self.cluster, self.producer, partition, [])
+                for batch in self._cut(tuple(self.rows_in([frame]))):
+                    attempt.batches.append(batch)
+                    self._step(attempt)
         except EpochAbortedError as error:
             if self.member.is_cut:
                 self.world.met["Kafka refused what an orphan wrote"] += 1
             return Report(error=type(error).__name__, message=str(error))
+        produced = () if attempt is None else (self.report(attempt),)
         return Report(produced, attempts=heard.attempts, notes=tuple(heard.notes))
 
-    def written(self, partition: TopicPartition, rows: tuple[Row, ...]) -> ProducedRange:
-        """Write rows, and say where they are; nothing is written after."""
-        dice = self.world.dice
-        cuts = sorted({0, len(rows), *(dice.randrange(len(rows) + 1) for _ in rows)})
-        batches = [rows[start:stop] for start, stop in itertools.pairwise(cuts)]
-        attempt = Attempt(self.cluster, self.producer, partition, batches)
-        while not self.step(attempt):
-            pass
+    def report(self, attempt: Attempt) -> ProducedRange:
+        """Say what was written; nothing is written after."""
         return attempt.report()
 
-    def step(self, attempt: Attempt) -> bool:
-        """Write the next batch; whether it was the last."""
+    def _cut(self, rows: tuple[Row, ...]) -> list[tuple[Row, ...]]:
+        """Batches of some sizes."""
+        at = self.world.dice.randrange(len(rows) + 1)
+        return [batch for batch in (rows[:at], rows[at:]) if batch]
+
+    def _step(self, attempt: Attempt) -> None:
         self.world.advance(self.member.process)
-        is_last = attempt.step()
+        attempt.step()
         if self.member.is_cut:
             self.world.met["an orphan wrote"] += 1
-        return is_last
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Resident tasks broken on purpose; entered in the table of `mutations`."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,17 +8,13 @@ from mutations import MUTATIONS, Mutation
 
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.coordinator import Coordinator
-from tallystick.checkpoint.manifest import CHECKPOINT
 from tallystick.errors import EpochAbortedError
-from tallystick.fan_out import SinkNote
 from tallystick.gang.inbox import Inbox
-from tallystick.gang.replies import CANCELLED, DONE, FAILED, Replies
+from tallystick.gang.replies import CANCELLED, CUT, FAILED, Replies
 from tallystick.keyed_epoch import KeyedSteps
-from tallystick.sim import gang
 from tallystick.sim.faults import Fault
 from tallystick.sim.gang import GangLostError, Member, SimulatedGang
-from tallystick.sim.residents import GangWrite, Residents
-from tallystick.state.handles import StepState
+from tallystick.sim.residents import GangWrite
 
 
 def mutation(
@@ -97,19 +92,34 @@ def _(original: Any) -> Any:
     return take
 
 
+@mutation(
+    "a member that was cut off counts as one that had nothing to do",
+    SimulatedGang,
+    "hear",
+    Fault.MEMBERS_CUT,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def hear(self: Any, kind: str, index: int, run: int, found: Any) -> None:
+        for each in range(100) if kind == CUT else (run,):  # whichever it is
+            original(self, CANCELLED if kind == CUT else kind, index, each, found)
+
+    return hear
+
+
 # What is written when.
 
 
-@mutation("a member writes after its report", GangWrite, "written", Fault.COUNT_HIDDEN)
+@mutation("a member writes after its report", GangWrite, "report")
 def _(original: Any) -> Any:
-    def written(self: Any, partition: Any, rows: Any) -> Any:
-        found = original(self, partition, rows)
-        late = rows[-1]._replace(foreign=True)
-        attempt = (self.producer, partition, len(rows), (late,))
-        self.world.later(lambda: self.cluster.write(*attempt))
+    def report(self: Any, attempt: Any) -> Any:
+        found = original(self, attempt)
+        late = attempt.batches[-1][-1]._replace(foreign=True)
+        what = (self.producer, attempt.partition, found.record_count, (late,))
+        self.world.later(lambda: self.cluster.write(*what))
         return found
 
-    return written
+    return report
 
 
 def _not_fenced(is_its: Callable[[Exception], bool]) -> Callable[[Any], Any]:
@@ -147,32 +157,15 @@ for sentence, is_its, needed in (
 
 
 @mutation(
-    "frames of an earlier run of an epoch count",
+    "the end of what an earlier run sent counts for this one",
     Inbox,
-    "__init__",
+    "end",
     Fault.FRAMES_LATE,
     Fault.READ_FAILED,
 )
 def _(original: Any) -> Any:
-    """By the number of the epoch they would be the same."""
-
-    def init(self: Any, *given: Any) -> None:
-        original(self, *given)
-        real = {name: getattr(self, name) for name in ("put", "end", "frames")}
-        self.put = lambda run, stage, frame: real["put"](1, stage, frame)
-        self.end = lambda run, stage, source: real["end"](1, stage, source)
-        self.frames = lambda run, *what: real["frames"](1, *what)
-
-        def begin(run: int) -> None:
-            self._cancelled = 0
-
-        def cancel(run: int) -> None:
-            self._cancelled = run
-            self._changed.notify_all()
-
-        self.begin, self.cancel = begin, cancel
-
-    return init
+    """As if frames were told apart by the number of the epoch only."""
+    return lambda self, run, stage, source: original(self, max(run, self._run), stage, source)
 
 
 @mutation("a task does not wait for the end of what is sent to it", Inbox, "_next")
@@ -191,12 +184,36 @@ def _(original: Any) -> Any:
 @mutation(
     "a rescale plans the state of as many tasks as before",
     KeyedSteps,
-    "rescaled",
+    "epoch",
     Fault.RESCALED_LIVE,
     is_keyed=True,
 )
 def _(original: Any) -> Any:
-    def rescaled(self: Any, parallelism: int, state: Any) -> Any:
-        return replace(original(self, parallelism, state), steps=self.steps)
+    def epoch(self: Any, number: int, now_ms: int, token: str, state: Any, last: Any) -> Any:
+        found = original(self, number, now_ms, token, state, last)
+        counts = {step.uid: step.parallelism for step in state}
+        bases = [
+            replace(plan.base, parallelism=counts.get(plan.base.uid, plan.base.parallelism))
+            for plan in found.plans
+        ]
+        plans = [replace(plan, base=base) for plan, base in zip(found.plans, bases, strict=True)]
+        return replace(found, plans=tuple(plans))
 
-    return rescaled
+    return epoch
+
+
+@mutation(
+    "a gang that came up smaller divides tasks as the larger one",
+    Member,
+    "__init__",
+    Fault.GANG_LATE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    largest: dict[int, int] = {}  # by world
+
+    def init(self: Any, world: Any, its: Any, index: int, count: int) -> None:
+        largest[id(world)] = max(count, largest.get(id(world), 0))
+        original(self, world, its, index, largest[id(world)])
+
+    return init
