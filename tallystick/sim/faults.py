@@ -86,6 +86,8 @@ class Fault(Enum):
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
 """Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
 
+DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
+KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
 PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
 SINK_FAULTS = (Fault.SINK_REFUSED, Fault.SINK_LOST_REPLY, Fault.SINK_LATE, Fault.SINK_AWAY)
 EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT, Fault.SINK_LOST_REPLY}

@@ -17,6 +17,10 @@ class Crash(BaseException):
     """The process died. Not an Exception, so that no `except Exception` can survive it."""
 
 
+class Endless(BaseException):
+    """The world's steps are used up; not an Exception, so that a driver cannot survive it."""
+
+
 class Resident(Protocol):
     """What is known of a process that is no driver."""
 
