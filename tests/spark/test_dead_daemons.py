@@ -55,10 +55,11 @@ class Daemons:
         folder = str(self.folder)
 
         def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
+            called_s = time.monotonic()
             daemon = os.getppid()
             assert daemon == os.getpgrp(), "an orphan was given a task"
             with open(f"{folder}/workers", "a") as file:
-                file.write(f"{os.getpid()} {daemon}\n")
+                file.write(f"{called_s} {os.getpid()} {daemon}\n")
             met = {value.decode() for value in rows["value"].to_pylist()}
             for number in met.intersection(kills):
                 if not os.path.exists(f"{folder}/dead-{number}"):
@@ -97,9 +98,13 @@ class Daemons:
             os.kill(newest, signal.SIGKILL)
 
     def workers(self) -> list[tuple[int, int]]:
-        """The workers and their parents, in the order of their calls."""
-        lines = (self.folder / "workers").read_text().splitlines()
-        return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
+        """The workers and their parents, in the order of their calls.
+
+        Not of the lines: a task beside one whose daemon was killed may write its line late.
+        """
+        lines = map(str.split, (self.folder / "workers").read_text().splitlines())
+        calls = sorted((float(called_s), int(pid), int(parent)) for called_s, pid, parent in lines)
+        return [(pid, parent) for _, pid, parent in calls]
 
     def dead(self) -> dict[str, int]:
         """Which daemons were killed, and when."""
