@@ -279,10 +279,9 @@ class Driver:
                 return c.EpochPlanned(planned.sources, planned.start)
             case c.RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"
-                engine = (
-                    by.engine(checkpoint_id, start, sources) if isinstance(by, EpochSource) else by
-                )
-                return c.EpochRan(*engine.run_epoch(checkpoint_id, producer, state))
+                if isinstance(by, EpochSource):
+                    by = by.engine(checkpoint_id, start, sources)
+                return c.EpochRan(*by.run_epoch(checkpoint_id, producer, state))
 
     def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
         """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
@@ -310,8 +309,7 @@ class Driver:
         return producer
 
     def _see_through(self) -> None:
-        newest = self.coordinator.committed_manifest
-        if newest is not None:
+        if (newest := self.coordinator.committed_manifest) is not None:
             self._seen_through = self.coordinator.manifest_path(newest.checkpoint_id)
 
     def _clear_up(self, epoch: int) -> None:
@@ -320,9 +318,8 @@ class Driver:
             with suppress(StorageError):  # the next epoch that is committed proves the same
                 self._storage.delete(self._failures.pop())
         committed = self.coordinator.committed_manifest
-        if committed is None or committed.checkpoint_id != epoch or epoch < self._collect_at:
-            return
-        if self._collect_every == 0:
+        is_due = self._collect_every > 0 and epoch >= self._collect_at
+        if committed is None or committed.checkpoint_id != epoch or not is_due:
             return
         self._collect_at = epoch + self._collect_every
         try:

@@ -65,6 +65,21 @@ class KeyedSteps:
         kept = check([_wanted(step) for step in self.steps], state, self.allow_dropped)
         return tuple(self._base(step, kept.get(step.uid)) for step in self.steps)
 
+    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
+        """Return the steps with their readers and keys divided anew.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        steps = tuple(replace(step, parallelism=parallelism) for step in self.steps)
+        rescaled = replace(self, steps=steps, task_count=parallelism)
+        rescaled.check(state)
+        return rescaled
+
     def is_idle(self, state: Iterable[StepState]) -> bool:
         """Whether an epoch without rows has nothing to do: no timers, and no initial state."""
         has_timers = any(step.processor.has_timers for step in self.steps)

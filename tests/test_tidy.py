@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "participants": VALUES,
     "sim": CORE
     | {"exchange", "exchanged_rows", "job", "keyed_epoch", "keyed_task", "task"}
-    | {"decision_log", "participants", "spark_log"},
+    | {"decision_log", "fan_out", "gang", "participants", "run", "spark_log"},
     # The doors: ports and values, nothing of each other.
     "cache": set(),
     "parent_process": WORDS,
@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keyed_epoch": CORE
     | {"exchange", "fan_out", "keyed_slices", "keyed_task"}
     | {"stopwatch", "task"},
+    "gang": CORE | {"exchange", "keyed_slices", "keyed_task", "stopwatch", "task"},
     "local_state": VALUES | {"lmdb_store", "ports", "storage"},
     "option_table": WORDS | {"formats", "sink", "source"},
     "option_page": {"option_table"},
@@ -120,7 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "storage",
     }
     | {"exchanged_rows", "keyed_slices", "keyed_epoch", "keyed_task", "local_state", "task"}
-    | {"decision_log", "fan_out", "handover", "parent_process", "participants"}
+    | {"decision_log", "fan_out", "gang", "handover", "parent_process", "participants"}
     | {"codec", "run", "savepoint_files", "spark_log", "write_options"}
     | {"cache", "early_daemon", "kernel_cache"},
     "metrics": WORDS | {"spark"},

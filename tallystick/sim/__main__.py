@@ -27,12 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="tell this one in full")
     parser.add_argument("--keyed", action="store_true", help="with a keyed step, every seed")
     parser.add_argument("--sinks", action="store_true", help="with other sinks, every seed")
+    parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
     asked = parser.parse_args(arguments)
 
     def run(seed: int) -> Outcome:
+        has_gang = True if asked.gang else None
         if asked.sinks:
-            return simulate(seed, is_keyed=False, decided_by=(KAFKA, CHECKPOINT)[seed % 2])
-        return simulate(seed, is_keyed=True if asked.keyed else None)
+            decided_by = (KAFKA, CHECKPOINT)[seed % 2]
+            return simulate(
+                seed, is_keyed=False, decided_by=decided_by, has_loop=has_gang, has_gang=has_gang
+            )
+        is_keyed = True if asked.keyed else None
+        return simulate(seed, is_keyed=is_keyed, has_loop=has_gang, has_gang=has_gang)
 
     if asked.seed is not None:
         return tell(run(asked.seed))
@@ -54,11 +60,13 @@ def run_many(seeds: range, run: Callable[[int], Outcome]) -> int:
     faults: Counter[Fault] = Counter()
     verdicts: Counter[str] = Counter()
     ends: Counter[str] = Counter()
+    met: Counter[str] = Counter()
     epochs, broken = 0, []
     for number, seed in enumerate(seeds, 1):
         outcome = run(seed)
         faults += outcome.faults
         ends += outcome.ends
+        met += outcome.met
         verdicts[outcome.verdict] += 1
         epochs += outcome.epochs
         if outcome.violations:
@@ -67,6 +75,7 @@ def run_many(seeds: range, run: Callable[[int], Outcome]) -> int:
             print(f"{number:6d} of {len(seeds)} seeds, {len(broken)} broken", flush=True)
     seconds = time.monotonic() - started
     _print_table("injected faults", Counter({fault.value: n for fault, n in faults.items()}))
+    _print_table("what came of resident tasks", met)
     _print_table("how drivers ended", ends)
     _print_table("verdicts", verdicts)
     for outcome in broken[:SHOWN_MAX]:

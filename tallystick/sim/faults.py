@@ -48,6 +48,16 @@ class Fault(Enum):
     WHIM = "the user's function gives something else when it runs again"
     REWRITTEN = "state is written anew: snapshots, merged changelogs"
     COLLECTED = "files of state that nothing needs are removed"
+    # Resident tasks: the members of a gang.
+    MEMBER_LOST = "a resident task is lost, and its gang is given up"
+    MEMBER_HUNG = "a resident task hangs for so long that its gang is given up, then it goes on"
+    MEMBERS_CUT = "two resident tasks lose their connection"
+    READ_FAILED = "a resident task fails, and the others stop"
+    GANG_LATE = "not all resident tasks come up"
+    ORPHANED = "a resident task goes on for a while behind the end of its gang, or of its driver"
+    REPORT_LATE = "what an orphan says reaches the gang that came after its own"
+    FRAMES_LATE = "frames of an epoch that was given up arrive in its next run"
+    RESCALED_LIVE = "a query is rescaled between two epochs"
     # Other sinks, and the log of decisions where none of them is Kafka's.
     SINK_REFUSED = "another system gives no answer and did nothing"
     SINK_LOST_REPLY = "another system acted, the reply is lost"
@@ -76,6 +86,8 @@ class Fault(Enum):
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
 """Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
 
+DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
+KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
 PUT_FAULTS = (Fault.DISK_FULL, Fault.LOST_PUT, Fault.LATE_PUT)
 SINK_FAULTS = (Fault.SINK_REFUSED, Fault.SINK_LOST_REPLY, Fault.SINK_LATE, Fault.SINK_AWAY)
 EFFECT = {Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.LOST_PUT, Fault.SINK_LOST_REPLY}
@@ -113,6 +125,15 @@ RATIOS = {
     Fault.WHIM: 0.1,
     Fault.REWRITTEN: 0.25,
     Fault.COLLECTED: 0.5,
+    Fault.MEMBER_LOST: 0.01,
+    Fault.MEMBER_HUNG: 0.01,
+    Fault.MEMBERS_CUT: 0.005,
+    Fault.READ_FAILED: 0.05,
+    Fault.GANG_LATE: 0.1,
+    Fault.ORPHANED: 0.8,
+    Fault.REPORT_LATE: 0.8,
+    Fault.FRAMES_LATE: 0.1,
+    Fault.RESCALED_LIVE: 0.2,
     Fault.SINK_REFUSED: 0.04,
     Fault.SINK_LOST_REPLY: 0.04,
     Fault.SINK_LATE: 0.04,

@@ -4,7 +4,8 @@ Plans, routing, files, notes and what they add up to are the real ones; Spark's 
 where tasks run, how often, and which attempt's frames a later task gets.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from tallystick.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.keyed_task import Doors, ProcessPlan
 from tallystick.ports import Prepared
 from tallystick.sim.engine import SimulatedEngine, Surroundings
-from tallystick.sim.faults import Fault
+from tallystick.sim.faults import Fault, FaultPlan
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.keyed_step import COLUMNS, KEY_COUNT
 from tallystick.sim.rows import Row, key_of, key_partition
@@ -54,6 +55,13 @@ class ToPartitions(EncodePlan):
         for at, target in enumerate(sorted(set(targets)), start=sequence):
             rows = sent.filter(pa.array([each == target for each in targets]))
             yield Frame(target, source, at, "out", target, rows.num_rows, to_ipc(rows), attempt)
+
+
+class Drawn(Protocol):
+    """What chance decides."""
+
+    dice: random.Random
+    plan: FaultPlan
 
 
 class KeyedSurroundings(Surroundings, Protocol):
@@ -117,10 +125,7 @@ class KeyedEngine(SimulatedEngine):
             ),
         )
         epoch = self._steps.epoch(checkpoint_id, 0, token, state, encode)
-        what: Collection[str] = ()
-        if self._world.plan.strikes(Fault.REWRITTEN):
-            what = self._world.dice.choice((("snapshots",), ("merges",), ("snapshots", "merges")))
-        epoch = replace(epoch, plans=tuple(_rewriting(plan, what) for plan in epoch.plans))
+        epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
         self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
         self._stages.run()
         for partition in self._output:
@@ -137,26 +142,13 @@ class KeyedEngine(SimulatedEngine):
         """What the writing task of a partition gets from the tasks before it."""
         heard = Heard(stage=1)
         frames = self._stages.frames_for(partition.partition)
-        rows = tuple(self._rows_in(heard.with_rows(frames)))
+        rows = tuple(rows_in(self._unread, heard.with_rows(frames)))
         self._heard[partition] = heard
         self._rows.pop(partition, None)
         self._sizes.pop(partition, None)
         if rows:
             self._rows[partition] = rows
         self._empty = [each for each in self._output if each not in self._rows]
-
-    def _rows_in(self, frames: Iterator[Frame]) -> Iterator[Row]:
-        for frame in frames:
-            columns = [column.to_pylist() for column in from_ipc(frame.data).columns]
-            for key, topic, number, offset, count in zip(*columns, strict=True):
-                yield Row(
-                    self._unread.lineage,
-                    self._unread.epoch,
-                    TopicPartition(topic, number),
-                    offset,
-                    key=key,
-                    nth=count,
-                )
 
     def _step(self, producer: Producer) -> None:
         if self._world.plan.strikes(Fault.TASK_AGAIN):
@@ -189,6 +181,41 @@ class KeyedEngine(SimulatedEngine):
 
     def _toss(self) -> bool:
         return self._world.dice.random() < 0.5
+
+
+def rows_in(unread: EpochInput, frames: Iterable[Frame]) -> Iterator[Row]:
+    """What is to be written, as the keyed step made it."""
+    for frame in frames:
+        columns = [column.to_pylist() for column in from_ipc(frame.data).columns]
+        for key, topic, number, offset, count in zip(*columns, strict=True):
+            source = TopicPartition(topic, number)
+            yield Row(unread.lineage, unread.epoch, source, offset, key=key, nth=count)
+
+
+def read_batches(
+    world: Drawn, partition: TopicPartition, offsets: range
+) -> Iterator[pa.RecordBatch]:
+    """What a reader makes of an input partition; the user's function may draw other keys."""
+    rows = [
+        (_key(world, partition, offset), partition.topic, partition.partition, offset)
+        for offset in offsets
+    ]
+    size = world.dice.randint(1, READ_ROWS_MAX)
+    return (_batch(rows[at : at + size]) for at in range(0, len(rows), size))
+
+
+def _key(world: Drawn, partition: TopicPartition, offset: int) -> int:
+    if world.plan.strikes(Fault.WHIM):
+        return world.dice.randrange(KEY_COUNT)
+    return key_of(partition, offset)
+
+
+def rewriting(world: Drawn, plans: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    """The plans of an epoch in which perhaps state is written anew."""
+    what: Collection[str] = ()
+    if plans and world.plan.strikes(Fault.REWRITTEN):
+        what = world.dice.choice((("snapshots",), ("merges",), ("snapshots", "merges")))
+    return tuple(_rewriting(plan, what) for plan in plans)
 
 
 def _rewriting(plan: ProcessPlan, what: Collection[str]) -> ProcessPlan:
@@ -251,19 +278,8 @@ class Stages:
 
     def _read_source(self, source: int) -> list[Frame]:
         partition = list(self._unread.ranges)[source]
-        offsets = self._unread.ranges[partition]
-        rows = [
-            (self._key(partition, offset), partition.topic, partition.partition, offset)
-            for offset in offsets
-        ]
-        size = self._world.dice.randint(1, READ_ROWS_MAX)
-        batches = [_batch(rows[at : at + size]) for at in range(0, len(rows), size)]
+        batches = read_batches(self._world, partition, self._unread.ranges[partition])
         return list(send(self._first, batches, source))
-
-    def _key(self, partition: TopicPartition, offset: int) -> int:
-        if self._world.plan.strikes(Fault.WHIM):
-            return self._world.dice.randrange(KEY_COUNT)
-        return key_of(partition, offset)
 
     def _process_keys(self, index: int) -> list[Frame]:
         error: Exception | None = None

@@ -1,10 +1,18 @@
 """A pipeline's own loop: it plans an epoch behind the fence, and keeps no log but the manifests."""
 
+import random
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
 from tallystick.job import Driver
 from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.triggers import Trigger
+from tallystick.sim.checker import Checker
+from tallystick.sim.faults import Fault, FaultPlan
+from tallystick.sim.keyed_step import MAX_PARALLELISM
+from tallystick.sim.residents import Residents
 from tallystick.sim.rows import Row
 from tallystick.sim.scheduler import Process
 from tallystick.sim.spark import Checkpoint, Positions, Source, positions_in
@@ -15,6 +23,9 @@ from tallystick.topic_partition import TopicPartition
 class Surroundings(Protocol):
     """What a loop needs of the world."""
 
+    dice: random.Random
+    plan: FaultPlan
+    checker: Checker
     origin: Checkpoint
     checkpoint: Checkpoint
     available: dict[TopicPartition, int]
@@ -33,6 +44,10 @@ class Surroundings(Protocol):
         """What runs an epoch whose input a checkpoint tells."""
         ...
 
+    def residents(self, process: Process) -> Residents | None:
+        """The resident tasks of a run; None: its epochs are Spark jobs."""
+        ...
+
     def pass_by(self, process: Process) -> None:
         """Let time pass; the process may be paused, or die, here."""
         ...
@@ -48,10 +63,31 @@ class Loop:
 
     def run(self, process: Process) -> None:
         """Run until there is nothing left to read."""
-        driver = self._world.make_driver(process)
-        while driver.run_next(_Epochs(self._world, process)):
-            self._world.pass_by(process)
-        driver.end()
+        world = self._world
+        driver, residents = world.make_driver(process), world.residents(process)
+
+        def rescale() -> None:
+            assert residents is not None, "rescaled are resident tasks"
+            newest = driver.coordinator.committed_manifest
+            parallelism = world.dice.randint(1, MAX_PARALLELISM)
+            has_state = newest is not None and residents.keyed.steps
+            residents.rescale(parallelism, newest.state if newest and has_state else ())
+
+        def judge(rescaled: Future[None]) -> None:
+            if (error := rescaled.exception()) is not None and "has ended" not in str(error):
+                world.checker.note(f"{process.name} was not rescaled: {error!r}")
+
+        def on_end(_: EpochEnded) -> None:
+            world.pass_by(process)
+            if residents is not None and world.plan.strikes(Fault.RESCALED_LIVE):
+                loop.between_epochs(rescale).add_done_callback(judge)
+
+        epochs = _Epochs(world, process)
+        loop = EpochLoop(driver, epochs, Trigger(is_available_now=True), on_end)
+        if residents is None:
+            loop.run()
+        else:
+            _run_with(residents, loop)
 
     def left_out_rows(self) -> list[Row]:
         """It leaves nothing out."""
@@ -62,12 +98,31 @@ class Loop:
         raise AssertionError(refusal)
 
 
+def _run_with(residents: Residents, loop: EpochLoop) -> None:
+    """Run the loop, and let its tasks go, however it ends."""
+    try:
+        try:
+            loop.run()
+        except Exception:
+            residents.close()
+            raise
+        residents.close()
+    except BaseException:
+        residents.give_up()  # what the end of a process does to its connections
+        raise
+
+
 class _Epochs:
-    """See `ports.EpochSource`."""
+    """See `run.loop.LoopSource`."""
+
+    is_behind = False
 
     def __init__(self, world: Surroundings, process: Process) -> None:
         self._world = world
         self._process = process
+
+    def stop_at_what_is_there(self) -> None:
+        """See `run.loop.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
 
     def plan(
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]

@@ -1,18 +1,19 @@
 """A streaming query: Spark's loop over micro-batches, and the function that it calls.
 
-A pipeline's function is the driver itself. A user's own function may leave a micro-batch out, or
-call the sink twice in one; which it does follows from the rows, so it does so again in a replay. It
-may also catch what the sink raises, and return. What the real sink does then stands in
-`spark/query.py`: it notes the failure, and refuses, and notes, all later calls of the run.
+A user's function for `foreachBatch` may leave a micro-batch out, or call the sink twice in one;
+which it does follows from the rows, so it does so again in a replay. It may also catch what the
+sink raises, and return; what the real sink does then stands in `spark/query.py`: it notes the
+failure, and refuses, and notes, all later calls of the run. `writeStream.format("tallystick")`
+does none of that.
 """
 
 import random
 import re
+from collections.abc import Collection
 from enum import Enum
 from typing import Protocol
 
 from tallystick.checkpoint import micro_batches
-from tallystick.checkpoint.manifest import KAFKA
 from tallystick.errors import SecondCallError, SparkLogError, TallystickError
 from tallystick.job import Driver
 from tallystick.sim.checker import Checker
@@ -33,7 +34,7 @@ LINEAGES = frozenset({Fault.OTHER_CHECKPOINT, Fault.OLD_SAVEPOINT, Fault.SITE_SE
 class Function(Enum):
     """What Spark calls with each micro-batch."""
 
-    PIPELINE = "a pipeline's"
+    NONE = "the sink itself, once for each"
     USERS = "a user's, which does all that such functions do"
     CATCHING = "a user's, which only catches what is raised behind a decision, and ends"
 
@@ -86,8 +87,8 @@ class Query:
 
     def __init__(self, world: Surroundings, function: Function) -> None:
         self._world = world
-        self._function = Function.PIPELINE if LINEAGES & world.plan.kinds else function
-        self.is_users = function is not Function.PIPELINE
+        self._function = function
+        self.is_users = function is not Function.NONE
 
     def run(self, process: Process) -> None:
         """Run until there is nothing left to read."""
@@ -136,7 +137,7 @@ class Query:
         token = self._world.token()
         is_decided = token is not None and token.checkpoint_id == epoch
         may_catch = self._function is Function.USERS or is_decided
-        if self._function is Function.PIPELINE or not may_catch:
+        if self._function is Function.NONE or not may_catch:
             return False
         return self._world.plan.strikes(Fault.CAUGHT)
 
@@ -192,10 +193,16 @@ class Query:
         self._world.checker.note(f"epoch {epoch}: a second call wrote nothing, and did not say so")
 
 
-def whose_function(seed: int, decided_by: str, *, is_keyed: bool) -> Function:
-    """What Spark calls in the world of a seed; `decided_by`: empty where no other sinks are."""
-    if is_keyed or decided_by == KAFKA:
-        return Function.PIPELINE
+def whose_function(seed: int, decided_by: str, kinds: Collection[Fault]) -> Function:
+    """What Spark calls in the world of a seed.
+
+    Args:
+        seed: of the world.
+        decided_by: who decides for other sinks; empty where there are none.
+        kinds: the faults that may strike.
+    """
+    if LINEAGES & frozenset(kinds):
+        return Function.NONE
     if not decided_by:
         return Function.USERS
-    return Function.CATCHING if seed // CATCHING_SPAN % 4 == 0 else Function.PIPELINE
+    return Function.CATCHING if seed // CATCHING_SPAN % 4 == 0 else Function.NONE

@@ -7,6 +7,7 @@ from tallystick.topic_partition import TopicPartition
 
 SPREAD = (0, 1, 0, 1, 0, 1, 2)
 NO_KEY = -1
+OUTPUT = tuple(TopicPartition("out", partition) for partition in range(3))
 
 
 class Row(NamedTuple):

@@ -10,9 +10,9 @@ from tallystick.decision_log import DECISIONS
 from tallystick.errors import DataLossError, ManifestError, StateFileError
 from tallystick.sim.faults import Fault
 from tallystick.sim.hosts import Host
-from tallystick.sim.rows import rows_between
+from tallystick.sim.rows import OUTPUT, rows_between
 from tallystick.sim.spark import Checkpoint
-from tallystick.sim.world import OUTPUT, TOKEN_GROUP, World
+from tallystick.sim.world import TOKEN_GROUP, World
 from tallystick.sink.tokens import encode_token
 from tallystick.sink.transaction import Token
 from tallystick.state.changelog import parse_index

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
@@ -13,7 +13,7 @@ from tallystick.ports import Engine, Storage
 from tallystick.sim.checker import Checker
 from tallystick.sim.faults import Fault, FaultPlan
 from tallystick.sim.other_systems import OtherSystem, SimulatedSink, TellingSink
-from tallystick.sim.rows import Row
+from tallystick.sim.rows import OUTPUT, Row, output_partition
 from tallystick.sim.scheduler import Process
 from tallystick.sim.sink_engine import SinkAttempt, SinkEngine
 from tallystick.sim.sink_oracle import SinkOracle
@@ -22,6 +22,7 @@ from tallystick.sim.wire import Call
 from tallystick.sink.tokens import decode_token
 from tallystick.sink.transaction import Token
 from tallystick.sink.two_phase import Owner
+from tallystick.topic_partition import TopicPartition
 
 Result = TypeVar("Result")
 
@@ -151,6 +152,11 @@ class Sinks:
         if removes:
             self._world.plan.struck[Fault.SLOTS_REMOVED] += 1
         return DecisionLog(storage, self._world, kept_slots=kept)
+
+    def present(self, process: Process) -> dict[str, OtherSystem]:
+        """The systems that a driver's pipeline writes into."""
+        present, _ = self.run_of(process)
+        return {uid: self.systems[uid] for uid in present}
 
     def engine(
         self, process: Process, checkpoint: Checkpoint, epoch: int, kafka: Engine
@@ -295,3 +301,13 @@ def rows_of(checkpoint: Checkpoint, epoch: int) -> Sequence[Row]:
         for source in ends
         for offset in range(starts[source], ends[source])
     ]
+
+
+def rows_by_partition(
+    checkpoint: Checkpoint, epoch: int
+) -> Mapping[TopicPartition, tuple[Row, ...]]:
+    """What each output partition gets from an epoch."""
+    found: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
+    for row in rows_of(checkpoint, epoch):
+        found[OUTPUT[output_partition(row.source, row.offset)]].append(row)
+    return {partition: tuple(rows) for partition, rows in found.items()}

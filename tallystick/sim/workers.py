@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from tallystick.keyed_epoch import KeyedSteps
 from tallystick.keyed_task import Doors
 from tallystick.sim.engine import Attempt
 from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
@@ -73,19 +74,21 @@ class Workers:
         self._parallelism_of: dict[str, int] = {}  # by process
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> KeyedEngine:
-        """What runs an epoch for a driver."""
-        starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
-        ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
-        unread = EpochInput(checkpoint.lineage, epoch, ranges)
+        """What runs an epoch for a driver as a Spark job."""
+        unread = unread_in(checkpoint, epoch)
 
         def doors(index: int) -> Doors:
-            return self._doors(process, checkpoint, index)
+            return self.doors(process, checkpoint, index)
 
-        steps = keyed_steps(self._parallelism(process), doors(0))
+        steps = self.steps(process, checkpoint)
         world = self._world
         return KeyedEngine(world, process, world.sink, self._output, steps, unread, doors)
 
-    def _parallelism(self, process: Process) -> int:
+    def steps(self, process: Process, checkpoint: Checkpoint) -> KeyedSteps:
+        """The keyed steps of a run."""
+        return keyed_steps(self.parallelism_of(process), self.doors(process, checkpoint, 0))
+
+    def parallelism_of(self, process: Process) -> int:
         """That of the run: of all its epochs."""
         if process.name not in self._parallelism_of:
             is_other = self._world.plan.strikes(Fault.RESCALED)
@@ -93,7 +96,7 @@ class Workers:
             self._parallelism_of[process.name] = drawn
         return self._parallelism_of[process.name]
 
-    def _doors(self, process: Process, checkpoint: Checkpoint, index: int) -> Doors:
+    def doors(self, process: Process, checkpoint: Checkpoint, index: int) -> Doors:
         """Those of the host that a task is placed on: at home on one, and sometimes moved."""
         is_moved = self._world.plan.strikes(Fault.TASK_MOVED)
         host = self._world.dice.choice(self.hosts) if is_moved else self.hosts[index % HOST_COUNT]
@@ -115,7 +118,8 @@ class Workers:
     def send(self, process: Process, call: Call[Result]) -> Result:
         """A task's call to the checkpoint; see `storage.Sender`."""
         self._pause(process)
-        kinds = (Fault.TASK_KILLED, *(PUT_FAULTS if call.name == "put" else ()))
+        own = (Fault.TASK_KILLED,) if process.resident is None else ()
+        kinds = (*own, *(PUT_FAULTS if call.name == "put" else ()))
         fault = self._world.plan.pick(kinds)
         if fault is None:
             return self._world.arrive(process, call)
@@ -127,3 +131,10 @@ class Workers:
         if fault is Fault.TASK_KILLED:
             raise TaskKilledError
         raise call.unavailable(f"{call.name}: {fault.value}")
+
+
+def unread_in(checkpoint: Checkpoint, epoch: int) -> EpochInput:
+    """What an epoch reads."""
+    starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
+    ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
+    return EpochInput(checkpoint.lineage, epoch, ranges)

@@ -9,28 +9,36 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from tallystick.checkpoint.facts import Identity, Request
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
-from tallystick.errors import (
-    RetriableError,
-    StorageError,
-    TallystickError,
-)
+from tallystick.errors import RetriableError, StorageError, TallystickError
 from tallystick.job import Driver, Target
 from tallystick.ports import Broker, Engine
 from tallystick.sim.broker import SimulatedBroker
 from tallystick.sim.checker import Checker, offered_words, stated_after
 from tallystick.sim.engine import Attempt, SimulatedEngine
-from tallystick.sim.faults import EFFECT, LATE, PUT_FAULTS, SINK_FAULTS, Fault, FaultPlan
+from tallystick.sim.faults import (
+    DRIVER_FAULTS,
+    EFFECT,
+    KAFKA_FAULTS,
+    LATE,
+    PUT_FAULTS,
+    SINK_FAULTS,
+    Fault,
+    FaultPlan,
+)
+from tallystick.sim.gang import Network, SimulatedGang
+from tallystick.sim.gangs import Gangs
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sim.loop import Loop
 from tallystick.sim.query import Query, whose_function
-from tallystick.sim.rows import Row, output_partition
-from tallystick.sim.scheduler import Crash, Process, Scheduler
-from tallystick.sim.sinks import Sinks, deciders, rows_of
+from tallystick.sim.residents import Residents
+from tallystick.sim.rows import OUTPUT, Row
+from tallystick.sim.scheduler import Crash, Endless, Process, Scheduler
+from tallystick.sim.sinks import Sinks, deciders, rows_by_partition
 from tallystick.sim.spark import Checkpoint, Positions, Source, plan_ends
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.wire import Call
@@ -44,25 +52,20 @@ Result = TypeVar("Result")
 
 PIPELINE = "sim"
 TOKEN_GROUP = "tallystick-sim-token"
-OUTPUT = tuple(TopicPartition("out", partition) for partition in range(3))
 OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in", 1)))
 OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
 KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
-LOOP_EVERY = 3
-"""Of so many seeds one has a loop of our own."""
+QUERY_EVERY = 3
+"""Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
+GANG_SPAN = 12
+"""Of four spans of seeds with loops three have resident tasks."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
 RELEASED_MAX = 6
-DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
-KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
-
-
-class Endless(BaseException):
-    """The world's steps are used up; not an Exception, so that a driver cannot survive it."""
 
 
 class World:
@@ -74,7 +77,8 @@ class World:
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
             the seed says.
-        has_loop: epochs are planned by a loop of our own, not by Spark; None: the seed says.
+        has_loop: a loop of our own plans epochs, as for all that queries lack; None: the seed says.
+        has_gang: a loop's tasks are resident; None: the seed says.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class World:
         is_keyed: bool | None = None,
         decided_by: str | None = None,
         has_loop: bool | None = None,
+        has_gang: bool | None = None,
     ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
@@ -103,57 +108,53 @@ class World:
         self._last_error: BaseException | None = None
         self._takeover_wanted = False
         self._tells = Fault.COUNT_HIDDEN not in self.plan.kinds
-        if not self._tells:
-            self.plan.struck[Fault.COUNT_HIDDEN] += 1
-        version = self.dice.choice((2, 2, 1))
-        self.sink = self._cluster("sink", version)
+        self.plan.struck[Fault.COUNT_HIDDEN] += not self._tells
+        self.sink = KafkaCluster(
+            "sink",
+            self.dice,
+            lambda: self.step,
+            transaction_version=self.dice.choice((2, 2, 1)),
+            tells=self._tells,
+        )
         self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
         partitions = [partition for source in self.sources for partition in source.partitions]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
-        has_loop = seed % LOOP_EVERY == 2 if has_loop is None else has_loop
+        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
+        if decided_by is None:
+            decided_by = "" if self.is_keyed else deciders(seed)
+        has_loop = seed % QUERY_EVERY != 0 if has_loop is None else has_loop
+        has_loop = has_loop or self.is_keyed or decided_by == KAFKA
+        has_gang = seed // GANG_SPAN % 4 != 0 if has_gang is None else has_gang
+        self.has_gang = has_gang and has_loop
+        self.met: Counter[str] = Counter()
+        self.network = Network(self)
+        self.listening: SimulatedGang | None = None
+        self.gangs = Gangs(self)
         self.begins_late = has_loop and self.dice.random() < 0.3
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
         self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
-        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,
-            self.rows_of,
+            rows_by_partition,
             token_group=TOKEN_GROUP,
             tells=self._tells,
             keyed_output=OUTPUT if self.is_keyed else (),
         )
         self.sink.on_commit = self.checker.on_commit
-        if decided_by is None:
-            decided_by = "" if self.is_keyed else deciders(seed)
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
-        if self.sinks is not None:
             self.sinks.oracle.has_loop = has_loop
-        function = whose_function(seed, decided_by, is_keyed=self.is_keyed)
+        function = whose_function(seed, decided_by, self.plan.kinds)
         self.query = Loop(self) if has_loop else Query(self, function)
-
-    def _cluster(self, name: str, version: int) -> KafkaCluster:
-        return KafkaCluster(
-            name, self.dice, lambda: self.step, transaction_version=version, tells=self._tells
-        )
 
     # What Spark offers
     def plan_positions(self, starts: Positions) -> Positions | None:
         """The end of the next micro-batch; None when there is nothing to read."""
         return plan_ends(self.dice, self.plan, self.available, starts)
-
-    def rows_of(
-        self, checkpoint: Checkpoint, epoch: int
-    ) -> Mapping[TopicPartition, tuple[Row, ...]]:
-        """What each output partition gets from an epoch."""
-        found: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
-        for row in rows_of(checkpoint, epoch):
-            found[OUTPUT[output_partition(row.source, row.offset)]].append(row)
-        return {partition: tuple(rows) for partition, rows in found.items()}
 
     # Drivers
     def start_driver(self) -> Process:
@@ -198,12 +199,18 @@ class World:
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
         """What runs an epoch whose input a checkpoint tells."""
+        if self.has_gang:
+            return self.gangs.engine(process, checkpoint, epoch)
         if self.is_keyed:
             return self.workers.engine(process, checkpoint, epoch)
-        engine = SimulatedEngine(self, process, self.sink, self.rows_of(checkpoint, epoch))
+        engine = SimulatedEngine(self, process, self.sink, rows_by_partition(checkpoint, epoch))
         if self.sinks is not None:
             return self.sinks.engine(process, checkpoint, epoch, engine)
         return engine
+
+    def residents(self, process: Process) -> Residents | None:
+        """The resident tasks of a run; None: its epochs are Spark jobs."""
+        return self.gangs.residents(process) if self.has_gang else None
 
     @property
     def decided_by(self) -> str:
@@ -264,6 +271,18 @@ class World:
         kinds = KAFKA_FAULTS if is_kafka else PUT_FAULTS if call.name == "put" else ()
         return self.plan.pick((*DRIVER_FAULTS, *kinds))
 
+    def start(self, process: Process) -> None:
+        """Let a resident task run."""
+        self._scheduler.add(process)
+
+    def end(self, process: Process) -> None:
+        """End a resident task."""
+        self._scheduler.kill(process)
+
+    def later(self, do: Callable[[], object]) -> None:
+        """Let something arrive later."""
+        self._in_flight.append(do)
+
     def post(self, process: Process, call: Call[Any]) -> None:
         """Let a call arrive later."""
         self._in_flight.append(lambda: self.arrive(process, call))
@@ -301,13 +320,17 @@ class World:
             self.tell("the transaction times out")
         if self.sinks is not None:
             self.sinks.pass_time()
-        if self.plan.strikes(Fault.TAKEOVER):
+        if self.network.has_any and self.dice.random() < 0.05:
+            self.network.deliver_one()
+        if process.resident is None and self.plan.strikes(Fault.TAKEOVER):
             self._takeover_wanted = True
             process.asleep_until = self.step + self.dice.choice((0, 5, 20, 60))
             self.tell(f"{process.name} is paused until step {process.asleep_until}")
             process.give_back()
-        elif len(self._scheduler.living) > 1 and self.dice.random() < 0.4:
+        elif len(self._scheduler.running) > 1 and self.dice.random() < 0.4:
             process.give_back()
+        if process.resident is not None:
+            process.resident.befall()
 
     def pass_by(self, process: Process) -> None:
         """A moment outside of any call, in which the process may die."""
@@ -346,33 +369,18 @@ class World:
         """Restart the query until it finishes; nothing fails any more."""
         self.plan.active = False
         for _ in range(STARTS_MAX):
-            self.start_driver()
-            while self._scheduler.living:
-                end = self._run_some()
-            if end == "finished":
+            if self.run_driver() == "finished":
                 self.consumed = dict(self.available)
                 return
         self.checker.note(f"the query does not finish: {dict(self.ends)}")
 
-    def expect(self, error: type[Exception]) -> None:
-        """Start the query once; it has to refuse, and to leave everything as it is."""
-        files, offsets = dict(self.checkpoint.files), dict(self.sink.offsets)
-        left_out, called_twice = dict(self.checkpoint.left_out), set(self.checkpoint.called_twice)
-        self.checker.expected_error = error
+    def run_driver(self) -> str:
+        """Start the query once, and wait for its end; the word for that."""
         self.start_driver()
+        end = ""
         while self._scheduler.living:
-            self._run_some()
-        if not self.checker.expected_seen:
-            self.checker.note(f"{error.__name__} was due, and the query went on")
-        # Of epochs that it planned again, nothing ran: what the function did with them stands.
-        self.checkpoint.left_out, self.checkpoint.called_twice = left_out, called_twice
-        left = self.checkpoint.files
-        # An empty entry of Spark's log, from an earlier power cut, may be cleared away.
-        if gone := [path for path, data in files.items() if data and left.get(path) != data]:
-            self.checker.note(f"a query that had to refuse has removed or changed {gone}")
-        if self.sink.offsets != offsets:
-            self.checker.note("a query that had to refuse has committed offsets")
-        self.checker.expected_error = None
+            end = self._run_some()
+        return end
 
     def accept_last(self) -> bool:
         """State the decision that the last refusal asks for, if it offers one."""
@@ -380,25 +388,10 @@ class World:
         self.accepted |= words
         return bool(words)
 
-    def check_positions(self) -> None:
-        """The group on the sink's cluster shows how far its source was read; no other is there."""
-        if self.decided_by != KAFKA:
-            return
-        ends = self.checkpoint.start_of(self.checker.committed_epoch + 1)
-        is_all = not any(each > self.checker.committed_epoch for each in self.checkpoint.left_out)
-        ends = self.available if is_all else ends
-        for partition in OWN.partitions:
-            shown = self.sink.offsets.get((OWN.group, partition), (None, ""))[0]
-            if shown != ends[partition]:
-                self.checker.note(
-                    f"{OWN.group} shows {shown} for {partition}, "
-                    f"which was read up to {ends[partition]}"
-                )
-        if any(group == OTHER.group for group, _ in self.sink.offsets):
-            self.checker.note(f"{OTHER.group} is of another cluster, and is shown on the sink's")
-
     def drain(self) -> None:
         """Let everything arrive that is under way."""
+        while self._scheduler.running:
+            self._run_some()
         while self.strays:
             self._step_stray(self.strays[0])
         while self._in_flight:
@@ -417,8 +410,15 @@ class World:
 
     def _run_some(self) -> str:
         """Let one process run; the word for its end, if it ended."""
+        while not self._scheduler.is_anyone_awake(self.step) and self.network.deliver_one():
+            pass
         process = self._scheduler.run_one(self.step)
         if process is None:
+            return ""
+        if process.resident is not None:
+            if not isinstance(process.ended_by, Crash | None):
+                raise process.ended_by
+            process.resident.ended()
             return ""
         self._outage = False
         error = self._last_error = process.ended_by

@@ -263,10 +263,7 @@ class PipelineRun:
         Raises:
             OptionError: a step has fewer key groups.
         """
-        steps = tuple(replace(step, parallelism=parallelism) for step in self.keyed.steps)
-        keyed = replace(self.keyed, steps=steps, task_count=parallelism)
-        keyed.check(state)
-        self.keyed = keyed
+        self.keyed = self.keyed.rescaled(parallelism, state)
         if self._gang is not None:
             self._gang.resize(size_of(self.cluster.context, parallelism), self._known())
             self._gang.prepare()

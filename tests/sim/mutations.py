@@ -51,6 +51,7 @@ class Mutation:
     is_keyed: bool = False
     decided_by: str = ""
     has_loop: bool = False
+    has_gang: bool = False
 
     @contextmanager
     def broken(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import gang_mutations
 import keyed_mutations
 import loop_mutations
 import pytest
@@ -14,6 +15,7 @@ from tallystick.sim.simulation import Outcome, simulate
 assert keyed_mutations, "enters its mutations in the table"
 assert sink_mutations, "does so too"
 assert loop_mutations, "and so does this"
+assert gang_mutations, "as well as this"
 SEED_COUNT_MAX = 300
 RARE = {
     "a change of a copy goes on though another one began": 600,
@@ -25,7 +27,14 @@ FAULTLESS_SEED_COUNT = 3
 
 def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
     """One life of a world that has what the mutation breaks."""
-    return simulate(seed, kinds, mutation.is_keyed, mutation.decided_by, has_loop=mutation.has_loop)
+    return simulate(
+        seed,
+        kinds,
+        mutation.is_keyed,
+        mutation.decided_by,
+        has_loop=mutation.has_loop,
+        has_gang=mutation.has_gang,
+    )
 
 
 def failing_seed(mutation: Mutation, seed_count: int) -> int | None:

@@ -7,11 +7,34 @@ from collections import Counter
 import pytest
 
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA
+from tallystick.sim.faults import Fault
+from tallystick.sim.scheduler import Endless
 from tallystick.sim.simulation import check, simulate
-from tallystick.sim.world import Endless, World
+from tallystick.sim.world import World
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(200)
 """`make sim` goes further; `SEED=17` repeats one."""
+
+GANG_FAULTS = (
+    Fault.MEMBER_LOST,
+    Fault.MEMBER_HUNG,
+    Fault.MEMBERS_CUT,
+    Fault.READ_FAILED,
+    Fault.GANG_LATE,
+    Fault.ORPHANED,
+    Fault.REPORT_LATE,
+    Fault.FRAMES_LATE,
+    Fault.RESCALED_LIVE,
+)
+WHAT_COMES = (
+    "an epoch goes on in the same gang behind a failure",
+    "a member woke up behind the end of its gang",
+    "a frame of an earlier run arrived",
+    "an orphan wrote",
+    "Kafka refused what an orphan wrote",
+    "what an orphan said was refused",
+    "a rescale came through",
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -33,10 +56,40 @@ def test_several_sinks_never_disagree(seed: int, decided_by: str) -> None:
     check(simulate(seed, is_keyed=False, decided_by=decided_by))
 
 
+@pytest.mark.parametrize("decided_by", ["", KAFKA, CHECKPOINT])
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_resident_tasks_keep_every_promise(seed: int, decided_by: str) -> None:
+    """Lost, hung, orphaned and rescaled at every step: what counts is what the driver decided."""
+    check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True, has_gang=True))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_resident_tasks_keep_state(seed: int) -> None:
+    """The same with a keyed step, whose keys move when it is rescaled."""
+    check(simulate(seed, is_keyed=True, has_gang=True))
+
+
+def test_what_befalls_resident_tasks_really_does() -> None:
+    """Else nothing would be known of it: each fault strikes, and each guard has something to do."""
+    faults: Counter[Fault] = Counter()
+    met: Counter[str] = Counter()
+    for seed in range(100):
+        outcome = simulate(seed, is_keyed=seed % 2 == 0, has_loop=True, has_gang=True)
+        faults += outcome.faults
+        met += outcome.met
+
+    assert {fault for fault in GANG_FAULTS if faults[fault] < 3} == set()
+    assert {what for what in WHAT_COMES if not met[what]} == set()
+
+
 @pytest.mark.parametrize("is_keyed", [False, True])
 def test_a_seed_repeats_itself(is_keyed: bool) -> None:
     """Without that no failure could be looked into."""
-    assert simulate(3, is_keyed=is_keyed) == simulate(3, is_keyed=is_keyed)
+    for has_gang in (False, True):
+        first, second = (
+            simulate(3, is_keyed=is_keyed, has_loop=True, has_gang=has_gang) for _ in range(2)
+        )
+        assert first == second
 
 
 def test_output_is_lost_and_run_again_in_some_of_these_worlds() -> None:

@@ -4,7 +4,7 @@
     member ══ frames ══► member            one connection for each direction
 
 An order holds the same plans that a Spark job's tasks get; what Spark's shuffle does there is done
-by `inbox`: frames of a stage by target, in order of (source, sequence).
+by `gang.inbox`: frames of a stage by target, in order of (source, sequence).
 
 Invariants:
     * An order goes once, over one connection, to one process: it has no second attempt. If a member

@@ -16,21 +16,13 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 
 from tallystick.errors import EpochAbortedError
+from tallystick.gang.inbox import HELD_BYTES_MAX
+from tallystick.gang.replies import CUT, Replies
 from tallystick.parent_process import check_parent
 from tallystick.spark.execution import is_local
-from tallystick.spark.gang.inbox import HELD_BYTES_MAX
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
-from tallystick.spark.gang.member import (
-    CANCEL,
-    CUT,
-    DONE,
-    FAILED,
-    LEAVE,
-    ORDER,
-    Spec,
-    serve,
-)
-from tallystick.spark.gang.messages import Known, Order, PicklingError, dumps, loads
+from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
+from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
 from tallystick.spark.shipment import Shipment
 from tallystick.task import Report
 
@@ -154,25 +146,19 @@ class Gang:
         data = self._known.dumps(order)
         for link in self._links.values():
             self._tell(link, ORDER, order.run, data)
-        waiting, reports = set(self._links), list[Report]()
-        failure: Exception | None = None
+        replies = Replies(order.run, self._links, _read)
         give_up_s = None if self._epoch_max_s is None else time.monotonic() + self._epoch_max_s
-        while waiting:
+        while replies.is_waiting:
             kind, index, run, found = self._next(give_up_s)
             if kind in (LOST, CUT):
-                self._raise_lost(failure, kind, found)
-            if run != order.run:
-                continue
-            waiting.discard(index)
-            if kind == DONE:
-                reports += loads(found)
-            elif kind == FAILED and failure is None:
-                failure, give_up_s = loads(found).to_error(), time.monotonic() + STOP_MAX_S
+                self._raise_lost(replies.failure, kind, found)
+            if replies.take(kind, index, run, found):
+                give_up_s = time.monotonic() + STOP_MAX_S
                 for link in self._links.values():
                     self._tell(link, CANCEL, order.run)
-        if failure is not None:
-            raise failure
-        return reports
+        if replies.failure is not None:
+            raise replies.failure
+        return replies.reports
 
     def leave(self) -> None:
         """Let the members go: none has anything to do."""
@@ -349,6 +335,12 @@ class Gang:
         except Exception:
             self._is_lost = True
             self._heard.put((LOST, index, 0, b""))
+
+
+def _read(found: bytes) -> Any:
+    """What a member sent along."""
+    sent = loads(found)
+    return sent.to_error() if isinstance(sent, Failure) else sent
 
 
 _held_slots: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()

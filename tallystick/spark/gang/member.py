@@ -5,8 +5,8 @@ import os
 import signal
 import struct
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from socket import socket
@@ -17,10 +17,11 @@ from pyspark import TaskContext
 
 from tallystick.errors import WorkerOrphanedError
 from tallystick.exchange import Frame
-from tallystick.keyed_task import ProcessPlan
+from tallystick.gang.inbox import EpochCancelledError, Inbox
+from tallystick.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
+from tallystick.gang.share import Share
 from tallystick.parent_process import bind_to_forker
 from tallystick.spark.gang.heap import keep_freed_memory
-from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
 from tallystick.spark.shipment import Parcel
@@ -33,8 +34,6 @@ SEND_BYTES = 256 << 10
 SEND_PARTS = 300
 """Frames for a peer are sent together up to here."""
 
-READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
-"""What a member says: of itself, of its run of an order, of its connections to others."""
 LOST_OTHERS = 3
 """A member's exit code when its driver, its Spark worker or another member is gone."""
 ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
@@ -121,7 +120,7 @@ class Member:
     """
 
     def __init__(self, spec: Spec, index: int) -> None:
-        self._index, self._count = index, spec.count
+        self._index = index
         self._secret = spec.secret
         self._known = spec.known.plan
         self._inbox = Inbox(spec.held_bytes_max)
@@ -145,6 +144,15 @@ class Member:
             stop_listening(listener)
         for call in self._calls:
             _begin(self._take, call)
+        self._share = Share(
+            index,
+            spec.count,
+            self._inbox,
+            self._peers,
+            lambda peer: _Sending(self._peers[peer]),
+            _show_task,
+            lambda work: self._writer.submit(work).result,
+        )
 
     def serve(self) -> None:
         """Run orders until the driver says that there are no more."""
@@ -170,78 +178,23 @@ class Member:
             link.close()
 
     def _run(self, order: Order) -> list[Report]:
-        run = order.run
-        self._inbox.begin(run)
         shares, read = order.unread.shares, order.unread.plan
-        source_count, number = len(shares), order.attempt_number
+        number = order.attempt_number
 
-        def made_by_reader(at: int) -> Iterable[Frame]:
+        def read_share(at: int) -> Iterable[Frame]:
             rows = read.read_both(shares[at])
             return send(order.first, rows, source=at, attempt_number=number)
 
-        made: Callable[[int], Iterable[Frame]] = made_by_reader
-        for stage, plan in enumerate(order.plans, start=1):
-            self._deliver(run, stage, source_count, made)
-            made = self._processing(run, stage, plan, source_count, number)
-            source_count = plan.base.parallelism
-        if not order.writer_count:
-            return [_written(order, made(at)) for at in self._mine(source_count)]
-        stage = len(order.plans) + 1
-        writing = self._writer.submit(self._write, order, stage, source_count)
-        try:
-            self._deliver(run, stage, source_count, made)
-        except BaseException:
-            self._inbox.cancel(run)
-            wait([writing])  # whoever is told of the error may begin the next run
-            raise
-        return writing.result()
-
-    def _write(self, order: Order, stage: int, source_count: int) -> list[Report]:
-        """Write what arrives, in a thread of its own: meanwhile this member makes more."""
-        received = self._received(order.run, stage, source_count, by_source=order.unread.is_cut)
-        return [_written(order, received(at)) for at in self._tasks(order.writer_count)]
-
-    def _processing(
-        self, run: int, stage: int, plan: ProcessPlan, source_count: int, number: int
-    ) -> Callable[[int], Iterable[Frame]]:
-        received = self._received(run, stage, source_count)
-        return lambda at: plan.run(iter(received(at)), at, number)
-
-    def _received(
-        self, run: int, stage: int, source_count: int, *, by_source: bool = True
-    ) -> Callable[[int], Iterable[Frame]]:
-        return lambda at: self._inbox.frames(run, stage, at, source_count, by_source=by_source)
-
-    def _tasks(self, task_count: int) -> range:
-        """The tasks of a stage that this member runs."""
-        return range(self._index, task_count, self._count)
-
-    def _mine(self, task_count: int) -> Iterator[int]:
-        """The same, as the user's functions see them too."""
-        context: Any = TaskContext.get()
-        for index in self._tasks(task_count):
-            if context is not None:
-                context._partitionId = index  # else it is the same in all epochs and stages
-            yield index
-
-    def _deliver(
-        self, run: int, stage: int, source_count: int, made: Callable[[int], Iterable[Frame]]
-    ) -> None:
-        """Send what the tasks of this member make to the members whose tasks get it."""
-        sending = {peer: _Sending(link) for peer, link in self._peers.items()}
-        for source in self._mine(source_count):
-            with _closing(made(source)) as frames:
-                for frame in frames:
-                    peer = frame.target % self._count
-                    if peer == self._index:
-                        self._inbox.put(run, stage, frame)
-                    else:
-                        sending[peer].add(run, stage, frame)
-            self._inbox.end(run, stage, source)
-            for each in sending.values():
-                each.end(run, stage, source)
-        for each in sending.values():
-            each.flush()
+        return self._share.run(
+            order.run,
+            read_share,
+            len(shares),
+            order.plans,
+            order.writer_count,
+            order.write,
+            number,
+            is_cut=order.unread.is_cut,
+        )
 
     def _listen(self) -> None:
         """Hear the driver; when it is gone, so is this process, whatever it is doing."""
@@ -321,20 +274,11 @@ class _Sending:
         self._parts, self._bytes = [], 0
 
 
-def _written(order: Order, made: Iterable[Frame]) -> Report:
-    with _closing(made) as frames:
-        return order.write.write(frames, 0)
-
-
-@contextlib.contextmanager
-def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
-    """What a task makes, which lets go of everything when it is not made to its end."""
-    frames = iter(made)
-    try:
-        yield frames
-    finally:
-        if isinstance(frames, Generator):
-            frames.close()
+def _show_task(index: int) -> None:
+    """Let the user's functions see which task this is: Spark's number is that of the gang's."""
+    context: Any = TaskContext.get()
+    if context is not None:
+        context._partitionId = index
 
 
 def _portable(error: BaseException) -> bytes:

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from threading import Condition
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from tallystick.exchange import Frame
 from tallystick.keyed_slices import overflow_file
@@ -30,16 +30,39 @@ class _Kept(NamedTuple):
     size: int
 
 
+class Changed(Protocol):
+    """What a task waits on; see `threading.Condition`."""
+
+    def __enter__(self) -> object:
+        """Take the lock."""
+        ...
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any, /) -> object:
+        """Let go of the lock."""
+        ...
+
+    def wait(self) -> object:
+        """Wait until something has come."""
+        ...
+
+    def notify_all(self) -> None:
+        """Wake who waits."""
+        ...
+
+
 class Inbox:
     """What peers, and this member itself, sent for its tasks.
 
     Args:
         held_bytes_max: how many bytes of frames wait in memory.
+        changed: where its tasks wait; None: a condition of its own.
     """
 
-    def __init__(self, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+    def __init__(
+        self, held_bytes_max: int = HELD_BYTES_MAX, changed: Changed | None = None
+    ) -> None:
         self._held_bytes_max = held_bytes_max
-        self._changed = Condition()
+        self._changed: Changed = Condition() if changed is None else changed
         self._channels: dict[tuple[int, int, int, int], deque[Frame | _Kept]] = {}
         self._ended: set[tuple[int, int, int]] = set()
         self._files: dict[int, IO[bytes]] = {}
