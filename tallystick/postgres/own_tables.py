@@ -13,6 +13,7 @@ from psycopg import errors
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
 from tallystick.postgres.connection import OWN_PATH, USERS_PATH, Connection, literal, query, quoted
+from tallystick.postgres.names import found, prefix_of
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -60,6 +61,11 @@ _DOMAIN_DEFAULTS = """
 """
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
 _OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
+_WHOSE = """
+    SELECT r.name, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
+    GROUP BY r.name ORDER BY r.name
+"""
+_OWNERS_SHOWN = 10
 _MADE_MEANWHILE = (
     errors.UniqueViolation,  # in the catalogue
     errors.DuplicateTable,
@@ -202,10 +208,51 @@ def _retype_rows(connection: Connection, table: Table) -> None:
     for new in table.columns:
         old = held.get(new.name)
         if old is not None and old.type_name != new.type_name:
-            with _lossless(connection, (table.staging, table.sql), old, new):
-                # Without USING, since an explicit cast cuts and pads without a word.
-                change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
-                _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
+            # Without USING, since an explicit cast cuts and pads without a word.
+            change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
+            try:
+                with _lossless(connection, (table.staging, table.sql), old, new):
+                    _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
+            except OptionError as error:
+                raise OptionError(f"{error}. {_whose(connection, table)}") from None
+
+
+def _whose(connection: Connection, table: Table) -> str:
+    """Say whose rows are staged, and how those that no start will ever settle are removed.
+
+    Pipelines share the table, and which of them live on, and from which checkpoint, no one of them
+    can know: a person removes what a checkpoint has left that was given up.
+    """
+    staging, registry = table.staging, registry_of(table.schema)
+    asked = _WHOSE.format(staging=staging, registry=registry, id=ID)
+    counts: dict[str | None, int] = {}
+    for name, count in connection.execute(query(asked)).fetchall():
+        # What others may have written there by other names is shown, and removed, by its name.
+        owner = prefix_of(name) if name and found(name, "", "") else name
+        counts[owner] = counts.get(owner, 0) + count
+    shown = dict(list(counts.items())[:_OWNERS_SHOWN])
+    rows = "; ".join(
+        f"{count} rows of {'no transaction' if owner is None else repr(owner)}"
+        for owner, count in shown.items()
+    )
+    removals = "".join(f"\n{_removal(staging, registry, owner)};" for owner in shown)
+    return (
+        f"The rows are: {rows}{'; and others' if len(shown) < len(counts) else ''}. Start each of "
+        f"these pipelines: its checkpoint's lineage, as a hash, is behind its name and its sink's. "
+        f"Of a checkpoint that was given up, and of no transaction, rows are never committed; "
+        f"remove those, and only those:{removals}"
+    )
+
+
+def _removal(staging: str, registry: str, owner: str | None) -> str:
+    if owner is None:
+        known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
+        return f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
+    return (
+        f"WITH gone AS (DELETE FROM {registry} WHERE starts_with(name, {literal(owner)}) "
+        f"AND staging = {literal(staging)} RETURNING id) "
+        f"DELETE FROM {staging} WHERE {ID} IN (SELECT id FROM gone)"
+    )
 
 
 @contextmanager
