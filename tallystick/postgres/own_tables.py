@@ -89,11 +89,13 @@ def ensure_tokens(connection: Connection, table: Table) -> None:
         connection,
         table,
         tokens_of(schema),
-        f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
+        [
+            f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
     name text COLLATE "C" PRIMARY KEY,
     pipeline text NOT NULL, sink text NOT NULL, lineage text NOT NULL,
     checkpoint_id bigint NOT NULL, task integer NOT NULL,
-    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())""",
+    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())"""
+        ],
         "INSERT, SELECT, UPDATE, DELETE",
     )
 
@@ -108,28 +110,33 @@ def ensure_staging(connection: Connection, table: Table) -> None:
         connection,
         table,
         registry_of(table.schema),
-        f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
+        [
+            f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
     name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
     target text NOT NULL, staging text NOT NULL, columns text[] NOT NULL, key text[] NOT NULL,
-    record_count bigint NOT NULL, begun_ms bigint NOT NULL)""",
+    record_count bigint NOT NULL, begun_ms bigint NOT NULL)"""
+        ],
         "INSERT, SELECT, DELETE",
     )
     # CHECKs come along: what breaks one is refused while it can still be, before the decision.
     # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
     # for the same reason `_differences` takes CHECKs of such columns away.
-    loosened = "".join(
-        f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
+    loosened = [
+        f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
         for each in _attributes_not_null(connection, table)
-    )
+    ]
     _ensure(
         connection,
         table,
         table.staging,
-        f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
-        f"{loosened};\nALTER TABLE {table.staging} "
-        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
-        f"{_DELETES_ARE_PUBLISHED};\n"
-        f"CREATE INDEX ON {table.staging} ({ID})",
+        [
+            f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)",
+            *loosened,
+            f"ALTER TABLE {table.staging} "
+            f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
+            f"{_DELETES_ARE_PUBLISHED}",
+            f"CREATE INDEX ON {table.staging} ({ID})",
+        ],
         "INSERT, SELECT, DELETE",
     )
     if _differences(connection, table):
@@ -138,13 +145,13 @@ def ensure_staging(connection: Connection, table: Table) -> None:
             if connection.execute(query(f"SELECT FROM {table.staging} LIMIT 1")).rowcount:
                 _retype_rows(connection, table)
             if changes := _differences(connection, table):
-                ddl = f"ALTER TABLE {table.staging} {', '.join(changes)}"
+                ddl = [f"ALTER TABLE {table.staging} {', '.join(changes)}"]
                 held = columns_of(connection, table.staging)
-                ddl += "".join(
-                    f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
+                ddl += [
+                    f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
                     for name in _domain_defaults(connection, table)
                     if name not in held
-                )
+                ]
                 _run_ddl(connection, ddl, table.staging)
 
 
@@ -212,7 +219,7 @@ def _retype_rows(connection: Connection, table: Table) -> None:
             change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
             try:
                 with _lossless(connection, (table.staging, table.sql), old, new):
-                    _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
+                    _run_ddl(connection, [f"ALTER TABLE {table.staging} {change}"], table.staging)
             except OptionError as error:
                 raise OptionError(f"{error}. {_whose(connection, table)}") from None
 
@@ -336,7 +343,9 @@ def _differences(connection: Connection, table: Table) -> list[str]:
     return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
 
 
-def _ensure(connection: Connection, target: Table, table: str, ddl: str, privileges: str) -> None:
+def _ensure(
+    connection: Connection, target: Table, table: str, ddl: Sequence[str], privileges: str
+) -> None:
     if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
         _run_ddl(connection, ddl, table)
     if problem := strangers_hand(connection, table, target.sql):
@@ -350,8 +359,8 @@ def _ensure(connection: Connection, target: Table, table: str, ddl: str, privile
         )
 
 
-def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
-    """Run it in one transaction, and only if it is needed still.
+def _run_ddl(connection: Connection, ddl: Sequence[str], table: str) -> None:
+    """Run statements in one transaction, and only if they are needed still.
 
     Without a lock, which any role could hold: what another driver makes meanwhile is waited for,
     and then found.
@@ -360,8 +369,8 @@ def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
         try:
             with connection.transaction():
                 known = connection.execute("SELECT to_regclass($1)", [table]).fetchone()
-                if ddl.startswith("ALTER") or known == (None,):
-                    for statement in ddl.split(";\n"):
+                if ddl[0].startswith("ALTER") or known == (None,):
+                    for statement in ddl:
                         connection.execute(query(statement))
             return
         except _MADE_MEANWHILE:
@@ -372,5 +381,7 @@ def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
             break
     raise OptionError(
         f"the role may not create or change {table} ({refused}): have its "
-        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n{ddl};"
+        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n"
+        + ";\n".join(ddl)
+        + ";"
     )

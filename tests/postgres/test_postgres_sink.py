@@ -358,6 +358,21 @@ def test_names_may_hold_anything(
     postgres.query(f"DROP SCHEMA {odd} CASCADE")
 
 
+def test_a_columns_name_or_default_may_hold_what_ends_a_statement(
+    postgres: PostgresServer, table: Create
+) -> None:
+    name = table('a bigint, ";\n" bigint NOT NULL')
+    schema = name.split(".")[0]
+    opened(postgres.dsn, name, transactions="staged").close()
+    postgres.query(f"CREATE DOMAIN {schema}.strict AS text NOT NULL")
+    postgres.query(f"ALTER TABLE {name} ADD c {schema}.strict DEFAULT ';\n'")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    for each in prepared(driver, pa.record_batch({"a": [1], ";\n": [2]})):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT * FROM {name}") == [(1, 2, ";\n")]
+    driver.close()
+
+
 def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -> None:
     name = table(f"{COLUMNS}, n serial")
     driver = opened(postgres.dsn, name, transactions="staged")
