@@ -41,6 +41,7 @@ _SEEN = """
     FROM pg_stat_activity WHERE pid = $1
 """
 OWN_PATH = "SET search_path = pg_catalog, pg_temp"
+OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 CONNECT_TIMEOUT_S = 10
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": CONNECT_TIMEOUT_S,

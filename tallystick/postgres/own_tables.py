@@ -12,7 +12,14 @@ from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import OWN_PATH, USERS_PATH, Connection, literal, query, quoted
+from tallystick.postgres.connection import (
+    OWN_PATH_MEANWHILE,
+    USERS_PATH,
+    Connection,
+    literal,
+    query,
+    quoted,
+)
 from tallystick.postgres.names import found, prefix_of
 from tallystick.postgres.schema import (
     ID,
@@ -60,7 +67,6 @@ _DOMAIN_DEFAULTS = """
     WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
 """
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
-_OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 _WHOSE = """
     SELECT r.name, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
     GROUP BY r.name ORDER BY r.name
@@ -191,7 +197,7 @@ def refuse_loss(
     changed = connection.execute(_RETYPED, [staging, target, list(columns)]).fetchall()
     if not changed:
         return {}
-    connection.execute(_OWN_PATH_MEANWHILE)
+    connection.execute(OWN_PATH_MEANWHILE)
     held, wanted = columns_of(connection, staging), columns_of(connection, target)
     for name in columns:
         old, new = held[name], wanted[name]

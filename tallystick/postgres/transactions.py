@@ -38,6 +38,7 @@ from tallystick.postgres.schema import (
     POSITION,
     STAGING_COLUMNS,
     Table,
+    refuse_other_keys,
     registry_of,
     retyped,
 )
@@ -187,6 +188,11 @@ class _Writing:
                 f"table {self._table.name} was changed since the run began: {'; '.join(changed)}. "
                 f"Nothing was written. Start again, which reads the types anew"
             )
+
+    def refuse_other_keys(self) -> None:
+        """See `schema.refuse_other_keys`; behind what has locked the table."""
+        with ours(f"checking table {self._table.name}", self._secrets):
+            refuse_other_keys(self.connection, self._table.sql, self._key)
 
     def drop(self) -> None:
         """Cut the connection, which rolls back what is open."""
@@ -342,6 +348,7 @@ class _Direct:
         writing.flush()
         if self._temporary and writing.columns:
             writing.run(move(self._temporary, plan.table.sql, writing.columns, plan.key), [0])
+            writing.refuse_other_keys()
         writing.end("COMMIT", "COMMIT")
         return []
 
