@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tallystick.errors import OptionError
 DRAFT_UNUSED_S = 24 * 3600
 """An unfinished file of a killed process is removed when it is as old as this."""
 
+_COPIED_BYTES = 1 << 20
 _DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
 """None but ours has such a name: the folder may be one in which somebody has other files."""
 
@@ -61,7 +63,7 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
     """A file beside another, with its content to be; what goes wrong leaves none."""
     make_folder(path.parent)
     _remove_old_drafts(path.parent)
-    draft = path.with_name(f".{path.name}.tallystick-{uuid.uuid4().hex[:8]}")
+    draft = _draft_beside(path)
     try:
         with open(draft, "xb") as file:
             file.write(data)
@@ -72,6 +74,37 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def move_local(source: Path, target: Path) -> None:
+    """Rename a file, in place of what is there; onto another device it is copied, and removed.
+
+    The copy appears whole, and durably: a folder may be a link, or mounted from elsewhere.
+    """
+    try:
+        source.rename(target)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    _remove_old_drafts(target.parent)
+    draft = _draft_beside(target)
+    try:
+        with open(source, "rb") as held, open(draft, "xb") as copy:
+            shutil.copyfileobj(held, copy, _COPIED_BYTES)
+            copy.flush()
+            os.fsync(copy.fileno())
+        draft.rename(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    fsync_folder(target.parent)
+    source.unlink()
+
+
+def _draft_beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tallystick-{uuid.uuid4().hex[:8]}")
 
 
 def link_between(root: Path, place: Path) -> Path | None:

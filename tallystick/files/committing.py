@@ -15,9 +15,10 @@ loss, and the epoch would be written twice. And why it is written *before* the f
 visible: after a crash in between, files that a reader took away already would be nowhere. Whoever
 finds a marker knows that every draft was there, and that one that is gone was made visible.
 
-Left is a copy on an object store, which cannot rename: killed between the copy of a file and the
-removal of its draft, while a reader takes the copy away, a commit copies it again, under the same
-name. A reader that removes what it read there has to know names that it had already.
+Left is a copy, on an object store, which cannot rename, or onto another device: killed between the
+copy of a file and the removal of its draft, while a reader takes the copy away, a commit copies it
+again, under the same name. A reader that removes what it read there has to know names that it had
+already.
 
 Markers are small files, one per task and epoch; those more than 10 epochs old are removed. Up to
 which epoch that went is noted first, so that a missing marker is never taken for a proof.

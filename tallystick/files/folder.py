@@ -1,7 +1,8 @@
 """A folder on a local disk, HDFS or an object store: the few steps that drafts and commits need.
 
-A local rename is atomic, and durable when the folder is synced. Object stores cannot rename: there
-the server copies a draft (the copy appears whole), and drafts are deleted when all were copied.
+A local rename is atomic, and durable when the folder is synced; onto another device, where that is
+not possible, a draft is copied. Object stores cannot rename: there the server copies a draft (the
+copy appears whole), and drafts are deleted when all were copied.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.drafts import HIDDEN
-from tallystick.local_files import fsync_folder, link_between, put_local
+from tallystick.local_files import fsync_folder, link_between, move_local, put_local
 from tallystick.storage import local_path, reach, shown, user_part, without_secrets
 
 WHAT = "path of a file sink"
@@ -157,7 +158,7 @@ class Folder:
             with self._doing("making visible", final):
                 if self.is_local:
                     os.makedirs(os.path.dirname(self._whole(final)), exist_ok=True)
-                    os.rename(self._changed(draft), self._whole(final))
+                    move_local(Path(self._changed(draft)), Path(self._whole(final)))
                 elif self.renames:
                     self._files.create_dir(self._whole(final.rpartition("/")[0]), recursive=True)
                     self._files.move(self._whole(draft), self._whole(final))

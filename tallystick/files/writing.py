@@ -87,6 +87,11 @@ class FileTransaction:
             self._schema = partitions.bare_schema(rows.schema)
         rows = partitions.conformed(rows, self._schema)
         by = self._plan.partition_by
+        if set(by) >= set(rows.schema.names):  # a file without columns holds no rows
+            raise OptionError(
+                f"file sink {self._drafts.location}: partition_by={list(by)!r} names all columns "
+                f"of the rows: no column is left for the files"
+            )
         for folder, part_rows in partitions.split(rows, by) if by else [("", rows)]:
             part = self._parts.get(folder) or self._new_part(folder, part_rows.schema)
             self._buffered += part.take(part_rows)

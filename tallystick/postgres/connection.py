@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
@@ -41,6 +41,7 @@ _SEEN = """
     FROM pg_stat_activity WHERE pid = $1
 """
 OWN_PATH = "SET search_path = pg_catalog, pg_temp"
+OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
 CONNECT_TIMEOUT_S = 10
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -71,7 +72,7 @@ _SILENT = "the server did not answer"
 _KEPT_MAX = 2
 """Idle connections of a process and connection string: two sinks may write in one task."""
 
-_kept: dict[tuple[int, str], list[Connection]] = {}
+_kept: dict[tuple[int, str], list[tuple[Connection, int]]] = {}
 
 
 def query(text: str) -> LiteralString:
@@ -187,8 +188,10 @@ def _set_up(connection: Connection) -> int:
     return int(row[1])
 
 
-def lend(dsn: str, application: str = "") -> Connection:
+def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
     """A connection inside a new transaction, with the user's search_path, for the caller alone.
+
+    With the number of the server's process, for `give_back` and `answered`.
 
     Args:
         dsn: how to connect.
@@ -203,28 +206,32 @@ def lend(dsn: str, application: str = "") -> Connection:
         begin += f"; SET LOCAL application_name = {literal(application)}"
     kept = _kept.setdefault((os.getpid(), dsn), [])
     while kept:
-        connection = kept.pop()
+        connection, pid = kept.pop()
         try:
-            connection.execute(query(begin))
-            return connection
+            with answered(dsn, connection, pid):
+                connection.execute(query(begin))
+            return connection, pid
         except psycopg.Error:  # it was cut while it was idle, which says nothing of the server
             close(connection)
-    connection = connect(dsn)
+        except BaseException:
+            close(connection)
+            raise
+    connection, pid = _connected(dsn, PATIENCE_S)
     try:
-        with ours("beginning a transaction", secrets_of(dsn)):
+        with ours("beginning a transaction", secrets_of(dsn)), answered(dsn, connection, pid):
             connection.execute(query(begin))
     except BaseException:
         close(connection)
         raise
-    return connection
+    return connection, pid
 
 
-def give_back(dsn: str, connection: Connection) -> None:
+def give_back(dsn: str, connection: Connection, pid: int) -> None:
     """Keep a connection for the next transaction, if it is whole and there is room."""
     kept = _kept.setdefault((os.getpid(), dsn), [])
     idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
     if idle and len(kept) < _KEPT_MAX:
-        kept.append(connection)
+        kept.append((connection, pid))
     else:
         close(connection)
 
@@ -238,7 +245,7 @@ def close(connection: Connection) -> None:
 def close_kept() -> None:
     """Close every idle connection of this process."""
     for key in [key for key in _kept if key[0] == os.getpid()]:
-        for connection in _kept.pop(key):
+        for connection, _ in _kept.pop(key):
             close(connection)
 
 
@@ -332,6 +339,25 @@ def _trouble(dsn: str, pid: int) -> str:
     return "" if is_there or is_standby else "the server has no such session any more"
 
 
+def answered(
+    dsn: str, connection: Connection, pid: int, until: float | None = None
+) -> AbstractContextManager[None]:
+    """Cut a connection when its server neither answers nor is at work.
+
+    Args:
+        dsn: how it was made.
+        connection: what the block uses.
+        pid: of its process, as the server says it.
+        until: a point of `time.monotonic` at which it is asked first; None: in `PATIENCE_S`.
+
+    Raises:
+        RetriableError: see `cut_off`.
+    """
+    patience_s = PATIENCE_S if until is None else seconds_until(until)
+    trouble = partial(_trouble, _same_server(dsn, connection), pid)
+    return cut_off(connection, patience_s, trouble)
+
+
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
     """A transaction that is committed at the end of the block; on failure nobody says ROLLBACK.
@@ -396,8 +422,7 @@ class Session:
             # COMMIT PREPARED would say that it is done, although no standby has confirmed it.
             patience_s = seconds_until(until)
             self._connection, self._pid = _connected(self._dsn, patience_s, has_no_end=True)
-        trouble = partial(_trouble, _same_server(self._dsn, self._connection), self._pid)
-        with_end = cut_off(self._connection, seconds_until(until), trouble)
+        with_end = answered(self._dsn, self._connection, self._pid, until)
         try:
             with ours(doing, self.secrets), with_end:
                 return work(self._connection)

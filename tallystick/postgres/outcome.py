@@ -26,6 +26,7 @@ from tallystick.postgres.schema import (
     NO_TABLE,
     Table,
     lock_without_code,
+    refuse_other_keys,
     registry_of,
     staging_named,
     strangers_hand,
@@ -178,6 +179,8 @@ def commit_staged(
             # Planned only, it keeps both tables as they are, and needs no right that LOCK would.
             connection.execute(query(f"EXPLAIN {moving}"), [number])
             changed = refuse_loss(connection, staging, target, columns, number)
+            if key:
+                refuse_other_keys(connection, target, key)
             connection.execute(query(move(staging, target, columns, key, changed)), [number])
             moved = connection.execute(query(deletion(staging)), [number]).rowcount
             if moved != record_count:

@@ -12,7 +12,15 @@ from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import OWN_PATH, USERS_PATH, Connection, literal, query, quoted
+from tallystick.postgres.connection import (
+    OWN_PATH_MEANWHILE,
+    USERS_PATH,
+    Connection,
+    literal,
+    query,
+    quoted,
+)
+from tallystick.postgres.names import found, prefix_of
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -59,7 +67,11 @@ _DOMAIN_DEFAULTS = """
     WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
 """
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
-_OWN_PATH_MEANWHILE = OWN_PATH.replace("SET", "SET LOCAL")
+_WHOSE = """
+    SELECT r.name, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
+    GROUP BY r.name ORDER BY r.name
+"""
+_OWNERS_SHOWN = 10
 _MADE_MEANWHILE = (
     errors.UniqueViolation,  # in the catalogue
     errors.DuplicateTable,
@@ -83,11 +95,13 @@ def ensure_tokens(connection: Connection, table: Table) -> None:
         connection,
         table,
         tokens_of(schema),
-        f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
+        [
+            f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
     name text COLLATE "C" PRIMARY KEY,
     pipeline text NOT NULL, sink text NOT NULL, lineage text NOT NULL,
     checkpoint_id bigint NOT NULL, task integer NOT NULL,
-    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())""",
+    lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())"""
+        ],
         "INSERT, SELECT, UPDATE, DELETE",
     )
 
@@ -102,28 +116,33 @@ def ensure_staging(connection: Connection, table: Table) -> None:
         connection,
         table,
         registry_of(table.schema),
-        f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
+        [
+            f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
     name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
     target text NOT NULL, staging text NOT NULL, columns text[] NOT NULL, key text[] NOT NULL,
-    record_count bigint NOT NULL, begun_ms bigint NOT NULL)""",
+    record_count bigint NOT NULL, begun_ms bigint NOT NULL)"""
+        ],
         "INSERT, SELECT, DELETE",
     )
     # CHECKs come along: what breaks one is refused while it can still be, before the decision.
     # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
     # for the same reason `_differences` takes CHECKs of such columns away.
-    loosened = "".join(
-        f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
+    loosened = [
+        f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
         for each in _attributes_not_null(connection, table)
-    )
+    ]
     _ensure(
         connection,
         table,
         table.staging,
-        f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)"
-        f"{loosened};\nALTER TABLE {table.staging} "
-        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
-        f"{_DELETES_ARE_PUBLISHED};\n"
-        f"CREATE INDEX ON {table.staging} ({ID})",
+        [
+            f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)",
+            *loosened,
+            f"ALTER TABLE {table.staging} "
+            f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
+            f"{_DELETES_ARE_PUBLISHED}",
+            f"CREATE INDEX ON {table.staging} ({ID})",
+        ],
         "INSERT, SELECT, DELETE",
     )
     if _differences(connection, table):
@@ -132,13 +151,13 @@ def ensure_staging(connection: Connection, table: Table) -> None:
             if connection.execute(query(f"SELECT FROM {table.staging} LIMIT 1")).rowcount:
                 _retype_rows(connection, table)
             if changes := _differences(connection, table):
-                ddl = f"ALTER TABLE {table.staging} {', '.join(changes)}"
+                ddl = [f"ALTER TABLE {table.staging} {', '.join(changes)}"]
                 held = columns_of(connection, table.staging)
-                ddl += "".join(
-                    f";\nALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
+                ddl += [
+                    f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
                     for name in _domain_defaults(connection, table)
                     if name not in held
-                )
+                ]
                 _run_ddl(connection, ddl, table.staging)
 
 
@@ -178,7 +197,7 @@ def refuse_loss(
     changed = connection.execute(_RETYPED, [staging, target, list(columns)]).fetchall()
     if not changed:
         return {}
-    connection.execute(_OWN_PATH_MEANWHILE)
+    connection.execute(OWN_PATH_MEANWHILE)
     held, wanted = columns_of(connection, staging), columns_of(connection, target)
     for name in columns:
         old, new = held[name], wanted[name]
@@ -202,10 +221,51 @@ def _retype_rows(connection: Connection, table: Table) -> None:
     for new in table.columns:
         old = held.get(new.name)
         if old is not None and old.type_name != new.type_name:
-            with _lossless(connection, (table.staging, table.sql), old, new):
-                # Without USING, since an explicit cast cuts and pads without a word.
-                change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
-                _run_ddl(connection, f"ALTER TABLE {table.staging} {change}", table.staging)
+            # Without USING, since an explicit cast cuts and pads without a word.
+            change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
+            try:
+                with _lossless(connection, (table.staging, table.sql), old, new):
+                    _run_ddl(connection, [f"ALTER TABLE {table.staging} {change}"], table.staging)
+            except OptionError as error:
+                raise OptionError(f"{error}. {_whose(connection, table)}") from None
+
+
+def _whose(connection: Connection, table: Table) -> str:
+    """Say whose rows are staged, and how those that no start will ever settle are removed.
+
+    Pipelines share the table, and which of them live on, and from which checkpoint, no one of them
+    can know: a person removes what a checkpoint has left that was given up.
+    """
+    staging, registry = table.staging, registry_of(table.schema)
+    asked = _WHOSE.format(staging=staging, registry=registry, id=ID)
+    counts: dict[str | None, int] = {}
+    for name, count in connection.execute(query(asked)).fetchall():
+        # What others may have written there by other names is shown, and removed, by its name.
+        owner = prefix_of(name) if name and found(name, "", "") else name
+        counts[owner] = counts.get(owner, 0) + count
+    shown = dict(list(counts.items())[:_OWNERS_SHOWN])
+    rows = "; ".join(
+        f"{count} rows of {'no transaction' if owner is None else repr(owner)}"
+        for owner, count in shown.items()
+    )
+    removals = "".join(f"\n{_removal(staging, registry, owner)};" for owner in shown)
+    return (
+        f"The rows are: {rows}{'; and others' if len(shown) < len(counts) else ''}. Start each of "
+        f"these pipelines: its checkpoint's lineage, as a hash, is behind its name and its sink's. "
+        f"Of a checkpoint that was given up, and of no transaction, rows are never committed; "
+        f"remove those, and only those:{removals}"
+    )
+
+
+def _removal(staging: str, registry: str, owner: str | None) -> str:
+    if owner is None:
+        known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
+        return f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
+    return (
+        f"WITH gone AS (DELETE FROM {registry} WHERE starts_with(name, {literal(owner)}) "
+        f"AND staging = {literal(staging)} RETURNING id) "
+        f"DELETE FROM {staging} WHERE {ID} IN (SELECT id FROM gone)"
+    )
 
 
 @contextmanager
@@ -289,7 +349,9 @@ def _differences(connection: Connection, table: Table) -> list[str]:
     return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
 
 
-def _ensure(connection: Connection, target: Table, table: str, ddl: str, privileges: str) -> None:
+def _ensure(
+    connection: Connection, target: Table, table: str, ddl: Sequence[str], privileges: str
+) -> None:
     if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
         _run_ddl(connection, ddl, table)
     if problem := strangers_hand(connection, table, target.sql):
@@ -303,8 +365,8 @@ def _ensure(connection: Connection, target: Table, table: str, ddl: str, privile
         )
 
 
-def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
-    """Run it in one transaction, and only if it is needed still.
+def _run_ddl(connection: Connection, ddl: Sequence[str], table: str) -> None:
+    """Run statements in one transaction, and only if they are needed still.
 
     Without a lock, which any role could hold: what another driver makes meanwhile is waited for,
     and then found.
@@ -313,8 +375,8 @@ def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
         try:
             with connection.transaction():
                 known = connection.execute("SELECT to_regclass($1)", [table]).fetchone()
-                if ddl.startswith("ALTER") or known == (None,):
-                    for statement in ddl.split(";\n"):
+                if ddl[0].startswith("ALTER") or known == (None,):
+                    for statement in ddl:
                         connection.execute(query(statement))
             return
         except _MADE_MEANWHILE:
@@ -325,5 +387,7 @@ def _run_ddl(connection: Connection, ddl: str, table: str) -> None:
             break
     raise OptionError(
         f"the role may not create or change {table} ({refused}): have its "
-        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n{ddl};"
+        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n"
+        + ";\n".join(ddl)
+        + ";"
     )

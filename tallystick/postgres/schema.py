@@ -21,7 +21,13 @@ from psycopg import errors
 
 from tallystick.errors import OptionError
 from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import USERS_PATH, Connection, query, quoted
+from tallystick.postgres.connection import (
+    OWN_PATH_MEANWHILE,
+    USERS_PATH,
+    Connection,
+    query,
+    quoted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -311,6 +317,25 @@ def _key_problems(
         for index, is_as_columns in indexes
         if not is_as_columns
     ]
+
+
+def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -> None:
+    """Refuse an upsert by a unique index that has replaced the one of the start.
+
+    Args:
+        connection: in a transaction that keeps the table as it is; with the user's search_path.
+        target: the user's table, as SQL.
+        key: its columns that ON CONFLICT finds.
+
+    Raises:
+        OptionError: it takes other values for equal than the columns do: rows would be dropped.
+    """
+    connection.execute(OWN_PATH_MEANWHILE)
+    (oid,) = connection.execute(_FOUND, [target]).fetchone() or (0,)
+    problems = _key_problems(connection, oid, _columns(connection, oid), key)
+    connection.execute(USERS_PATH)
+    if problems:
+        raise OptionError(f"table {target} " + "; and ".join(problems))
 
 
 def strangers_hand(connection: Connection, ours: str, target: str) -> str:

@@ -40,6 +40,10 @@ def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence
     return sha256(said.encode()).hexdigest()[:32]
 
 
+_OF_ONE = f"{ID} OPERATOR(pg_catalog.=) $1"
+"""With the user's search_path, where anybody may have operators, pg_catalog may come last."""
+
+
 def move(
     source: str,
     target: str,
@@ -62,13 +66,13 @@ def move(
     names = ", ".join(map(quoted, columns))
     into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
     if not key:
-        return f"{into} {source} WHERE {ID} = $1 ORDER BY {POSITION}"
+        return f"{into} {source} WHERE {_OF_ONE} ORDER BY {POSITION}"
     keys = ", ".join(map(quoted, key))
     equal = ", ".join(changed.get(each, quoted(each)) for each in key)
     others = [quoted(each) for each in columns if each not in key]
     changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
     return (
-        f"{into} (SELECT DISTINCT ON ({equal}) {names} FROM {source} WHERE {ID} = $1 "
+        f"{into} (SELECT DISTINCT ON ({equal}) {names} FROM {source} WHERE {_OF_ONE} "
         f"ORDER BY {equal}, {POSITION} DESC) AS last "
         f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
     )
@@ -76,4 +80,4 @@ def move(
 
 def deletion(source: str) -> str:
     """What was moved, out of the staged rows; the parameter is their number."""
-    return f"DELETE FROM {source} WHERE {ID} = $1"
+    return f"DELETE FROM {source} WHERE {_OF_ONE}"

@@ -12,7 +12,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
@@ -23,6 +24,7 @@ from tallystick.errors import ManifestError, OptionError, RecordError, Retriable
 from tallystick.postgres.binary_copy import HEADER, TRAILER, chunks, encoders_for
 from tallystick.postgres.columns import Encoder, TableColumn
 from tallystick.postgres.connection import (
+    answered,
     close,
     finish,
     give_back,
@@ -38,6 +40,7 @@ from tallystick.postgres.schema import (
     POSITION,
     STAGING_COLUMNS,
     Table,
+    refuse_other_keys,
     registry_of,
     retyped,
 )
@@ -131,11 +134,11 @@ class _Writing:
         self.columns: tuple[str, ...] = ()
         self.record_count = 0
         self._over = False
-        self.connection = lend(plan.dsn, application_of(name) if name else "")
+        self.connection, self._pid = lend(plan.dsn, application_of(name) if name else "")
 
     def run(self, statement: str, parameters: Sequence[object] = ()) -> int:
         """Run one statement; return how many rows it was about."""
-        with ours(f"writing into table {self._table.name}", self._secrets):
+        with self._doing(f"writing into table {self._table.name}"):
             return self.connection.execute(query(statement), parameters or None).rowcount
 
     def write(self, rows: pa.RecordBatch, extra: Sequence[pa.Array] = ()) -> None:
@@ -163,7 +166,7 @@ class _Writing:
         names = ", ".join(map(quoted, waiting[0].schema.names))
         statement = f"COPY {self._target} ({names}) FROM STDIN (FORMAT binary)"
         types = {each.name: str(each.type) for each in waiting[0].schema}
-        with ours(f"COPY into table {self._table.name}", self._secrets, types):
+        with self._doing(f"COPY into table {self._table.name}", types):
             with self.connection.cursor().copy(query(statement)) as copy:
                 copy.write(HEADER)
                 for rows in waiting:
@@ -173,11 +176,20 @@ class _Writing:
 
     def end(self, statement: str, tag: str) -> None:
         """End the transaction, and let others have the connection."""
-        with ours(f"{tag} of rows of table {self._table.name}", self._secrets):
+        with self._doing(f"{tag} of rows of table {self._table.name}"):
             self._refuse_retyped()
             finish(self.connection, statement, tag)
         self._over = True  # from here on the connection is another one's
-        give_back(self._dsn, self.connection)
+        give_back(self._dsn, self.connection, self._pid)
+
+    @contextmanager
+    def _doing(self, doing: str, types: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Run a block on the connection; see `ours`, and for a frozen server `answered`."""
+        with (
+            ours(doing, self._secrets, types),
+            answered(self._dsn, self.connection, self._pid),
+        ):
+            yield
 
     def _refuse_retyped(self) -> None:
         """That a COPY was taken proves nothing: the bytes of one type can be those of another."""
@@ -187,6 +199,11 @@ class _Writing:
                 f"table {self._table.name} was changed since the run began: {'; '.join(changed)}. "
                 f"Nothing was written. Start again, which reads the types anew"
             )
+
+    def refuse_other_keys(self) -> None:
+        """See `schema.refuse_other_keys`; behind what has locked the table."""
+        with self._doing(f"checking table {self._table.name}"):
+            refuse_other_keys(self.connection, self._table.sql, self._key)
 
     def drop(self) -> None:
         """Cut the connection, which rolls back what is open."""
@@ -342,6 +359,7 @@ class _Direct:
         writing.flush()
         if self._temporary and writing.columns:
             writing.run(move(self._temporary, plan.table.sql, writing.columns, plan.key), [0])
+            writing.refuse_other_keys()
         writing.end("COMMIT", "COMMIT")
         return []
 

@@ -413,6 +413,15 @@ def test_a_type_that_has_no_one_text_is_refused_as_a_partition(tmp_path):
         prepared(opened(tmp_path, partition_by=["key"]), place(), long)
 
 
+def test_rows_of_which_no_column_is_left_are_refused(tmp_path):
+    """A file without columns has no rows: they were gone, without a word."""
+    sink = opened(tmp_path, partition_by=["dest"])
+    transaction = sink.plan().begin(place())
+    with pytest.raises(OptionError, match="no column is left"):
+        transaction.write(rows(0, 3).select(["dest"]))
+    transaction.abort()
+
+
 def test_a_path_that_is_too_long_is_an_error_of_the_rows(tmp_path):
     """Each folder's name is within bounds."""
     names = [f"key{number}" for number in range(20)]

@@ -1,13 +1,25 @@
 """The committing process is killed before every single step; whoever goes on finds one copy."""
 
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from tallystick.files.drafts import name_of
 from tallystick.sink.two_phase import Outcome
-from tests.files.file_sinks import OWNER, files_below, opened, place, prepared, rows, visible
+from tests.files.file_sinks import (
+    OWNER,
+    files_below,
+    final,
+    opened,
+    place,
+    prepared,
+    rows,
+    visible,
+)
 
 STEPS = ("link", "rename", "replace", "mkdir", "rmdir", "unlink", "fsync")
 """What changes a disk, apart from writing into a file that has no name yet that counts."""
@@ -76,6 +88,41 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(tmp_path, settings, tak
             break
         step += 1
     assert step > 8, "there was nothing to kill"
+
+
+@pytest.fixture
+def another_device(tmp_path):
+    """A folder to which nothing can be renamed from a test's own."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    if folder.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one device only")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_partition_on_another_device_gets_whole_files(tmp_path, another_device):
+    """Linked or mounted there; whatever the commit is killed before, the next one finishes it."""
+    step = 0
+    while True:
+        path, elsewhere = tmp_path / str(step), another_device / str(step)
+        elsewhere.mkdir()
+        path.mkdir()
+        (path / "dest=ORD").symlink_to(elsewhere)
+        sink = opened(path, partition_by=["dest"])
+        (committable,) = prepared(sink, place(), rows(0, 9))
+        killed = killed_at(step, lambda sink=sink, it=committable: sink.commit(it))
+        assert len(visible(path)) in (0, 3, 6, 9), "files are visible whole"
+
+        assert opened(path).commit(committable) is Outcome.COMMITTED
+        assert visible(path) == list(range(9)), f"killed before step {step}"
+        assert len(list(elsewhere.glob("part-*.parquet"))) == 1
+        assert list(sink.lingering(OWNER)) == []
+        assert not list(path.rglob("*.draft"))
+        if not killed:
+            break
+        step += 1
+    assert step > 8, "there was nothing to kill"
+    assert sorted(each.name for each in elsewhere.iterdir()) == [final(place())]
 
 
 def test_an_abort_that_is_killed_is_finished_by_the_next(tmp_path):

@@ -18,7 +18,17 @@ import psycopg
 import pyarrow as pa
 import pytest
 from dying_writer import ROWS
-from postgres_writing import COLUMNS, OWNER, WAYS, attempted, opened, place_of, prepared, rows_of
+from postgres_writing import (
+    COLUMNS,
+    OWNER,
+    WAYS,
+    attempted,
+    begun,
+    opened,
+    place_of,
+    prepared,
+    rows_of,
+)
 from real_postgres import PostgresServer
 
 from tallystick.errors import RetriableError
@@ -588,6 +598,37 @@ def test_a_timeout_of_the_role_cuts_no_commit(
     driver = opened(dsn, name, transactions="staged")
     (pending,) = prepared(driver, rows_of(1))
     assert driver.commit(pending) is Outcome.COMMITTED
+    driver.close()
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "new"])
+def test_a_frozen_server_ends_a_task(
+    postgres: PostgresServer, name: str, way: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it writes, prepares or only begins; nothing is handed over."""
+    monkeypatch.setattr(connection_module, "PATIENCE_S", 1.0)
+    driver = opened(postgres.dsn, name, transactions=way)
+    first, second = begun(driver, rows_of(1)), begun(driver, rows_of(2), task=1)
+    if is_kept:  # a connection, for the third one
+        for each in prepared(driver, rows_of(0), task=2):
+            driver.abort(each)
+    began = time.monotonic()
+    postgres.pause()
+    try:
+        for act in (first.prepare, second.prepare, lambda: begun(driver, rows_of(3), task=2)):
+            with pytest.raises(RetriableError, match=r"did not answer|timeout"):
+                act()
+    finally:
+        postgres.resume()
+    assert time.monotonic() - began < 30
+    for each in (first, second):
+        each.abort()
+    gc.collect()  # as above
+    for left in driver.lingering(OWNER):
+        driver.abort(left)
+    (committable,) = prepared(driver, rows_of(4))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert numbers(postgres, name) == [4]
     driver.close()
 
 

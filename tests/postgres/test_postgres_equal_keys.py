@@ -5,7 +5,7 @@ from collections.abc import Callable
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_writing import opened, prepared
+from postgres_writing import opened, place_of, prepared
 from real_postgres import PostgresServer
 
 from tallystick import OptionError, RecordError
@@ -121,6 +121,36 @@ def test_an_index_that_takes_other_keys_for_equal_is_refused(
     postgres.query(f"CREATE UNIQUE INDEX other ON {name} ({index.format(ci=ci)})")
     with pytest.raises(OptionError, match=r'other, a unique index over its key \("k"\).*collation'):
         opened(postgres.dsn, name, **settings)
+
+
+@pytest.mark.parametrize("settings", [UPSERTS, {"guarantee": "at_least_once", "key": ["k"]}])
+def test_an_index_that_is_replaced_meanwhile_drops_no_rows(
+    postgres: PostgresServer, table: Create, settings: dict
+) -> None:
+    """Of two keys that are different as the table has it, one replaced the other's row."""
+    name = table("k text PRIMARY KEY, v bigint")
+    driver = opened(postgres.dsn, name, **settings)
+    pending = list(prepared(driver, rows_of("a")))
+    postgres.query(f"ALTER TABLE {name} DROP CONSTRAINT t_pkey")
+    postgres.query(f"CREATE UNIQUE INDEX other ON {name} (k bpchar_ops)")
+
+    said = r"other, a unique index over its key.*collation"
+    for each in pending:
+        with pytest.raises(OptionError, match=said):
+            driver.commit(each)
+    if not pending:
+        transaction = driver.plan().begin(place_of())
+        transaction.write(rows_of("a "))
+        with pytest.raises(OptionError, match=said):
+            transaction.prepare()
+        transaction.abort()
+    assert len(postgres.query(f"SELECT FROM {name}")) == (0 if pending else 1)
+    postgres.query(f"DROP INDEX {name.split('.')[0]}.other")
+    postgres.query(f"ALTER TABLE {name} ADD PRIMARY KEY (k)")
+    for each in pending or prepared(driver, rows_of("a ")):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert len(postgres.query(f"SELECT FROM {name}")) == (1 if pending else 2)
+    driver.close()
 
 
 @pytest.mark.parametrize(

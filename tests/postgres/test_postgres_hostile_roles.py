@@ -442,6 +442,47 @@ def test_functions_and_operators_of_others_are_not_called(place: Place) -> None:
     assert place.postgres.query(f"SELECT a FROM {schema}.seen ORDER BY a") == [(1,), (2,)]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transactions": "staged"},
+        {"transactions": "staged", "key": ["a"]},
+        {"guarantee": "at_least_once", "key": ["a"]},
+    ],
+)
+def test_operators_of_others_are_not_called_where_pg_catalog_comes_last(
+    place: Place, settings: dict
+) -> None:
+    """A search_path may name it behind a schema of everybody's: theirs fit as well, and first."""
+    schema = place.schema
+    for text in (
+        f"ALTER TABLE {place.table} ADD PRIMARY KEY (a)",
+        f"CREATE TABLE {schema}.trapped (who text)",
+        f"GRANT INSERT ON {schema}.trapped TO PUBLIC",
+        f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {LOW}",
+    ):
+        place.postgres.query(text)
+    for right in ("bigint", "integer", "smallint"):
+        place.as_low(
+            f"CREATE FUNCTION {schema}.equal(bigint, {right}) RETURNS boolean LANGUAGE plpgsql AS "
+            f"$$BEGIN INSERT INTO {schema}.trapped VALUES (current_user); "
+            f"RETURN $1 OPERATOR(pg_catalog.=) $2; END$$"
+        )
+        place.as_low(
+            f"CREATE OPERATOR {schema}.= (FUNCTION = {schema}.equal, LEFTARG = bigint, "
+            f"RIGHTARG = {right})"
+        )
+    path = f"-c search_path={schema},pg_catalog"
+    driver = opened(
+        psycopg.conninfo.make_conninfo(place.high, options=path), place.table, **settings
+    )
+    for each in attempted(driver, rows_of(1, 2)):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert place.postgres.query(f"SELECT * FROM {schema}.trapped") == []
+    assert place.numbers() == [1, 2]
+    driver.close()
+
+
 def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

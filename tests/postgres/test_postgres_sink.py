@@ -4,6 +4,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -357,6 +358,21 @@ def test_names_may_hold_anything(
     postgres.query(f"DROP SCHEMA {odd} CASCADE")
 
 
+def test_a_columns_name_or_default_may_hold_what_ends_a_statement(
+    postgres: PostgresServer, table: Create
+) -> None:
+    name = table('a bigint, ";\n" bigint NOT NULL')
+    schema = name.split(".")[0]
+    opened(postgres.dsn, name, transactions="staged").close()
+    postgres.query(f"CREATE DOMAIN {schema}.strict AS text NOT NULL")
+    postgres.query(f"ALTER TABLE {name} ADD c {schema}.strict DEFAULT ';\n'")
+    driver = opened(postgres.dsn, name, transactions="staged")
+    for each in prepared(driver, pa.record_batch({"a": [1], ";\n": [2]})):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT * FROM {name}") == [(1, 2, ";\n")]
+    driver.close()
+
+
 def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -> None:
     name = table(f"{COLUMNS}, n serial")
     driver = opened(postgres.dsn, name, transactions="staged")
@@ -482,6 +498,53 @@ def test_rows_that_wait_take_a_new_type_that_holds_them(
     driver = opened(postgres.dsn, name, transactions="staged")
     assert driver.commit(pending) is Outcome.COMMITTED
     driver.close()
+
+
+def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_removed(
+    postgres: PostgresServer, table: Create
+) -> None:
+    """Nobody aborts them: no start is of their lineage. The table is shared with others' rows."""
+    name = table("a bigint, c numeric(10,4)")
+    beside = table("a bigint", name="u")
+    schema, staging = name.split(".")[0], name.replace(".", ".tallystick_staged_")
+    retired = replace(OWNER, lineage="given up; it's")
+    other = Owner("another", OWNER.sink, "live")
+
+    def staged(owner: Owner, value: str) -> Committable:
+        driver = opened(postgres.dsn, name, owner, transactions="staged")
+        rows = pa.record_batch({"a": [1], "c": pa.array([Decimal(value)])})
+        (made,) = prepared(driver, rows, owner=owner)
+        driver.close()
+        return made
+
+    for _ in range(2):
+        staged(retired, "1.2345")
+    elsewhere = opened(postgres.dsn, beside, retired, transactions="staged")
+    (kept,) = prepared(elsewhere, pa.record_batch({"a": [7]}), owner=retired)
+    forgotten = staged(OWNER, "3.0001")  # as an error says: the row was deleted from the registry
+    postgres.query(f"DELETE FROM {schema}.tallystick_staged WHERE name = %s", forgotten.name)
+    live = staged(other, "2.5")
+    postgres.query(f"ALTER TABLE {name} ALTER c TYPE numeric(10,2)")
+
+    with pytest.raises(OptionError, match="has rows that wait") as refused:
+        opened(postgres.dsn, name, transactions="staged")
+    told = str(refused.value)
+    assert f"2 rows of {owner_prefix(retired)!r}" in told
+    assert f"1 rows of {owner_prefix(other)!r}" in told
+    assert "1 rows of no transaction" in told
+    removals = [each for each in told.split("\n") if each.startswith(("WITH", "DELETE"))]
+    unwanted = [each for each in removals if owner_prefix(other) not in each]
+    assert (len(removals), len(unwanted)) == (3, 2)
+    for each in unwanted:
+        postgres.query(each)
+
+    driver = opened(postgres.dsn, name, other, transactions="staged")
+    assert driver.commit(live) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT * FROM {name}") == [(1, Decimal("2.50"))]
+    assert postgres.query(f"SELECT * FROM {staging}") == []
+    assert elsewhere.commit(kept) is Outcome.COMMITTED
+    for each in (driver, elsewhere):
+        each.close()
 
 
 @pytest.mark.parametrize("added", ["DEFAULT 5", "GENERATED ALWAYS AS (5) STORED", "DEFAULT 1 + 4"])
