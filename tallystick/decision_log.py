@@ -271,14 +271,6 @@ class DecisionLog:
             [held] = offsets.values()
             self._staged = decode_token(*held)
 
-    def stage_ahead(
-        self,
-        producer: Producer,
-        group: str,
-        offsets: Mapping[TopicPartition, tuple[int, str]],
-    ) -> None:
-        """Staging takes no time here."""
-
     def commit_transaction(self, producer: Producer) -> Producer:
         """Decide.
 

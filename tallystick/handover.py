@@ -244,15 +244,6 @@ class Handover:
         """See `ports.Broker.stage_offsets`."""
         self._current.stage_offsets(producer, group, offsets, for_show=for_show)
 
-    def stage_ahead(
-        self,
-        producer: Producer,
-        group: str,
-        offsets: Mapping[TopicPartition, tuple[int, str]],
-    ) -> None:
-        """See `ports.Broker.stage_ahead`."""
-        self._current.stage_ahead(producer, group, offsets)
-
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:

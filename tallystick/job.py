@@ -28,7 +28,8 @@ from tallystick.ports import Broker, Clock, Engine, EpochSource, Participants, S
 from tallystick.sink.tokens import encode_token, newest_token, takeover_count
 from tallystick.sink.transaction import Producer, Token
 from tallystick.sink.two_phase import Committable, to_abort
-from tallystick.source.shown import Offsets, to_show
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.shown import requests, shown
 from tallystick.spark_log import SparkLog
 from tallystick.state_files import COLLECTED_MAX, claimed_state, collect, delete_all
 from tallystick.topic_partition import TopicPartition
@@ -248,8 +249,11 @@ class Driver:
                 return c.CommittedRead(self._read_committed())
             case c.PlanEpoch() | c.RunEpoch():
                 return self._work(action, by)
-            case c.WriteManifest():
-                return self._write(action)
+            case c.WriteManifest(manifest, is_seed):
+                nonce = self._clock.nonce()
+                path = m.manifest_path(manifest, m.SEED + nonce if is_seed else nonce)
+                self._storage.put(path, manifest.encode())
+                return c.ManifestWritten(path)
             case c.CountOutput(producer, produced, committables):
                 if self._participants is not None:
                     self._participants.check_prepared(committables)
@@ -344,36 +348,23 @@ class Driver:
         found = ((path, self._storage.get(path)) for path in paths)
         return [m.decode(data, path) for path, data in found if data is not None]
 
-    def _staged(self, token: Token, sources: tuple[str, ...]) -> list[tuple[str, Offsets]]:
-        """What a transaction has besides rows, by group: the token first, the rest is for show."""
-        held = encode_token(replace(token, takeover_count=self._takeover_count))
-        of_token = (self._target.token_group, {self._target.token_partition: held})
-        return [of_token, *to_show(sources, self._target.cluster_id)]
-
-    def _write(self, action: c.WriteManifest) -> c.Event:
-        """Write the manifest; Kafka takes its token in meanwhile, which counts by the commit."""
-        manifest, nonce = action.manifest, self._clock.nonce()
-        path = m.manifest_path(manifest, m.SEED + nonce if action.is_seed else nonce)
-        if not action.is_seed:
-            token = self._identity.token(manifest.checkpoint_id, path)
-            for group, offsets in self._staged(token, manifest.sources):
-                self._broker.stage_ahead(manifest.producer, group, offsets)
-        self._storage.put(path, manifest.encode())
-        return c.ManifestWritten(path)
-
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         """Stage the token and the sources' offsets, then commit: all of it or nothing."""
-        (group, of_token), *for_show = self._staged(action.token, action.sources)
-        self._broker.stage_offsets(action.producer, group, of_token)
-        token = of_token[self._target.token_partition]
+        token = encode_token(replace(action.token, takeover_count=self._takeover_count))
+        group = self._target.token_group
+        self._broker.stage_offsets(action.producer, group, {self._target.token_partition: token})
         elsewhere = dict.fromkeys(self._token_places, token)
         try:
             self._broker.stage_offsets(action.producer, group, elsewhere, for_show=True)
         except AuthorizationError as error:
             logger.warning("the token is not kept under earlier topics of the sink: %s", error)
             self._token_places = frozenset()
-        for group, positions in for_show:
-            self._broker.stage_offsets(action.producer, group, positions, for_show=True)
+        for source in _sources(action.sources):
+            if source.cluster_id == self._target.cluster_id:
+                for positions in requests(shown(source)):
+                    self._broker.stage_offsets(
+                        action.producer, source.group, positions, for_show=True
+                    )
         return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
 
     def _read_committed(self) -> Committed:
@@ -448,3 +439,8 @@ def _decided(action: c.RecoverParticipants | c.CommitParticipants) -> tuple[Comm
     match action:
         case c.RecoverParticipants(_, committables, _) | c.CommitParticipants(committables, _, _):
             return committables
+
+
+def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
+    parsed = [parse_source(text) for text in texts]
+    return [source for source in parsed if source is not None and source.group]

@@ -61,18 +61,6 @@ class Broker(Protocol):
         """
         ...
 
-    def stage_ahead(
-        self,
-        producer: Producer,
-        group: str,
-        offsets: Mapping[TopicPartition, tuple[int, str]],
-    ) -> None:
-        """Send what `stage_offsets` will be given soon, and wait for nothing.
-
-        Whether it arrived only `stage_offsets` tells, so nothing is raised.
-        """
-        ...
-
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:

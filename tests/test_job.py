@@ -319,8 +319,6 @@ class LoneKafka:
     def stage_offsets(self, _: Producer, group: str, offsets: Any, *, for_show: bool = False):
         self.offsets |= offsets
 
-    def stage_ahead(self, *_: Any) -> None: ...
-
     def group_offsets(self, *_: Any) -> Any:
         return dict(self.offsets)
 

@@ -21,7 +21,6 @@ from tallystick.kafka import cluster, group_offsets, offsets, protocol, written
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.group_offsets import Offsets
-from tallystick.kafka.network import Posted
 from tallystick.sink.cluster_facts import ClusterFacts
 from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
 from tallystick.sink.transaction import ProducedRange, Producer
@@ -38,8 +37,6 @@ COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 """Coordinator states of a transaction that was, or is being, made visible."""
 ABSENT = frozenset({"UnknownTopicOrPartition"})
 ASK_AGAIN_S = 0.2
-_Staged = tuple[Producer, str, dict[TopicPartition, tuple[int, str]]]
-"""What is put into a transaction, under which group."""
 
 
 class KafkaBroker:
@@ -57,7 +54,6 @@ class KafkaBroker:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._transaction_version: int | None = None
         self._unanswered: Producer | None = None
-        self._ahead: list[tuple[_Staged, Posted]] = []
         self._told_unguarded = False
 
     def close(self) -> None:
@@ -68,7 +64,6 @@ class KafkaBroker:
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
         """See `ports.Broker.fence`."""
-        self._drop_ahead()
         self._transaction_version = cluster.transaction_version(self.client) or 0
         if current is None:
             return self._init_producer(transactional_id, None)
@@ -106,59 +101,26 @@ class KafkaBroker:
             BrokerUnavailableError: the deadline passed; a topic that does not exist ends so too,
                 unless `for_show`.
         """
-        if not offsets or self._was_taken((producer, group, dict(offsets))):
+        if not offsets:
             return
         if self.transaction_version < EPOCH_BY_END_TXN:
             self._add_group(producer, group)
-        make = partial(self._staging, producer, group)
-        self._settle(make, group, offsets, for_show=for_show)
-
-    def stage_ahead(self, producer: Producer, group: str, offsets: Offsets) -> None:
-        """See `ports.Broker.stage_ahead`.
-
-        Only from transaction.version 2 on: before, Kafka takes offsets into a transaction whoever
-        owns the transactional id by then.
-        """
-        if not offsets or self.transaction_version < EPOCH_BY_END_TXN:
-            return
-        request = self._staging(producer, group, offsets)
-        posted = self.client.post_ahead(request, Coordinator("group", group))
-        if posted is not None:
-            self._ahead.append(((producer, group, dict(offsets)), posted))
-
-    def _staging(self, producer: Producer, group: str, offsets: Offsets) -> Any:
         request_class = protocol.TxnOffsetCommitRequest
-        return request_class(
-            transactional_id=producer.transactional_id,
-            group_id=group,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
-            generation_id=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=group_offsets.committing(request_class, offsets),
-            **self._generation(4, 5),
-        )
 
-    def _was_taken(self, staged: _Staged) -> bool:
-        """Whether just this was sent ahead and Kafka has taken it; if in doubt it is sent again."""
-        posted = next((posted for ahead, posted in self._ahead if ahead == staged), None)
-        if posted is None:
-            return False
-        self._ahead.remove((staged, posted))
-        try:
-            response = self.client.network.wait(
-                posted, self.client.try_until(self.client.deadline())
+        def make(some: Offsets) -> Any:
+            return request_class(
+                transactional_id=producer.transactional_id,
+                group_id=group,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                generation_id=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=group_offsets.committing(request_class, some),
+                **self._generation(4, 5),
             )
-        except OSError:
-            return False
-        return not any(code for code, _ in group_offsets.codes_of(response))
 
-    def _drop_ahead(self) -> None:
-        """Nobody will ask what became of it: its transaction is over."""
-        for _, posted in self._ahead:
-            self.client.network.discard(posted)
-        self._ahead.clear()
+        self._settle(make, group, offsets, for_show=for_show)
 
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
@@ -386,8 +348,6 @@ class KafkaBroker:
     def _end_transaction(
         self, producer: Producer, *, committed: bool, accept: frozenset[str] = frozenset()
     ) -> Any:
-        self._drop_ahead()
-
         def make() -> Any:
             return protocol.EndTxnRequest(
                 transactional_id=producer.transactional_id,

@@ -155,20 +155,6 @@ class Client:
             self.obstacles[f"{doing}: {obstacle}"] += 1
             attempts.pause(obstacle)
 
-    def post_ahead(self, request: Any, target: Coordinator) -> Posted | None:
-        """Send a request whose answer `network.wait` gives later.
-
-        Returns:
-            What to wait for; None: it could not be sent, or the coordinator is not known yet.
-        """
-        node = self._coordinators.get(target)
-        if node is None:
-            return None
-        try:
-            return self.network.post(node, request, self.try_until(self.deadline()))
-        except OSError:
-            return None
-
     def ask_leaders(
         self,
         partitions: Iterable[TopicPartition],

@@ -1,10 +1,9 @@
 """The Broker port of one driver, over a cluster that it shares with others, and that breaks."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from tallystick.errors import BrokerUnavailableError, TallystickError
+from tallystick.errors import BrokerUnavailableError
 from tallystick.sim.kafka_cluster import EPOCH_BY_END_TXN, KafkaCluster, Offsets
 from tallystick.sim.scheduler import Process
 from tallystick.sim.wire import Call
@@ -65,13 +64,6 @@ class SimulatedBroker:
     ) -> None:
         """See `ports.Broker.stage_offsets`."""
         self._send("stage_offsets", lambda: self._cluster.stage(producer, group, offsets))
-
-    def stage_ahead(self, producer: Producer, group: str, offsets: Offsets) -> None:
-        """See `ports.Broker.stage_ahead`; a cluster of before takes no offsets by themselves."""
-        if self._cluster.transaction_version < EPOCH_BY_END_TXN:
-            return
-        with suppress(TallystickError):  # nobody waits for the answer
-            self._send("stage_ahead", lambda: self._cluster.stage(producer, group, offsets))
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
         """Outside any transaction: no driver does it, but broken ones of the tests do."""

@@ -4,16 +4,14 @@ Kafka appends the offsets of one request to its own topic as one batch, whose si
 that of any other (1 MB by default); so thousands of partitions need several requests.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.offsets import SourceOffsets
 from tallystick.topic_partition import TopicPartition
 
 POSITIONS_PER_REQUEST = 1_000
 """At most about 600 bytes each, where group and topic have the longest names that Kafka allows."""
-Offsets = dict[TopicPartition, tuple[int, str]]
-"""(offset, metadata) by partition."""
 
 
 def shown(source: SourceOffsets) -> dict[TopicPartition, int]:
@@ -21,22 +19,9 @@ def shown(source: SourceOffsets) -> dict[TopicPartition, int]:
     return {p: offset for p, offset in source.positions.items() if p.topic not in source.gone}
 
 
-def to_show(texts: Iterable[str], cluster_id: str) -> Iterator[tuple[str, Offsets]]:
-    """What the groups on a cluster are to show of an epoch, in requests: group and positions.
-
-    Args:
-        texts: the positions of its sources, as JSON.
-        cluster_id: the cluster.
-    """
-    for source in map(parse_source, texts):
-        if source is not None and source.group and source.cluster_id == cluster_id:
-            for positions in requests(shown(source)):
-                yield source.group, positions
-
-
 def requests(
     positions: Mapping[TopicPartition, int],
-) -> Iterator[Offsets]:
+) -> Iterator[dict[TopicPartition, tuple[int, str]]]:
     """The positions as (offset, metadata), a request's worth at a time."""
     left = iter(positions.items())
     while part := {p: (offset, "") for p, offset in islice(left, POSITIONS_PER_REQUEST)}:

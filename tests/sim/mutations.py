@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from tallystick import job
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import micro_batches, verdict
 from tallystick.checkpoint import protocol as c
@@ -31,7 +32,8 @@ from tallystick.sim import engine
 from tallystick.sim.faults import Fault
 from tallystick.sim.kafka_cluster import KafkaCluster
 from tallystick.sink.tokens import encode_token
-from tallystick.source.shown import to_show
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.shown import shown
 from tallystick.spark_log import SparkLog
 
 Replacement = Callable[[], Any]
@@ -130,14 +132,22 @@ for fault in (Fault.LATE_EFFECT, Fault.CRASH_LATE):
     )
 
 
+def _on_the_sinks_cluster(driver: Driver, action: c.CommitTransaction) -> list[SourceOffsets]:
+    return [each for each in job._sources(action.sources) if each.cluster_id == driver.cluster_id]
+
+
+def _with_metadata(positions: Mapping[Any, int]) -> dict[Any, tuple[int, str]]:
+    return {partition: (offset, "") for partition, offset in positions.items()}
+
+
 @mutation("the token is committed after the rows", Driver, "_commit", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
         token = {self._target.token_partition: encode_token(action.token)}
         if not action.token.manifest_path:
             return original(self, action)
-        for group, offsets in to_show(action.sources, self.cluster_id):
-            self._broker.stage_offsets(action.producer, group, offsets)
+        for source in _on_the_sinks_cluster(self, action):
+            self._broker.stage_offsets(action.producer, source.group, _with_metadata(shown(source)))
         event = c.TransactionCommitted(self._broker.commit_transaction(action.producer))
         self._broker.commit_offsets(self._target.token_group, token)
         return event
@@ -159,8 +169,8 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     def commit(self: Any, action: c.CommitTransaction) -> c.Event:
         event = original(self, replace(action, sources=()))
-        for group, offsets in to_show(action.sources, self.cluster_id):
-            self._broker.commit_offsets(group, offsets)
+        for source in _on_the_sinks_cluster(self, action):
+            self._broker.commit_offsets(source.group, _with_metadata(shown(source)))
         return event
 
     return commit

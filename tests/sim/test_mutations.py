@@ -17,11 +17,8 @@ assert sink_mutations, "does so too"
 assert loop_mutations, "and so does this"
 assert gang_mutations, "as well as this"
 SEED_COUNT_MAX = 300
-RARE = {
-    "a change of a copy goes on though another one began": 600,
-    "a copy does not check what a change starts from": 800,
-}
-"""Two drivers have to meet in one copy of state, as only later seeds have it: 451, and 654."""
+RARE = {"a change of a copy goes on though another one began": 600}
+"""Two drivers have to meet in one copy of state, which the first seeds lack: 451 has it."""
 FAULTLESS_SEED_COUNT = 3
 
 
