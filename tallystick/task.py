@@ -15,12 +15,9 @@ two attempts of a task apart, they share producer id and epoch):
 """
 
 import contextlib
-import gc
 import json
 import logging
-import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -33,10 +30,10 @@ from tallystick import stopwatch as clock
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
 from tallystick.formats import DEADLETTER, DROPMALFORMED
-from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.records import EncodedBatch, encode
+from tallystick.kafka.thread_client import client_for
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.parent_process import check_parent
 from tallystick.sink.rows import RowLayout
@@ -52,20 +49,6 @@ BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
 COMBINED_BYTES_MAX = 1 << 31
 """A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
 STRICT = LossPolicy()
-
-_clients: dict[tuple[int, int, KafkaConfig], Client] = {}
-
-
-def client_for(config: KafkaConfig) -> Client:
-    """Return the thread's client of a cluster; never one that was made before a fork."""
-    key = (os.getpid(), threading.get_ident(), config)
-    if key not in _clients:
-        _clients[key] = Client(config)
-        # Spark's daemon has each worker collect garbage after every task, which visits all objects
-        # of all modules: 35 to 70 ms. What was loaded by now stays, and need not be visited again.
-        gc.collect()
-        gc.freeze()
-    return _clients[key]
 
 
 class DeadLetters(NamedTuple):

@@ -19,6 +19,7 @@ from tallystick.checkpoint.savepoint import Claim, claim_path
 from tallystick.errors import DataLossError, ManifestError, StorageError
 from tallystick.job import Driver
 from tallystick.ports import Prepared
+from tallystick.sim.simulation import check_positions
 from tallystick.sim.storage import SimulatedStorage
 from tallystick.sim.world import OTHER, OWN, World
 from tallystick.sink.tokens import (
@@ -110,7 +111,7 @@ def test_positions_on_the_sinks_cluster_are_committed_with_the_rows_and_no_other
         world.run_quietly()
     finally:
         world.close()
-    world.check_positions()
+    check_positions(world)
 
     assert world.checker.violations == []
     shown = {place: at for place, at in world.sink.offsets.items() if place[0] == OWN.group}

@@ -102,7 +102,7 @@ def _live(world: World) -> str:
             return "refused, rightly"
     world.run_quietly()
     _look(world, [*_read(world), *world.repeated], is_last=True)
-    _check_positions(world)
+    check_positions(world)
     return "exactly once"
 
 
@@ -135,7 +135,7 @@ def _expect(world: World, error: type[Exception]) -> None:
     checker.expected_error = None
 
 
-def _check_positions(world: World) -> None:
+def check_positions(world: World) -> None:
     """The group on the sink's cluster shows how far its source was read; no other is there."""
     if world.decided_by != KAFKA:
         return

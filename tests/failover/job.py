@@ -11,12 +11,13 @@ from tallystick.errors import RetriableError
 from tallystick.job import Driver, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.thread_client import client_for
 from tallystick.ports import Engine, PlannedEpoch, Prepared
 from tallystick.sink.transaction import Producer
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.state.handles import StepState
 from tallystick.storage import FileStorage, SystemClock
-from tallystick.task import WritePlan, client_for
+from tallystick.task import WritePlan
 from tallystick.topic_partition import TopicPartition
 from tests.failover.known_rows import RowsEngine, Shape
 

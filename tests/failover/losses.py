@@ -13,7 +13,7 @@ from tallystick import task
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.task import client_for
+from tallystick.kafka.thread_client import client_for
 from tallystick.testing import EmbeddedKafka
 from tests.failover.evidence import problems_of, read_committed, replay
 from tests.failover.job import PARTITIONS, Job, MakeJob, readers_group

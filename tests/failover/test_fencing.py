@@ -10,8 +10,9 @@ import pytest
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError, FencedError
 from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.thread_client import client_for
 from tallystick.sink.transaction import Producer
-from tallystick.task import WritePlan, client_for
+from tallystick.task import WritePlan
 from tallystick.testing import EmbeddedKafka
 from tallystick.topic_partition import TopicPartition
 from tests.failover.known_rows import Shape
