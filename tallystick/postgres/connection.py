@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
@@ -354,8 +353,7 @@ def answered(
         RetriableError: see `cut_off`.
     """
     patience_s = PATIENCE_S if until is None else seconds_until(until)
-    trouble = partial(_trouble, _same_server(dsn, connection), pid)
-    return cut_off(connection, patience_s, trouble)
+    return cut_off(connection, patience_s, lambda: _trouble(_same_server(dsn, connection), pid))
 
 
 @contextmanager

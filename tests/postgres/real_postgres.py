@@ -81,7 +81,7 @@ class PostgresServer:
         """The rows of one statement, read by psycopg itself, on a connection of its own."""
         with self.connect(dsn) as connection:
             cursor = connection.execute(text, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return [] if cursor.description is None else cursor.fetchall()
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
