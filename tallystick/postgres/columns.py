@@ -18,7 +18,7 @@ from tallystick.postgres import kernels
 
 _EPOCH_DAYS = 10_957  # from 1970 to 2000, where PostgreSQL's time begins
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
-_TEXTS = {"text", "varchar", "bpchar", "json", "citext", "enum", "name"}
+TEXTS = {"text", "varchar", "bpchar", "json", "citext", "enum", "name"}
 """Not xml: a binary COPY takes a document's bytes for the encoding that it says it has."""
 _VARCHAR_HEADER = 4
 """What atttypmod counts besides a varchar's characters."""
@@ -44,6 +44,7 @@ class TableColumn:
         type_modifier: the column's own; `modifier` may be that of its domain.
         collation: as SQL; empty: the type's own, or it has none.
         collation_id: the server's number of it.
+        counts_bytes: whether a byte is a character to the database: it has SQL_ASCII.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TableColumn:
     type_modifier: int = -1
     collation: str = ""
     collation_id: int = 0
+    counts_bytes: bool = False
 
     @property
     def declared(self) -> str:
@@ -151,10 +153,11 @@ def _kernel_for(source: pa.DataType, target: TableColumn) -> _Kernel | None:
         return inner and (lambda array: inner(array.dictionary_decode()))
     if is_.is_null(source):
         return lambda array: Fields(_NONE, 0, _no_offsets(), np.zeros(len(array), np.uint8))
-    if kind in _TEXTS or kind == "jsonb":
+    if kind in TEXTS or kind == "jsonb":
         version = 1 if kind == "jsonb" else -1
         room = target.modifier - _VARCHAR_HEADER if kind == "varchar" else -1
-        return (lambda array: _text(array, version, room)) if _is_text(source) else None
+        length = pc.binary_length if target.counts_bytes else pc.utf8_length
+        return (lambda array: _text(array, version, room, length)) if _is_text(source) else None
     if kind == "bool" and is_.is_boolean(source):
         return lambda array: _fixed(array, array.cast(pa.uint8()), ">u1")
     if kind in _WIDTHS and is_.is_integer(source):
@@ -245,10 +248,12 @@ def _packed(array: pa.Array, numbers: NDArray[Any], dtype: str) -> Fields:
     return Fields(data, np.dtype(dtype).itemsize, _no_offsets(), _valid(array))
 
 
-def _text(array: pa.Array, version: int, room: int) -> Fields:
+def _text(
+    array: pa.Array, version: int, room: int, length: Callable[[pa.Array], pa.Array]
+) -> Fields:
     array = array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
     # Blanks that are too many the server would cut off.
-    if room >= 0 and pc.any(pc.greater(pc.utf8_length(array), room)).as_py():
+    if room >= 0 and pc.any(pc.greater(length(array), room)).as_py():
         raise ValueError(f"a text is too long for {room} characters, blanks among them")
     return _ragged(array, version)
 

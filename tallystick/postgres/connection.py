@@ -64,8 +64,10 @@ _WITHOUT_END = """
 _MILLISECOND_S = 0.001
 _GRACE_S = 0.5
 """A server that is well says itself, before it is cut off, what it waits for."""
-_ASKED_S = 2
-"""What another connection is given to show that the server is at work; libpq takes no less."""
+_CONNECT_TIMEOUT_MIN_S = 2
+"""libpq takes no less."""
+_ASKED_S = CONNECT_TIMEOUT_S
+"""What another connection is given to show that the server is at work, which may be slow at it."""
 _ASKED_EVERY_S = 5.0
 _SILENT = "the server did not answer"
 _KEPT_MAX = 2
@@ -150,7 +152,7 @@ def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
         ) from None
     settings: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
     if patience_s is not None:
-        allowed_s = max(_ASKED_S, round(patience_s))
+        allowed_s = max(_CONNECT_TIMEOUT_MIN_S, round(patience_s))
         settings["connect_timeout"] = min(wanted_s, allowed_s) if wanted_s > 0 else allowed_s
     return settings | {
         "autocommit": True,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from psycopg import errors
 
 from tallystick.errors import OptionError
-from tallystick.postgres.columns import TableColumn
+from tallystick.postgres.columns import TEXTS, TableColumn
 from tallystick.postgres.connection import (
     OWN_PATH_MEANWHILE,
     USERS_PATH,
@@ -20,7 +20,7 @@ from tallystick.postgres.connection import (
     query,
     quoted,
 )
-from tallystick.postgres.names import found, prefix_of
+from tallystick.postgres.names import NAME_BYTES_MAX, found, prefix_of
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -66,10 +66,15 @@ _DOMAIN_DEFAULTS = """
     JOIN pg_type t ON t.oid = a.atttypid
     WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
 """
+_TEXT_BY = dict.fromkeys(("date", "timestamp", "timestamptz"), ("DateStyle", "ISO")) | {
+    "interval": ("IntervalStyle", "postgres"),
+    "bytea": ("bytea_output", "hex"),
+}
+"""Of types whose text depends on a setting of the session: that, and its usual value."""
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
 _WHOSE = """
-    SELECT r.name, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
-    GROUP BY r.name ORDER BY r.name
+    SELECT r.name, r.id, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
+    GROUP BY r.name, r.id ORDER BY r.name
 """
 _OWNERS_SHOWN = 10
 _MADE_MEANWHILE = (
@@ -238,17 +243,13 @@ def _whose(connection: Connection, table: Table) -> str:
     """
     staging, registry = table.staging, registry_of(table.schema)
     asked = _WHOSE.format(staging=staging, registry=registry, id=ID)
-    counts: dict[str | None, int] = {}
-    for name, count in connection.execute(query(asked)).fetchall():
-        # What others may have written there by other names is shown, and removed, by its name.
-        owner = prefix_of(name) if name and found(name, "", "") else name
-        counts[owner] = counts.get(owner, 0) + count
-    shown = dict(list(counts.items())[:_OWNERS_SHOWN])
-    rows = "; ".join(
-        f"{count} rows of {'no transaction' if owner is None else repr(owner)}"
-        for owner, count in shown.items()
-    )
-    removals = "".join(f"\n{_removal(staging, registry, owner)};" for owner in shown)
+    counts: dict[tuple[str, str], int] = {}
+    for name, number, count in connection.execute(query(asked)).fetchall():
+        whose = _removal(staging, registry, name, number)
+        counts[whose] = counts.get(whose, 0) + count
+    shown = list(counts)[:_OWNERS_SHOWN]
+    rows = "; ".join(f"{counts[whose]} rows of {whose[0]}" for whose in shown)
+    removals = "".join(f"\n{removal};" for _, removal in shown)
     return (
         f"The rows are: {rows}{'; and others' if len(shown) < len(counts) else ''}. Start each of "
         f"these pipelines: its checkpoint's lineage, as a hash, is behind its name and its sink's. "
@@ -257,12 +258,16 @@ def _whose(connection: Connection, table: Table) -> str:
     )
 
 
-def _removal(staging: str, registry: str, owner: str | None) -> str:
-    if owner is None:
+def _removal(staging: str, registry: str, name: str | None, number: int) -> tuple[str, str]:
+    """Whose the rows under a name are, and what removes all that are his."""
+    if name is None:
         known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
-        return f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
-    return (
-        f"WITH gone AS (DELETE FROM {registry} WHERE starts_with(name, {literal(owner)}) "
+        return "no transaction", f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
+    whose, which = prefix_of(name), f"starts_with(name, {literal(prefix_of(name))})"
+    if found(name, "", "") is None:  # of others, and maybe what the names of all begin with
+        whose, which = name[:NAME_BYTES_MAX], f"id = {number}"
+    return repr(whose), (
+        f"WITH gone AS (DELETE FROM {registry} WHERE {which} "
         f"AND staging = {literal(staging)} RETURNING id) "
         f"DELETE FROM {staging} WHERE {ID} IN (SELECT id FROM gone)"
     )
@@ -292,9 +297,10 @@ def _lossless(
     name, was, now = quoted(old.name), old.type_name, new.type_name
     # As text, since not all types know what is equal, and by its bytes, as not all collations do.
     rounded = f'{name}::{now}::{was}::text IS DISTINCT FROM {name}::text COLLATE "C"'
-    refused = "what a value means would depend on the session's TimeZone"
+    setting = _setting_between(connection, old.kind, new.kind)
+    refused = f"what a value means would depend on the session's {setting}"
     # There and back a value would be the same again.
-    if not _is_moved(old.kind, new.kind):
+    if not setting:
         refused = "a value would not stay as it is"
         try:
             with connection.transaction():
@@ -311,10 +317,19 @@ def _lossless(
     )
 
 
-def _is_moved(old: str, new: str) -> bool:
-    """Whether one of two types has a time zone, and the other takes the session's for it."""
-    kinds = {old.removeprefix("_"), new.removeprefix("_")}
-    return bool(kinds & _ZONED) and bool(kinds & _ZONELESS)
+def _setting_between(connection: Connection, old: str, new: str) -> str:
+    """The session's setting that decides what becomes of values in another type; empty: none.
+
+    Whoever altered the user's table may have had another one than the role has.
+    """
+    old, new = old.removeprefix("_"), new.removeprefix("_")
+    if {old, new} & _ZONED and {old, new} & _ZONELESS:
+        return "TimeZone"
+    if old not in _TEXT_BY or new not in TEXTS:
+        return ""
+    setting, usual = _TEXT_BY[old]
+    row = connection.execute("SELECT split_part(current_setting($1), ',', 1)", [setting]).fetchone()
+    return "" if row == (usual,) else setting
 
 
 def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:

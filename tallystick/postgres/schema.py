@@ -57,7 +57,7 @@ _COLUMNS = """
            b.modifier, b.not_null, a.atthasdef OR a.attidentity <> '' OR d.typdefault IS NOT NULL,
            a.attgenerated <> '', a.attidentity = 'a', a.atttypid, a.atttypmod,
            CASE WHEN a.attcollation = d.typcollation THEN '' ELSE a.attcollation::regcollation::text
-           END, a.attcollation
+           END, a.attcollation, current_setting('server_encoding') = 'SQL_ASCII'
     FROM base b JOIN pg_attribute a ON a.attrelid = $1 AND a.attnum = b.attnum
     JOIN pg_type d ON d.oid = a.atttypid
     WHERE b.typtype <> 'd' ORDER BY a.attnum
@@ -159,10 +159,11 @@ _UNIQUE = """
     FROM pg_index i
     WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate
       AND i.indpred IS NULL AND i.indexprs IS NULL
-      AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text)
+      AND (SELECT array_agg(a.attname::text ORDER BY a.attname)
            FROM pg_attribute a
            WHERE a.attrelid = i.indrelid
-             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = $2
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+        = (SELECT array_agg(k.name::text ORDER BY k.name) FROM unnest($2::name[]) AS k (name))
     ORDER BY 1
 """
 """And whether what is equal to the index is equal to DISTINCT, and the other way around.
@@ -303,7 +304,7 @@ def _key_problems(
     missing = sorted(set(key) - {each.name for each in columns})
     if missing:
         return [f"has no column {', '.join(map(repr, missing))}, named in key="]
-    indexes = connection.execute(query(_UNIQUE), [oid, sorted(key)]).fetchall()
+    indexes = connection.execute(query(_UNIQUE), [oid, list(key)]).fetchall()
     names = ", ".join(map(quoted, key))
     if not indexes:
         return [

@@ -439,6 +439,7 @@ def test_what_a_frozen_server_does_not_answer_shares_one_deadline(
 ) -> None:
     """Whether there is a connection or not: sixteen tasks' commits take no longer than one."""
     monkeypatch.setattr(driver_module, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(connection_module, "_ASKED_S", 2)
     driver = opened(postgres.dsn, name, transactions=way)
     sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
     many = tuple(prepared(driver, rows_of(task), task=task)[0] for task in range(16))
@@ -500,6 +501,39 @@ def test_work_that_goes_on_behind_the_deadline_is_not_cut(
     assert sinks.commit(many) == ()
     assert numbers(postgres, name) == [0, 1]
     driver.close()
+
+
+def test_work_on_a_server_that_is_slow_to_take_a_connection_is_not_cut(
+    name: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has much to do, or is far away, which is where a commit takes long, too."""
+    driver = opened(postgres.dsn, name, transactions="staged")
+    (pending,) = prepared(driver, rows_of(1))
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.5)
+    for text in (
+        f"CREATE FUNCTION {name}_slow() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN PERFORM pg_sleep(8); RETURN NEW; END$$",
+        f"CREATE TRIGGER slow BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION {name}_slow()",
+        "ALTER SYSTEM SET post_auth_delay = 3",
+    ):
+        postgres.query(text)
+    try:
+        _reload_until(postgres, lambda connecting_s: connecting_s > 2.5)
+        assert OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER}).commit((pending,)) == ()
+    finally:
+        postgres.query("ALTER SYSTEM RESET post_auth_delay")
+        _reload_until(postgres, lambda connecting_s: connecting_s < 2.5)
+    assert numbers(postgres, name) == [1]
+    driver.close()
+
+
+def _reload_until(postgres: PostgresServer, is_so: Callable[[float], bool]) -> None:
+    took_s, tried_count = 0.0, 0
+    while not is_so(took_s) or not tried_count:
+        assert tried_count < 20, took_s
+        began, tried_count = time.monotonic(), tried_count + 1
+        postgres.query("SELECT pg_reload_conf()")
+        took_s = time.monotonic() - began
 
 
 def test_a_server_without_room_for_another_session_is_at_work() -> None:
@@ -607,6 +641,7 @@ def test_a_frozen_server_ends_a_task(
 ) -> None:
     """Whether it writes, prepares or only begins; nothing is handed over."""
     monkeypatch.setattr(connection_module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connection_module, "_ASKED_S", 2)
     driver = opened(postgres.dsn, name, transactions=way)
     first, second = begun(driver, rows_of(1)), begun(driver, rows_of(2), task=1)
     if is_kept:  # a connection, for the third one
@@ -636,6 +671,7 @@ def test_a_frozen_server_ends_a_look_and_a_start(
     postgres: PostgresServer, name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connection_module, "_ASKED_S", 2)
     driver = opened(postgres.dsn, name, transactions=way)
     began = time.monotonic()
     postgres.pause()

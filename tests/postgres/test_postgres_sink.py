@@ -5,6 +5,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -26,7 +27,7 @@ from real_postgres import PostgresServer
 
 from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
 from tallystick.postgres import driver as driver_module
-from tallystick.postgres.connection import connect
+from tallystick.postgres.connection import close_kept, connect
 from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
 from tallystick.postgres.sink import PostgresSink
 from tallystick.sink.two_phase import (
@@ -500,6 +501,92 @@ def test_rows_that_wait_take_a_new_type_that_holds_them(
     driver.close()
 
 
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "unusual", "kind", "value", "usual"),
+    [
+        ("DateStyle", "SQL,DMY", "date", date(2026, 2, 1), "2026-02-01"),
+        (
+            "DateStyle",
+            "SQL,DMY",
+            "timestamp",
+            datetime.fromisoformat("2026-02-01"),
+            "2026-02-01 00:00:00",
+        ),
+        ("IntervalStyle", "iso_8601", "interval", timedelta(hours=1), "01:00:00"),
+        ("bytea_output", "escape", "bytea", b"abc", "\\x616263"),
+    ],
+)
+def test_rows_that_wait_become_no_text_of_the_roles_own_form(
+    postgres: PostgresServer,
+    table: Create,
+    setting: str,
+    unusual: str,
+    kind: str,
+    value: object,
+    usual: str,
+    starts: bool,
+) -> None:
+    """Whoever altered the table had another form: 01/02/2026 stood beside 2026-02-01."""
+    name = table(f"v {kind}")
+    dsn = f"{postgres.dsn} options='-c {setting}={unusual}'"
+    driver = opened(dsn, name, transactions="staged")
+    (pending,) = prepared(driver, pa.record_batch({"v": [value]}))
+    postgres.query(f"ALTER TABLE {name} ALTER v TYPE text")
+    said = f"has rows that wait.*{setting}"
+    with pytest.raises(OptionError, match=said):
+        opened(dsn, name, transactions="staged") if starts else driver.commit(pending)
+    driver.close()
+
+    driver = opened(postgres.dsn, name, transactions="staged")
+    assert driver.commit(pending) is Outcome.COMMITTED
+    assert postgres.query(f"SELECT v FROM {name}") == [(usual,)]
+    driver.close()
+
+
+@pytest.fixture
+def of_encoding(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Creates a database of an encoding, and returns how to connect."""
+
+    def create(encoding: str) -> str:
+        postgres.query(
+            f"CREATE DATABASE encoded ENCODING '{encoding}' TEMPLATE template0 "
+            f"LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        return postgres.dsn.replace("dbname=postgres", "dbname=encoded")
+
+    yield create
+    close_kept()
+    postgres.query("DROP DATABASE encoded WITH (FORCE)")
+
+
+def test_where_bytes_are_characters_no_blank_is_cut(
+    postgres: PostgresServer, of_encoding: Callable[[str], str]
+) -> None:
+    dsn = of_encoding("SQL_ASCII")
+    postgres.query("CREATE TABLE t (v varchar(3))", dsn=dsn)
+    driver = opened(dsn, "t")
+    with pytest.raises(RecordError, match="too long for 3 characters"):
+        attempted(driver, pa.record_batch({"v": ["é  "]}))
+    for each in prepared(driver, pa.record_batch({"v": ["é ", "abc"]})):
+        assert driver.commit(each) is Outcome.COMMITTED
+    found = postgres.query("SELECT convert_to(v, 'SQL_ASCII') FROM t", dsn=dsn)
+    assert found == [("é ".encode(),), (b"abc",)]
+    driver.close()
+
+
+def test_a_keys_names_may_sort_otherwise_in_the_database(
+    postgres: PostgresServer, of_encoding: Callable[[str], str]
+) -> None:
+    dsn = of_encoding("KOI8R")
+    postgres.query('CREATE TABLE t ("в" bigint, "ю" bigint, PRIMARY KEY ("в", "ю"))', dsn=dsn)
+    driver = opened(dsn, "t", transactions="staged", key=["ю", "в"])
+    for each in prepared(driver, pa.record_batch({"в": [1], "ю": [2]})):
+        assert driver.commit(each) is Outcome.COMMITTED
+    assert postgres.query("SELECT * FROM t", dsn=dsn) == [(1, 2)]
+    driver.close()
+
+
 def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_removed(
     postgres: PostgresServer, table: Create
 ) -> None:
@@ -524,6 +611,15 @@ def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_rem
     forgotten = staged(OWNER, "3.0001")  # as an error says: the row was deleted from the registry
     postgres.query(f"DELETE FROM {schema}.tallystick_staged WHERE name = %s", forgotten.name)
     live = staged(other, "2.5")
+    # Of somebody who may write there, by what the names of all begin with.
+    postgres.query(
+        f"INSERT INTO {schema}.tallystick_staged "
+        f"SELECT %s, 5, target, staging, columns, key, 1, 0 "
+        f"FROM {schema}.tallystick_staged WHERE name = %s",
+        "tallystick:",
+        live.name,
+    )
+    postgres.query(f"INSERT INTO {staging} VALUES (1, 3.0001, 5, 0)")
     postgres.query(f"ALTER TABLE {name} ALTER c TYPE numeric(10,2)")
 
     with pytest.raises(OptionError, match="has rows that wait") as refused:
@@ -532,9 +628,10 @@ def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_rem
     assert f"2 rows of {owner_prefix(retired)!r}" in told
     assert f"1 rows of {owner_prefix(other)!r}" in told
     assert "1 rows of no transaction" in told
+    assert "1 rows of 'tallystick:'" in told
     removals = [each for each in told.split("\n") if each.startswith(("WITH", "DELETE"))]
     unwanted = [each for each in removals if owner_prefix(other) not in each]
-    assert (len(removals), len(unwanted)) == (3, 2)
+    assert (len(removals), len(unwanted)) == (4, 3)
     for each in unwanted:
         postgres.query(each)
 
