@@ -70,7 +70,7 @@ def head(rows: Sequence[Row]) -> str:
 
 def throughput(rows: Sequence[Row], output: Path) -> Iterable[str]:
     """A table, its ratios and a plot for each job, mode and input."""
-    for input_name, found in _grouped((row for row in rows if "job" in row), _input).items():
+    for input_name, found in _grouped((row for row in rows if "verdict" in row), _input).items():
         systems = _grouped(found, lambda row: row["system"])
         ours = [name for name in systems if name.startswith(OURS)]
         lines = [
@@ -152,12 +152,11 @@ def plot(path: Path, title: str, bars: Mapping[str, Sequence[float]]) -> None:
     below = [m - min(v) for m, v in zip(medians, bars.values(), strict=True)]
     above = [max(v) - m for m, v in zip(medians, bars.values(), strict=True)]
     colours = [OUR_COLOUR if name.startswith(OURS) else PEER_COLOUR for name in bars]
-    figure, axes = pyplot.subplots(figsize=(7, 0.6 + 0.4 * len(bars)))
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.4 * len(bars)), layout="constrained")
     axes.barh(list(bars), medians, xerr=[below, above], color=colours, capsize=3)
     axes.invert_yaxis()
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=9)
     axes.ticklabel_format(axis="x", style="plain")
-    figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -165,8 +164,12 @@ def plot(path: Path, title: str, bars: Mapping[str, Sequence[float]]) -> None:
 def _input(row: Row) -> str:
     config = row["config"]
     name = f"{row['job']}, {row['mode']}, {config['records']:,} records, {config['keys']:,} keys"
-    compression = config.get("input_compression", "none")
-    return name if compression == "none" else f"{name}, input {compression}"
+    if config.get("input") == "spread":
+        name += ", spread input"
+    if config.get("pad_bytes"):
+        name += f", values {config['pad_bytes']} bytes longer"
+    compression = config.get("input_compression", "producer")
+    return name if compression == "producer" else f"{name}, input {compression}"
 
 
 def _grouped(rows: Iterable[Row], key: Any) -> dict[str, list[Row]]:

@@ -1,7 +1,8 @@
 """The benchmark: the same jobs in Tallystick and its peers, on one broker and input.
 
     .venv/bin/python benchmarks/run.py [--job stateless,count] [--mode record,epoch] [--records N]
-        [--keys N] [--only ours,flink,spark] [--rounds N] [--spread-input]
+        [--keys N] [--only ours,flink,spark] [--rounds N] [--spread-input] [--pad BYTES]
+        [--input-compression zstd]
 
 Prints a line per run and tables with ratios at the end; appends each run to `results.jsonl`.
 Exit code 1 when a run failed, or an output was not exactly right. `README.md` says what each system
@@ -37,6 +38,7 @@ ROUNDS = 2
 TIMEOUT_S = 600.0
 CUT_OFF_S = 120.0
 SYSTEMS = (*STATELESS_SYSTEMS, *COUNT_SYSTEMS)
+COMPRESSIONS = ("producer", "zstd", "lz4")
 ON_REQUEST = {("stateless", "kstreams"), ("count", "pyflink")}
 """Not run unless `--only` names them."""
 
@@ -74,6 +76,10 @@ def parse_arguments() -> argparse.Namespace:
         "--spread-input",
         action="store_true",
         help="put each user's records into another partition than the output has for that key",
+    )
+    parser.add_argument("--pad", type=int, default=0, help="bytes that make each value longer")
+    parser.add_argument(
+        "--input-compression", choices=COMPRESSIONS, default="producer", help="producer: none"
     )
     parser.add_argument("--rounds", type=_positive, default=ROUNDS)
     parser.add_argument("--only", type=_among(names), help=f"out of {', '.join(names)}")
@@ -125,13 +131,19 @@ def run_all(
         "keys": arguments.keys,
         "epoch_records_max": arguments.epoch_records,
         "input": "spread" if arguments.spread_input else "co-partitioned",
+        "input_compression": arguments.input_compression,
+        "pad_bytes": arguments.pad,
     }
     with (
         start_broker(workspace.directory / "broker") as broker,
         Topics(broker.bootstrap) as topics,
     ):
         dataset = Dataset(
-            workspace, broker.bootstrap, arguments.keys, is_spread=arguments.spread_input
+            workspace,
+            broker.bootstrap,
+            arguments.keys,
+            is_spread=arguments.spread_input,
+            pad_bytes=arguments.pad,
         )
         judges = Judges(dataset, broker.bootstrap, arguments.keys)
         bench = Bench(
@@ -143,7 +155,7 @@ def run_all(
             timeout_s=arguments.timeout,
             cut_off_s=arguments.cut_off,
         )
-        inputs = load(systems, arguments.records, topics, dataset)
+        inputs = load(systems, arguments, topics, dataset)
         for round_number, system in schedule(systems, arguments.rounds):
             name = f"{system.job}-{system.name}-{round_number}"
             print(f"round {round_number}: {system.job}, {system.name} ...", flush=True)
@@ -161,14 +173,14 @@ def run_all(
 
 
 def load(
-    systems: Sequence[System], records: int, topics: Topics, dataset: Dataset
+    systems: Sequence[System], arguments: argparse.Namespace, topics: Topics, dataset: Dataset
 ) -> dict[int, Input]:
     """Load a topic for each number of records that systems are given."""
     inputs = {}
-    for count in sorted({records_for(system, records) for system in systems}):
+    for count in sorted({records_for(system, arguments.records) for system in systems}):
         print(f"loading {count:,} records ...", flush=True)
         topic = f"events-{count}"
-        topics.create(topic)
+        topics.create(topic, compression=arguments.input_compression)
         dataset.load(topic, count)
         inputs[count] = Input(topic, count)
     return inputs

@@ -130,6 +130,7 @@ def cpu_by_process(session: int) -> dict[str, float]:
 
 def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[str, str]) -> None:
     """Start the job in a process of its own, and print what it took."""
+    from harness import results
     from harness.processes import Session, machine_cpu_s
 
     bootstrap, output = names
@@ -173,6 +174,16 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
         print(f"   {at_s:6.2f}  +{at_s - before:5.2f}  {what}")
         before = at_s
     sys.stdout.flush()
+    row = {
+        "job": job,
+        "given": arguments.spark,
+        "execution": arguments.execution,
+        "first_s": first_s,
+        "cpu_s": round(cpu_s, 2),
+        "other_cpu_s": round(others_s, 2),
+        "timeline_s": marks,
+    }
+    results.append_row(arguments.results, "startup", row, config=results.environment(HERE))
 
 
 def main() -> None:
@@ -182,6 +193,7 @@ def main() -> None:
     parser.add_argument("--spark", choices=("nothing", "session"), default="nothing")
     parser.add_argument("--execution", choices=("resident", "jobs"), default="resident")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     inner = parser.add_argument_group("of the process that is measured")
     inner.add_argument("--start", action="store_true")
     for name in ("--job", "--bootstrap", "--output", "--checkpoint"):

@@ -57,7 +57,7 @@ def create(
 ) -> None:
     """Save the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
     from tallystick import savepoints
-    from tallystick.newest_epoch import newest_decided
+    from tallystick.newest_committed import newest_decided
     from tallystick.storage import FileStorage, shown
 
     with errors_told():

@@ -14,6 +14,7 @@ Invariants:
 """
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -33,6 +34,8 @@ PACKAGES = (
 POLL_S = 1.0
 """How soon it notices that its driver is gone."""
 END_MAX_S = 10.0
+ADDRESS_BYTES_MAX = 107
+"""Linux takes no longer path of a socket; see unix(7)."""
 TAKEN = b"."
 
 
@@ -43,12 +46,14 @@ class EarlyDaemon:
         executable: the Python that Spark runs workers with.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: it cannot be started, or its socket has no room in the folder of temporary files.
     """
 
     def __init__(self, executable: str) -> None:
         self.address = os.path.join(tempfile.mkdtemp(prefix="tallystick-daemon-"), "socket")
         try:
+            if len(os.fsencode(self.address)) > ADDRESS_BYTES_MAX:
+                raise OSError(errno.ENAMETOOLONG, "too long for a socket", self.address)
             self._process = subprocess.Popen(
                 [executable, "-m", MODULE, self.address, str(os.getpid())],
                 stdin=subprocess.DEVNULL,

@@ -16,7 +16,8 @@ from tallystick.checkpoint import retention
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
 from tallystick.errors import ManifestError, StorageError
-from tallystick.newest_epoch import Ask, Epochs, Last, ask_nobody, refuse_nothing_settled
+from tallystick.newest_committed import call_failed, never_committed, refuse_nothing_settled
+from tallystick.newest_epoch import Ask, Epochs, Last, ask_nobody
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.changelog import DamagedError, parse_index
@@ -165,6 +166,7 @@ def inspect(checkpoint: Storage, *, verify: bool = False, ask: Ask | None = None
     Raises:
         OptionError: it holds no committed epoch.
         ManifestError: there is no manifest of it, or that is damaged.
+        DataLossError: there is none, since a call of the sink failed.
     """
     for _ in range(LOOKS_MAX):
         report = _Look(checkpoint, verify, ask).report()
@@ -216,7 +218,7 @@ class _Look:
             claims=claims,
             rubbish=rubbish,
             verified=self.verify,
-            notes=(*notes, *self._doubts(path), *more, *unread),
+            notes=(*notes, *self._doubts(path, outputs), *more, *unread),
             outputs=outputs,
         )
 
@@ -263,36 +265,43 @@ class _Look:
             return UNDECIDED if is_told or manifest.decided_by == CHECKPOINT else KAFKA_KNOWS
         counts = self.last.settled_path if epoch == self.committed else ""
         counts = counts or self.known.counting(epoch)
-        return KAFKA_KNOWS if not counts else SETTLED if counts == path else FAILED
+        if counts not in ("", path):
+            return FAILED
+        is_newest = epoch == self.committed
+        if is_newest and self.known.is_denied(path, self.ask or ask_nobody):
+            return UNDECIDED
+        return SETTLED if counts else KAFKA_KNOWS
 
     def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
         paths = self.known.of(self.committed)
         if self.last.settled_path or len(paths) == 1:
             return self.last.settled_path or paths[0], ()
+        if not paths and (found := self.known.failures(self.committed)):
+            raise call_failed(self.storage, self.committed, found)
         if not paths:
             raise ManifestError(
                 f"checkpoint {self.storage.location}: Spark logged epoch {self.committed} as done, "
                 f"but there is no manifest of it. Put a whole copy of the checkpoint back."
             )
-        found = f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown"
+        shown = f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown"
         path = self.known.counting(self.committed)
         if path:
-            return path, (f"{found} is {path}, which counts.",)
+            return path, (f"{shown} is {path}, which counts.",)
         newest = max(paths, key=m.attempt_of)
         note = (
-            f"{found} is {newest}, of the newest producer. Only Kafka's token proves which one "
+            f"{shown} is {newest}, of the newest producer. Only Kafka's token proves which one "
             f"counts."
         )
         return newest, (note,)
 
-    def _doubts(self, path: str) -> tuple[str, ...]:
-        found = ", ".join(self.known.doubts(path))
-        note = (
-            f"Spark logged epoch {self.committed} as done, but a call of its sink failed or was "
-            f"refused ({found}): whether all its rows are in the output is not known here. The "
-            f"next start commits what is left, or says what is missing."
+    def _doubts(self, path: str, outputs: Iterable[Output]) -> tuple[str, ...]:
+        """Why the manifest of the newest written epoch may not count, or does not."""
+        if found := self.known.doubts(path):
+            return (str(call_failed(self.storage, self.committed, found)),)
+        is_denied = any(
+            each.manifest_path == path for each in outputs if each.standing == UNDECIDED
         )
-        return (note,) if found else ()
+        return (never_committed(self.committed, path),) if is_denied else ()
 
     def _rubbish(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """What would be collected, who holds claims, and what is wrong with others.

@@ -8,6 +8,7 @@ Invariants:
       settled may be visible in part only: nothing is restored from it.
     * In a query of Spark's an epoch is settled when Spark has logged it as done; but for one of
       which a call failed, or was refused: a user's function may return all the same. See `doubts`.
+      And but for one that a killed run began, and the function then left out. See `is_denied`.
     * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
       from it (that was written behind its last commit), when a run has noted so, or when it is
       decided and other sinks hold nothing of it.
@@ -22,9 +23,15 @@ from typing import NamedTuple
 from tallystick.checkpoint import manifest as m
 from tallystick.checkpoint import savepoint as s
 from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.micro_batches import OWN_LOOP, doubts, settled_path, traces_between
+from tallystick.checkpoint.micro_batches import (
+    OWN_LOOP,
+    doubts,
+    failures,
+    settled_path,
+    traces_between,
+)
 from tallystick.decision_log import newest_entry
-from tallystick.errors import DataLossError, ManifestError, OptionError
+from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.sink.transaction import Token
 from tallystick.wholeness import read_manifest
@@ -53,14 +60,6 @@ Ask = Callable[[str, str], Heard]
 def ask_nobody(transactional_id: str, lineage: str) -> Heard:
     """Answer in Kafka's place where it cannot be asked; see `Ask`."""
     return Heard(None, NOT_ASKED)
-
-
-class Newest(NamedTuple):
-    """The newest epoch of a checkpoint that is certainly settled."""
-
-    epoch: int
-    manifest_path: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +217,33 @@ class Epochs:
         """The notes for which a manifest of an epoch that Spark has logged may not count."""
         return doubts(self._names, path, self._base_of)
 
+    def failures(self, epoch: int) -> list[str]:
+        """The notes that a call for an epoch failed, whether or not it left a manifest."""
+        return failures(self._names, epoch)
+
+    def is_denied(self, path: str, ask: Ask) -> bool:
+        """Whether a manifest's decider says that it never was committed, though Spark logged it.
+
+        A run left it that was killed, and then the user's function left the micro-batch out. Of
+        several manifests of an epoch `counting` proves one, or none.
+
+        Args:
+            path: of the manifest.
+            ask: Kafka; the log of decisions is asked where that decides.
+        """
+        manifest, epoch = self.manifest(path), m.epoch_of(path)
+        later = (each for each in self.paths if m.epoch_of(each) > epoch)
+        if self.is_loops or manifest.origin is not None or len(self.of(epoch)) > 1:
+            return False
+        if path in map(self._base_of, later):
+            return False
+        if manifest.decided_by == CHECKPOINT:
+            token = logged_decision(self._checkpoint)
+        else:
+            token = ask(manifest.producer.transactional_id, manifest.lineage).token
+        is_known = token is not None and token.lineage == manifest.lineage
+        return is_known and token is not None and token.checkpoint_id < epoch
+
     def _base_of(self, path: str) -> str:
         """The manifest that an epoch went on from; "": it is damaged, or there is none."""
         try:
@@ -249,7 +275,7 @@ class Epochs:
         epoch = -1 if last is None else last.checkpoint_id
         if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
             return Heard(last, f"epoch {epoch} is decided in two places, with two manifests")
-        is_sure = not any(map(self.doubts, self.of(settled)))
+        is_sure = not epochs or not any(map(self.doubts, self.of(epochs[-1])))
         if not epochs or epochs[-1] <= max(settled if is_sure else -1, epoch):
             return Heard(last)
         if self.is_loops and not doubts and last is None:
@@ -277,66 +303,6 @@ class Epochs:
         return bases.pop() if len(bases) == 1 else ""
 
 
-def newest_committed(
-    checkpoint: Storage, ask: Ask | None = None, wanted: int | None = None
-) -> Newest:
-    """Look up which epoch the checkpoint can go on from.
-
-    Args:
-        checkpoint: its location.
-        ask: for Kafka's word; None: it cannot be asked.
-        wanted: an older epoch, whose manifest is still there.
-
-    Raises:
-        DataLossError: a call of the sink failed in it, and the function of foreachBatch went on.
-        OptionError: there is no settled epoch, or not the wanted one; or Kafka has to be asked, and
-            cannot be.
-        ManifestError: the epoch's manifest is missing or damaged.
-        DataLossError: Kafka does not tell what is decided last.
-    """
-    epochs = Epochs(checkpoint)
-    refuse_nothing_settled(checkpoint, epochs)
-    epoch, path = epochs.newest_written(), ""
-    if wanted is not None and epochs.is_settled(wanted):
-        epoch = wanted
-    elif epochs.is_loops and epochs.newest_begun > epoch:
-        last = epochs.last(ask or ask_nobody, epochs.lineage)
-        if last.doubt:
-            raise _not_told(checkpoint, epochs, last.doubt, ask)
-        epoch, path = last.settled, last.settled_path
-    if wanted not in (None, epoch):
-        raise OptionError(
-            f"checkpoint {checkpoint.location}: it has no committed epoch {wanted}; the "
-            f"newest is {epoch}. `tallystick inspect` shows those that are retained."
-            f"{_not_settled(checkpoint, wanted)}"
-        )
-    path = path or _counting(checkpoint, epochs, epoch, ask)
-    if found := epochs.doubts(path):
-        raise DataLossError(
-            f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but a call of "
-            f"its sink failed or was refused ({', '.join(found)}): whether all its rows "
-            f"are in the output is not known here. Start the query once, which commits what is "
-            f"left or says what is missing; then try again."
-        )
-    return Newest(epoch, path, epochs.manifest(path))
-
-
-def refuse_nothing_settled(checkpoint: Storage, epochs: Epochs) -> None:
-    """Raise OptionError where no epoch is settled."""
-    if epochs.settled() < 0:
-        raise OptionError(
-            f"{checkpoint.location} holds no committed epoch: expected the checkpoint folder of a "
-            f"pipeline that has run. Check the path.{_not_settled(checkpoint, None)}"
-        )
-
-
-def newest_decided(checkpoint: Storage, ask: Ask | None = None) -> int:
-    """Return the newest epoch that is decided, settled or not; -1 where it cannot be told."""
-    epochs = Epochs(checkpoint)
-    token = epochs.last(ask or ask_nobody, epochs.lineage).decided
-    return -1 if token is None else token.checkpoint_id
-
-
 def logged_decision(checkpoint: Storage) -> Token | None:
     """What the checkpoint's own log decided last; None: nothing.
 
@@ -356,77 +322,6 @@ def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
             for each in manifests
             if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
         }
-    )
-
-
-def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) -> str:
-    """The manifest of a settled epoch that counts; Kafka is asked where nothing else tells."""
-    paths = epochs.of(epoch)
-    if not paths:
-        raise ManifestError(
-            f"checkpoint {checkpoint.location}: epoch {epoch} is done, as Spark's log has it, but "
-            f"there is no manifest of it: the epoch is not retained any more, or files were "
-            f"removed, or it is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows "
-            f"what there is."
-        )
-    path = epochs.counting(epoch)
-    if path:
-        return path
-    found = f"checkpoint {checkpoint.location} has {len(paths)} manifests of epoch {epoch}"
-    if ask is None:
-        raise OptionError(
-            f"{found}, since an attempt of it failed: only Kafka knows which one counts. Try "
-            f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
-            f"--bootstrap-servers, and use the savepoint."
-        )
-    last = epochs.last(ask, epochs.manifest(paths[0]).lineage)
-    token, doubt = last.decided, last.doubt
-    if token is not None and token.checkpoint_id > epoch:  # the pipeline runs
-        path = Epochs(checkpoint).counting(epoch)
-    elif token is not None and token.manifest_path in paths:
-        path = token.manifest_path
-    if not path:
-        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
-        raise DataLossError(
-            f"{found}, and Kafka, asked for what pipeline {epochs.manifest(paths[0]).pipeline!r} "
-            f"committed last, says {said}{doubt and f' ({doubt})'}: which one counts cannot be "
-            f"told. Start the pipeline, so that it finishes an epoch; then try again."
-        )
-    return path
-
-
-def _not_told(
-    checkpoint: Storage, epochs: Epochs, doubt: str, ask: Ask | None
-) -> OptionError | DataLossError:
-    """What is said where nothing proves whether the newest epoch of a loop is decided."""
-    known, begun = epochs.settled(), epochs.newest_begun
-    found = (
-        f"checkpoint {checkpoint.location}: epoch {begun} has left a manifest, and what is decided "
-        f"last cannot be told: {doubt}"
-    )
-    if ask is None:
-        return OptionError(
-            f"{found}. Give the servers of the cluster that the pipeline writes to; or stop the "
-            f"pipeline, or wait until it has nothing to read, for then it notes what is done; or "
-            f"save epoch {known} (`tallystick savepoint create --epoch {known}`)."
-        )
-    return DataLossError(
-        f"{found}. Nothing was changed. Give the servers of the cluster that decides; or start the "
-        f"pipeline, so that it finishes an epoch; then try again."
-    )
-
-
-def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
-    """What to say of an epoch that is decided, and not known to be settled; None: of the newest.
-
-    To settle it takes the pipeline's sinks, so only the pipeline can.
-    """
-    token = logged_decision(checkpoint)
-    if token is None or epoch not in (None, token.checkpoint_id):
-        return ""
-    return (
-        f" Epoch {token.checkpoint_id} is decided, and not settled: what its sinks have prepared "
-        f"may not be committed in all of them. Start the pipeline once, which settles it."
     )
 
 

@@ -23,7 +23,8 @@ from tallystick.errors import (
     StorageError,
     TallystickError,
 )
-from tallystick.newest_epoch import Ask, Epochs, Newest, newest_committed
+from tallystick.newest_committed import Newest, newest_committed
+from tallystick.newest_epoch import Ask, Epochs
 from tallystick.ports import Storage
 from tallystick.savepoint_claims import claims_of, now, own_claim, put_claim, refuse_in_use
 from tallystick.savepoint_files import (
@@ -197,7 +198,12 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
     for path in (*s.log_paths(epoch), *sources):
         data = checkpoint.get(path)
         if data is None:
-            raise SupersededError(f"{path} is missing from checkpoint {checkpoint.location}")
+            raise SupersededError(
+                f"{path} is missing from checkpoint {checkpoint.location}: Spark keeps the entries "
+                f"of a hundred micro-batches, with those that a function of foreachBatch leaves "
+                f"out. Try again when one has been written; or stop the query and copy the whole "
+                f"checkpoint folder."
+            )
         try:
             found[path] = data.decode()
         except UnicodeDecodeError:

@@ -11,7 +11,8 @@ from tallystick import savepoints
 from tallystick.checkpoint import savepoint as s
 from tallystick.endpoints import client_config
 from tallystick.errors import OptionError
-from tallystick.newest_epoch import Ask, newest_committed
+from tallystick.newest_committed import newest_committed
+from tallystick.newest_epoch import Ask
 from tallystick.ops.ask_kafka import asking
 from tallystick.ports import Storage
 from tallystick.savepoint_files import whole_uri

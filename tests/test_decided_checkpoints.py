@@ -14,7 +14,8 @@ from tallystick.checkpoint_says import look
 from tallystick.cli import app
 from tallystick.errors import DataLossError, OptionError
 from tallystick.inspection import DECIDED, FAILED, KAFKA_KNOWS, SETTLED, UNDECIDED, inspect
-from tallystick.newest_epoch import Heard, ask_nobody, newest_committed
+from tallystick.newest_committed import newest_committed
+from tallystick.newest_epoch import Heard, ask_nobody
 from tallystick.sink.transaction import Token
 from tallystick.sink.two_phase import Committable
 from tallystick.storage import FileStorage

@@ -26,7 +26,7 @@ from tallystick.checkpoint.sealed import seal
 from tallystick.errors import ManifestError, OptionError, TallystickError
 from tallystick.inspection import inspect
 from tallystick.migration import migrate
-from tallystick.newest_epoch import newest_committed
+from tallystick.newest_committed import newest_committed
 from tallystick.state_files import collect, read_entries
 from tallystick.storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job

@@ -50,7 +50,7 @@ class Story(World):
     """A world in which only what the script says goes wrong, and that takes notes."""
 
     def __init__(self, decided_by: str = "") -> None:
-        super().__init__(seed=0, kinds=(), decided_by=decided_by)
+        super().__init__(seed=0, kinds=(), decided_by=decided_by, has_loop=False)
         self.gone: set[str] = set()
         if self.sinks is not None:
             systems = {uid: OtherSystem(uid, times_out=True) for uid in ("db", "far")}

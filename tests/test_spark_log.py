@@ -1,17 +1,25 @@
 """Spark's log, kept in line with the manifests: what is synced, mended and put right."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.checkpoint.micro_batches import failed_path, partial_path
 from tallystick.decision_log import DecisionLog
-from tallystick.errors import DataLossError, FencedError, ManifestError, OptionError
-from tallystick.inspection import KAFKA_KNOWS, inspect
-from tallystick.newest_epoch import Epochs, Heard, newest_committed
+from tallystick.errors import (
+    DataLossError,
+    FencedError,
+    ManifestError,
+    OptionError,
+    StateFileError,
+)
+from tallystick.inspection import KAFKA_KNOWS, UNDECIDED, inspect
+from tallystick.newest_committed import newest_committed
+from tallystick.newest_epoch import Ask, Epochs, Heard
 from tallystick.sink.tokens import encode_token
 from tallystick.sink.transaction import Producer, Token
 from tallystick.spark_log import COMMITS, METADATA, OFFSETS, Logged, SparkLog, parse_entry
@@ -311,8 +319,63 @@ def test_behind_micro_batches_that_were_left_out_the_newest_written_one_is_saved
     assert restored.names("offsets") == ["offsets/2", "offsets/3"]
 
     checkpoint.storage.put(failed_path(5), b"")  # it was not left out
-    with pytest.raises(ManifestError, match=r"epoch 5 is done, .* no manifest of it"):
-        newest_committed(checkpoint.storage)
+    for look in (newest_committed, inspect):
+        with pytest.raises(DataLossError, match="epoch 5 as done, but a call of its sink failed"):
+            look(checkpoint.storage)
+
+
+def test_what_kafka_does_not_tell_of_a_doubtful_epoch_is_not_taken_for_undecided(checkpoint):
+    """Also behind micro-batches that were left out since."""
+    checkpoint.storage.put(failed_path(3), b"")
+    for _ in range(2):
+        report = inspect(checkpoint.storage, ask=lambda _, __: Heard(None, "out of reach"))
+        assert {each.standing for each in report.outputs if each.epoch == 3} == {KAFKA_KNOWS}
+        checkpoint.log_offsets(4, 5)
+        checkpoint.storage.put("commits/4", b"v1\n{}")
+
+
+@pytest.mark.parametrize("decided_by", [KAFKA, CHECKPOINT])
+def test_what_its_decider_denies_is_no_savepoint_though_spark_has_logged_it(checkpoint, decided_by):
+    """A killed run left a manifest, and the function left the micro-batch out since."""
+    for path in Epochs(checkpoint.storage).paths:
+        data = checkpoint.storage.get(path)
+        changed = replace(m.decode(data, path), decided_by=decided_by)
+        checkpoint.storage.put(path, changed.encode())
+
+    def says(epoch: int) -> dict[str, Ask]:
+        (path,) = Epochs(checkpoint.storage).of(epoch)
+        token = Token(epoch, "l", checkpoint.storage.location, path)
+        if decided_by == CHECKPOINT:
+            log = DecisionLog(checkpoint.storage, SystemClock())
+            producer = log.fence("t", None)
+            offsets = {TopicPartition("g", 0): encode_token(token)}
+            log.stage_offsets(producer, "g", offsets)
+            log.commit_transaction(producer)
+            return {}
+        return {"ask": lambda _, __: Heard(token)}
+
+    asked = says(2)
+    with pytest.raises(DataLossError, match=r"epoch 3 as done, and its decider knows of earlier"):
+        newest_committed(checkpoint.storage, **asked)
+    assert newest_committed(checkpoint.storage, **asked, wanted=2).epoch == 2
+    report = inspect(checkpoint.storage, **asked)
+    assert {each.epoch: each.standing for each in report.outputs}[3] == UNDECIDED
+    assert any("its decider knows of earlier epochs only" in each for each in report.notes)
+
+    asked = says(3)
+    assert newest_committed(checkpoint.storage, **asked).epoch == 3
+    assert inspect(checkpoint.storage, **asked).notes == ()
+
+
+def test_behind_more_than_spark_logs_a_savepoint_says_what_can_be_done(checkpoint, tmp_path):
+    for epoch in range(4, 8):
+        checkpoint.log_offsets(epoch, epoch + 1)
+        checkpoint.storage.put(f"commits/{epoch}", b"v1\n{}")
+    for epoch in range(4):
+        checkpoint.storage.delete(f"offsets/{epoch}")
+
+    with pytest.raises(StateFileError, match=r"a hundred micro-batches, .* Try again when one"):
+        savepoints.create(checkpoint.storage, FileStorage(str(tmp_path / "kept")))
 
 
 def test_a_decided_epoch_whose_manifest_was_removed_is_not_taken_for_left_out(checkpoint):

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lmdb_store": CORE | {"lmdb_environment", "lmdb_view"},
     "wholeness": CORE | {"state_files"},
     "newest_epoch": CORE | {"decision_log", "wholeness"},
+    "newest_committed": CORE | {"newest_epoch"},
     "transactions": VALUES | {"checkpoint"},
     "ops": CORE | {"kafka", "newest_epoch"},
     "checkpoint_says": CORE | {"decision_log", "newest_epoch", "transactions"},
@@ -80,7 +81,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "savepoint_files": CORE | {"savepoint_target", "state_files", "wholeness"},
     "savepoint_claims": CORE | {"savepoint_files", "savepoint_target", "wholeness"},
     "savepoints": CORE
-    | {"newest_epoch", "savepoint_claims", "savepoint_files", "savepoint_target", "storage"},
+    | {"newest_committed", "newest_epoch", "savepoint_claims", "savepoint_files"}
+    | {"savepoint_target", "storage"},
     "state_contents": CORE | {"state_files"},
     "migration": CORE
     | {"lmdb_store", "savepoint_files", "savepoint_target", "savepoints"}
@@ -129,7 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "endpoints": VALUES | {"formats", "kafka", "option_table", "options"},
     "state_columns": VALUES | {"processors"},
     "state_table": CORE
-    | {"endpoints", "newest_epoch", "ops", "savepoint_files", "savepoints"}
+    | {"endpoints", "newest_committed", "newest_epoch", "ops", "savepoint_files", "savepoints"}
     | {"state_columns", "state_contents", "storage"},
     "kafka_sink": VALUES | {"endpoints", "formats", "kafka", "spark"},
     "explained": CORE
@@ -143,7 +145,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What is shipped beside it.
     "testing": WORDS | {"cache", "java", "kafka"},
     "demo": {"__init__", "checkpoint", "testing"},
-    "inspection": CORE | {"newest_epoch", "state_files", "wholeness"},
+    "inspection": CORE | {"newest_committed", "newest_epoch", "state_files", "wholeness"},
     "cli_show": CORE | {"inspection", "savepoint_files"},
     "cli_transactions": CORE
     | {"checkpoint_says", "cli_savepoint", "cli_show", "kafka", "settling", "storage"}
@@ -156,6 +158,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "job",
         "kafka",
         "migration",
+        "newest_committed",
         "newest_epoch",
         "ops",
         "savepoints",

@@ -57,15 +57,23 @@ class Dataset:
         bootstrap: `host:port` of the broker.
         keys: how many users there are in the records.
         is_spread: their partitions are by other numbers than Kafka's partitioner gives them.
+        pad_bytes: how much longer the values are, by a field that no job reads.
     """
 
     def __init__(
-        self, workspace: Workspace, bootstrap: str, keys: int, *, is_spread: bool = False
+        self,
+        workspace: Workspace,
+        bootstrap: str,
+        keys: int,
+        *,
+        is_spread: bool = False,
+        pad_bytes: int = 0,
     ) -> None:
         flags = [
             HEAP,
             f"-Dusers={keys}",
             f"-Dspread={str(is_spread).lower()}",
+            f"-Dpad={pad_bytes}",
             "-cp",
             workspace.tools_classpath(),
         ]

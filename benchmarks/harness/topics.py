@@ -54,13 +54,22 @@ class Topics:
         self._committed.close()
         self._written.close()
 
-    def create(self, topic: str) -> None:
+    def create(self, topic: str, *, compression: str = "producer") -> None:
         """Create a topic that does not exist yet, and wait until its ends can be asked for.
+
+        Args:
+            topic: its name.
+            compression: of what the broker keeps: Kafka's `compression.type`.
 
         Raises:
             TopicsError: the broker refused, or does not know the topic in time.
         """
-        new = NewTopic(topic, num_partitions=PARTITION_COUNT, replication_factor=1)
+        new = NewTopic(
+            topic,
+            num_partitions=PARTITION_COUNT,
+            replication_factor=1,
+            config={"compression.type": compression},
+        )
         try:
             self._admin.create_topics([new])[topic].result(REQUEST_TIMEOUT_S)
         except KafkaException as error:

@@ -28,6 +28,18 @@ BY_KEY_OR_NUMBER = (
     "%8):null,u.getBytes(StandardCharsets.UTF_8),"
 )
 """The loader, for partitions that are not those of the keys; a user has one all the same."""
+VALUE_END = '.append("\\"}"); }'
+VALUE_END_PADDED = '.append("\\"").append(PAD).append("}"); }'
+PAD = (
+    'static final String PAD=Integer.getInteger("pad",0)==0?"":'
+    '",\\"pad\\":\\""+"x".repeat(Integer.getInteger("pad",0))+"\\"";'
+)
+"""The loader, for values that are longer by a field that no job reads."""
+TOOLS_CHANGES = (
+    (USERS_FIXED, f"{USERS_CHOSEN} {PAD}"),
+    (BY_KEY, BY_KEY_OR_NUMBER),
+    (VALUE_END, VALUE_END_PADDED),
+)
 OUTPUT_SHOWN_CHARS = 3000
 
 
@@ -107,7 +119,7 @@ def build_tools(workspace: Workspace) -> None:
     """Build the loader and the verifier."""
     _fetch_jars(workspace.benchmarks / "clients-pom.xml", workspace.client_jars)
     text = _content([workspace.peers / "tools" / "src" / "peers" / "Tools.java"]).decode()
-    for found, chosen in ((USERS_FIXED, USERS_CHOSEN), (BY_KEY, BY_KEY_OR_NUMBER)):
+    for found, chosen in TOOLS_CHANGES:
         if text.count(found) != 1:
             raise SetupError(f"Tools.java of the peers: expected one line with {found!r}")
         text = text.replace(found, chosen)

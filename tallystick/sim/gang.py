@@ -29,7 +29,7 @@ LOST = "lost"
 HELD_BYTES_MAX = 1 << 20
 SLOT_COUNT = 3
 """How many members there are room for."""
-NOTICE_RATIO = 0.05
+NOTICE_RATIO = 0.02
 """How soon an orphan notices that its driver is gone, at each step."""
 
 

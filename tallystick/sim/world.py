@@ -123,8 +123,8 @@ class World:
         self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
         if decided_by is None:
             decided_by = "" if self.is_keyed else deciders(seed)
-        has_loop = seed % QUERY_EVERY != 0 if has_loop is None else has_loop
-        has_loop = has_loop or self.is_keyed or decided_by == KAFKA
+        if has_loop is None or self.is_keyed:
+            has_loop = self.is_keyed or seed % QUERY_EVERY != 0 or decided_by == KAFKA
         has_gang = seed // GANG_SPAN % 4 != 0 if has_gang is None else has_gang
         self.has_gang = has_gang and has_loop
         self.met: Counter[str] = Counter()

@@ -8,6 +8,7 @@ https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
 
 import os
+import shlex
 import tempfile
 from collections.abc import Callable
 from hashlib import sha256
@@ -30,7 +31,9 @@ def options(java_home: Path) -> str:
         archive = find(java_home)
     except (OSError, RuntimeError):  # no home; a cache that cannot be read
         archive = None
-    return f"-XX:SharedArchiveFile={archive} {CHECKED} {SILENT}" if archive else ""
+    if archive is None:
+        return ""
+    return f"-XX:SharedArchiveFile={shlex.quote(str(archive))} {CHECKED} {SILENT}"
 
 
 def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
@@ -51,7 +54,7 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
         if (archive := find(java_home)) is None:
             with tempfile.TemporaryDirectory(prefix=".classes-", dir=folder) as work:
                 recorded = Path(work, "recorded.jsa")
-                run(f"-XX:ArchiveClassesAtExit={recorded} {SILENT}")
+                run(f"-XX:ArchiveClassesAtExit={shlex.quote(str(recorded))} {SILENT}")
                 if not recorded.exists():
                     return None
                 size = recorded.stat().st_size

@@ -137,7 +137,7 @@ OWN = OwnContext()
 def _early_daemon() -> EarlyDaemon | None:
     try:
         return EarlyDaemon(os.environ.get("PYSPARK_PYTHON", sys.executable))
-    except OSError:  # no such Python: Spark says so
+    except OSError:  # no such Python: Spark says so; no place for its socket: Spark's own does
         return None
 
 

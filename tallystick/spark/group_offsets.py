@@ -209,6 +209,7 @@ class GroupOffsetsBeside:
         self._is_busy = False
         self._is_shown = False
         self._is_closing = False
+        self._is_given_up = False
         self._thread = Thread(target=self._run, name="tallystick positions", daemon=True)
 
     def show(self, source: SourceOffsets, *, forward_only: bool = False) -> None:
@@ -233,6 +234,8 @@ class GroupOffsetsBeside:
     def close(self, patience_s: float = CLOSING_PATIENCE_S) -> None:
         """Show what was given last, and hang up; a cluster that hangs is left to itself.
 
+        Nothing is sent to that any more: by then another run may show its own positions.
+
         Args:
             patience_s: how long to wait for it.
         """
@@ -243,6 +246,8 @@ class GroupOffsetsBeside:
             self._groups.close()
             return
         self._thread.join(patience_s)
+        with self._changed:
+            self._is_given_up = True
         if self._thread.is_alive():
             logger.warning(
                 "where the sources' groups stand could not be shown within %.0f s of the end of "
@@ -258,7 +263,7 @@ class GroupOffsetsBeside:
                 is_shown = self._groups.show([source], forward_only=forward_only)
                 with self._changed:
                     self._is_busy, self._is_shown = False, is_shown
-            if source is not None and not self._is_shown:
+            if source is not None and not self._is_shown and not self._is_given_up:
                 self._groups.show([source], forward_only=True)
         finally:
             self._groups.close()
@@ -267,7 +272,7 @@ class GroupOffsetsBeside:
         """What is to be shown; waits for it. None: nothing any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted is not None or self._is_closing)
-            wanted, self._wanted = self._wanted, None
+            wanted, self._wanted = None if self._is_given_up else self._wanted, None
             self._is_busy = wanted is not None
             return wanted
 

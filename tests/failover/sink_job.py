@@ -25,11 +25,11 @@ from confluent_kafka import TopicPartition as Assigned
 from pyspark import SparkContext
 
 import tallystick as ts
-from tallystick import task
 from tallystick.checkpoint import protocol as c
 from tallystick.checkpoint.facts import Identity, Request
 from tallystick.errors import RetriableError
 from tallystick.job import Driver
+from tallystick.kafka import thread_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import list_open_ids
@@ -234,9 +234,9 @@ class SinkJob:
         if self._open is not None:
             self._open[0].close()
         self._open = None
-        for client in task._clients.values():
+        for client in thread_client._clients.values():
             client.close()
-        task._clients.clear()
+        thread_client._clients.clear()
         close_kept()
 
     def leave(self) -> "SinkJob":

@@ -73,7 +73,7 @@ def test_what_befalls_resident_tasks_really_does() -> None:
     """Else nothing would be known of it: each fault strikes, and each guard has something to do."""
     faults: Counter[Fault] = Counter()
     met: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(200):
         outcome = simulate(seed, is_keyed=seed % 2 == 0, has_loop=True, has_gang=True)
         faults += outcome.faults
         met += outcome.met
@@ -94,7 +94,7 @@ def test_a_seed_repeats_itself(is_keyed: bool) -> None:
 
 def test_output_is_lost_and_run_again_in_some_of_these_worlds() -> None:
     """Else nothing would be known of it."""
-    worlds = [World(seed, is_keyed=False, decided_by=CHECKPOINT) for seed in range(150)]
+    worlds = [World(seed, is_keyed=False, decided_by=CHECKPOINT) for seed in range(250)]
     ends: Counter[str] = Counter()
     replays = 0
     for world in worlds:

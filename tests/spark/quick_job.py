@@ -51,8 +51,9 @@ def main() -> None:
         os.waitpid(found["workers"][0][1], 0)
         found["workers"] += run(context)
     gateway: Any = SparkContext._gateway
-    maps = Path("/proc", str(gateway.proc.pid), "maps").read_text()
-    found["archives"] = sorted({word for word in maps.split() if "spark-classes-" in word})
+    maps = Path("/proc", str(gateway.proc.pid), "maps").read_text().splitlines()
+    files = {line.split(maxsplit=5)[-1] for line in maps}
+    found["archives"] = sorted(file for file in files if "spark-classes-" in file)
     tell(found)
     if arguments.stay == SERVING:
         time.sleep(600)

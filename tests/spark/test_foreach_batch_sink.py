@@ -15,6 +15,8 @@ from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
 from tallystick.errors import BrokerUnavailableError, DataLossError, StorageError
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
+from tallystick.ops.ask_kafka import asking
 from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable
 from tallystick.spark.executions import active_runs, current_run_id
@@ -403,6 +405,34 @@ def test_an_epoch_that_was_begun_and_never_committed_is_no_savepoint(
     word = told.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == 60 - count
+
+
+@pytest.mark.parametrize("transactions", ["epoch", "task"])
+def test_what_a_killed_run_began_and_the_function_then_left_out_is_no_savepoint(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, transactions: str
+) -> None:
+    """Spark has it for done, it left a manifest, and no call failed: its decider is asked."""
+    rows = stream(flow).select("key", "value")
+    checkpoint, kept = FileStorage(str(flow.checkpoint)), FileStorage(str(tmp_path / "kept"))
+    servers = {"bootstrap.servers": flow.kafka.bootstrap_servers}
+    ask = asking(KafkaConfig.from_options(servers)) if transactions == "epoch" else None
+    sink = flow.sink(transactions=transactions)
+    flow.feed(60)
+    write(flow, rows, sink)
+    flow.feed(30)
+    counting = (KafkaBroker, "last_sequences") if ask else (OpenSinks, "check_prepared")
+    killed(monkeypatch, *counting, lambda: write(flow, rows, sink))
+    write(flow, rows, lambda *_: None)
+
+    with pytest.raises(DataLossError, match="epoch 1 as done, and its decider knows of earlier"):
+        savepoints.create(checkpoint, kept, ask_kafka=ask)
+    assert savepoints.create(checkpoint, kept, epoch=0, ask_kafka=ask).manifest.checkpoint_id == 0
+    flow.feed(10)
+    told = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed: 1" in told
+    word = told.partition("accept='")[2].partition("'")[0]
+    write(flow, rows, flow.sink(transactions=transactions, accept={word}))
+    assert len(numbers(flow)) == 70
 
 
 def test_an_epoch_that_failed_and_ran_again_is_a_savepoint(

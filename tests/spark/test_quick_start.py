@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ JOB = Path(__file__).with_name("quick_job.py")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that held nothing before `tallystick warm-up` ran there."""
-    home = tmp_path_factory.mktemp("home")
+    """A home that held nothing before `tallystick warm-up` ran there; options divide at spaces."""
+    home = tmp_path_factory.mktemp("somebody's home")
     command = [sys.executable, "-m", "tallystick.cli", "warm-up"]
     done = subprocess.run(
         command, env=environment(home), capture_output=True, text=True, timeout=300
@@ -126,7 +128,11 @@ def test_a_start_without_an_archive_that_fits_is_as_ever(
 
 
 def record(options: str) -> None:
-    recorded = options.partition("ArchiveClassesAtExit=")[2].split()[0]
+    (recorded,) = (
+        option.partition("=")[2]
+        for option in shlex.split(options)
+        if option.startswith("-XX:ArchiveClassesAtExit=")
+    )
     Path(recorded).write_text("classes")
 
 
@@ -199,3 +205,28 @@ def test_it_takes_no_place_of_another_python() -> None:
         theirs.sendall(json.dumps({"version": "2.7"}).encode())
         theirs.shutdown(socket.SHUT_WR)
         assert not early_daemon._take_place(ours)
+
+
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_where_its_socket_has_no_room_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, *, is_too_long: bool
+) -> None:
+    """A child that fails would tell the user so."""
+    ours = len("/tallystick-daemon-12345678/socket")
+    folder = tempfile.mkdtemp(dir="/tmp")
+    rest = early_daemon.ADDRESS_BYTES_MAX - ours - len(folder) - 1
+    long = Path(folder, "x" * (rest + is_too_long))
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    try:
+        if is_too_long:
+            with pytest.raises(OSError, match="too long"):
+                early_daemon.EarlyDaemon(sys.executable)
+        else:
+            daemon = early_daemon.EarlyDaemon(sys.executable)
+            while not Path(daemon.address).exists():
+                assert daemon._process.poll() is None
+            daemon.end()
+        assert list(long.iterdir()) == []
+    finally:
+        shutil.rmtree(folder)

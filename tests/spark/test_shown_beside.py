@@ -137,6 +137,25 @@ def test_the_end_of_a_run_waits_for_a_cluster_that_hangs_only_so_long(
     assert "could not be shown" in caplog.text
 
 
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_who_was_given_up_overwrites_nothing_of_the_next_run(
+    groups: Groups, beside: GroupOffsetsBeside, *, succeeds: bool
+) -> None:
+    groups.answers.clear()
+    beside.show(at(1))
+    assert groups.asked.wait(PATIENCE_S)
+    if succeeds:
+        beside.show(at(2))
+    beside.close(patience_s=0.05)
+
+    groups.succeeds = succeeds
+    groups.asked.clear()
+    groups.answers.set()
+
+    wait_until(lambda: groups.is_closed)
+    assert not groups.asked.is_set(), "the call that hung was the last one"
+
+
 def test_a_run_that_showed_nothing_closes_its_connections(
     groups: Groups, beside: GroupOffsetsBeside
 ) -> None:
