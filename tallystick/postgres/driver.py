@@ -117,7 +117,7 @@ class PostgresCommitter:
         return PATIENCE_S
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """See `participants.CommitsBeside`; a few seconds more, to ask whether it is at work."""
+        """See `participants.CommitsBeside`; up to ten seconds more, to ask if it works."""
         return self._commit(committable, until)
 
     def _commit(self, committable: Committable, until: float | None) -> Outcome:
