@@ -136,7 +136,7 @@ def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
     command = ["savepoint", "create", str(flow.checkpoint), str(tmp_path / "saved")]
     assert "only Kafka knows" in CliRunner().invoke(app, command).output
     servers = flow.kafka.kafka_options["kafka.bootstrap.servers"]
-    command += ["--bootstrap-servers", servers, "--token-topic", flow.topic_out]
+    command += ["--bootstrap-servers", servers]
     assert CliRunner().invoke(app, command).exit_code == 0
     migration.migrate(
         folder(tmp_path / "saved"), folder(tmp_path / "more"), {"numbers": 50}, tmp_path
