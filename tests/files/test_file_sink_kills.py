@@ -1,7 +1,6 @@
 """The committing process is killed before every single step; whoever goes on finds one copy."""
 
 import os
-import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -93,11 +92,11 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(tmp_path, settings, tak
 @pytest.fixture
 def another_device(tmp_path):
     """A folder to which nothing can be renamed from a test's own."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    if folder.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("there is one device only")
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        if folder.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is one device only")
+        yield folder
 
 
 def test_a_partition_on_another_device_gets_whole_files(tmp_path, another_device):
