@@ -51,6 +51,9 @@ _CHANGEABLE = """
     SELECT 1 FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('r', 'p')
     AND has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'DELETE')
 """
+_WAIT_FOR_STANDBYS = "SELECT pg_logical_emit_message(true, 'tallystick', ''::text)"
+"""A server that is restarted while a commit waits for a synchronous standby shows what may be on no
+standby yet. A commit behind it waits for both, if it has written something."""
 SESSIONS = (
     "FROM pg_stat_activity WHERE datname = current_database() "
     "AND starts_with(application_name, $1) "
@@ -359,11 +362,12 @@ def _told_by_token(
     known = {}
     if table_id_of(connection, tokens):
         known = dict(_tokens(connection, tokens, name, mark))
-    if name in known:
-        lost, _ = known[name]
-        return Outcome.LOST if lost else Outcome.COMMITTED
     is_behind = known.get(mark, (False, 0))[1] > committable.checkpoint_id
-    return Outcome.COMMITTED if is_behind else None
+    if name not in known and not is_behind:
+        return None
+    connection.execute(_WAIT_FOR_STANDBYS)
+    lost, _ = known.get(name, (False, 0))
+    return Outcome.LOST if lost else Outcome.COMMITTED
 
 
 def _refuse_elsewhere(

@@ -613,6 +613,48 @@ def test_a_commit_that_no_standby_confirms_is_not_waited_for_without_end(
     driver.close()
 
 
+def test_a_commit_that_its_server_shows_waits_for_the_standby_all_the_same(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is restarted during the wait shows it; the standby may become the primary."""
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.5)
+    primary = PostgresServer()
+    standby = None
+    try:
+        primary.query(f"CREATE TABLE t ({COLUMNS})")
+        driver = opened(primary.dsn, "t", transactions=way)
+        standby = PostgresServer(primary)
+        primary.query("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.query("SELECT pg_reload_conf()")
+        time.sleep(0.5)
+        sinks = OpenSinks({OWNER.sink: driver}, {OWNER.sink: OWNER})
+        many = tuple(prepared(driver, rows_of(1, 2)))
+        standby.kill()
+        with pytest.raises(RetriableError, match="standby"):
+            sinks.commit(many)
+        primary.kill()
+        primary.start()
+        assert numbers(primary, "t") == [1, 2]
+        for _ in range(2):
+            with pytest.raises(RetriableError, match="standby"):
+                sinks.commit(many)
+        primary.kill()
+        standby.start()
+        assert numbers(standby, "t") == []
+        driver.close()
+        standby.query("SELECT pg_promote()")
+
+        later = opened(standby.dsn, "t", transactions=way)
+        assert [later.commit(many[0]) for _ in range(2)] == [Outcome.COMMITTED] * 2
+        assert numbers(standby, "t") == [1, 2]
+        later.close()
+    finally:
+        close_kept()
+        for each in (primary, standby):
+            if each is not None:
+                each.stop()
+
+
 @pytest.mark.parametrize("timeout", ["statement_timeout", "transaction_timeout"])
 def test_a_timeout_of_the_role_cuts_no_commit(
     postgres: PostgresServer, name: str, timeout: str
