@@ -26,7 +26,7 @@ from tallystick.sink.two_phase import (
     guarantee_problem,
 )
 from tallystick.spark.epochs import foreach_batch_runner
-from tallystick.spark.query import RunnerPerRun
+from tallystick.spark.query import RunnerPerRun, note
 from tallystick.spark.sinks import SinkSettings, Written
 
 EPOCH, TASK = "epoch", "task"
@@ -155,7 +155,12 @@ class KafkaSink:
             DataLossError: going on needs a person's decision.
             TallystickError: the epoch was aborted.
         """
-        self._runner(rows, batch_id)
+        try:
+            runner = self._runner
+        except OptionError:
+            note(rows, batch_id)  # the function may catch it, and Spark take its rows for written
+            raise
+        runner(rows, batch_id)
 
     @cached_property
     def _runner(self) -> RunnerPerRun:

@@ -136,7 +136,7 @@ class EpochRunner:
         self._close = close
         self._opened: _Opened | None = None
         self._called: int | None = None  # the newest micro-batch that was handed to the driver
-        self._failed: Exception | None = None  # what the first call that failed has raised
+        self._failed: BaseException | None = None  # what the first call that failed has raised
         self._turn = Lock()  # of the calls: a function may make them from several threads
         self._lock = Lock()
         self._is_running = self._has_ended = False
@@ -193,7 +193,7 @@ class EpochRunner:
         self._called = batch_id
         try:
             self._run(rows, batch_id)
-        except Exception as error:
+        except BaseException as error:  # such as a time limit's of the user's own
             self._failed = error
             self._note_failure(rows, batch_id, is_first=True)
             raise
@@ -219,15 +219,7 @@ class EpochRunner:
         )
         is_second = not is_first and batch_id == self._called and bool(manifest_path)
         path = partial_path(manifest_path) if is_second else failed_path(batch_id, manifest_path)
-        try:
-            FileStorage(current_run(rows.sparkSession).checkpoint).put(path, b"")
-        except Exception as error:
-            logger.warning(
-                "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "
-                "function of foreachBatch catches the failure, its rows are lost",
-                batch_id,
-                error,
-            )
+        note(rows, batch_id, path)
 
     def _run(self, rows: DataFrame, batch_id: int) -> None:
         run_id, opened = current_run_id(rows.sparkSession), self._opened
@@ -263,6 +255,26 @@ class EpochRunner:
         log = SparkLog(storage)
         driver = self._make_driver(run, identity, storage)
         return _Opened(run_id, storage, log, driver)
+
+
+def note(rows: DataFrame, batch_id: int, path: str = "") -> None:
+    """Leave a note in the checkpoint of a micro-batch that a call for it failed.
+
+    Args:
+        rows: of the micro-batch.
+        batch_id: its number.
+        path: of the note; "": the call did not get as far as to have a manifest.
+    """
+    try:
+        checkpoint = current_run(rows.sparkSession).checkpoint
+        FileStorage(checkpoint).put(path or failed_path(batch_id), b"")
+    except Exception as error:
+        logger.warning(
+            "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "
+            "function of foreachBatch catches the failure, its rows are lost",
+            batch_id,
+            error,
+        )
 
 
 _sink_of_run: dict[str, "RunnerPerRun"] = {}

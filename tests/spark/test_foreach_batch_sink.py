@@ -13,12 +13,13 @@ from pyspark.sql import functions as f
 
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
-from tallystick.errors import BrokerUnavailableError, DataLossError, StorageError
+from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError, StorageError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.ask_kafka import asking
 from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable
+from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.executions import active_runs, current_run_id
 from tallystick.spark.query import EpochRunner
 from tallystick.spark_log import SparkLog
@@ -371,6 +372,63 @@ def fail_and_catch(
         assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
     (count,) = swallowed
     return count
+
+
+class TimeIsUp(BaseException):
+    """As libraries raise it in the thread of a call that takes too long."""
+
+
+def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    sink, swallowed = flow.sink(), []
+    original = DataFrameEngine.run_epoch
+
+    def limited(self: DataFrameEngine, *told: Any) -> Any:
+        if not swallowed:
+            raise TimeIsUp
+        return original(self, *told)
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            sink(df, batch_id)
+        except TimeIsUp:
+            swallowed.append(df.count())
+
+    flow.feed(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(DataFrameEngine, "run_epoch", limited)
+        error_of(lambda: write(flow, rows, swallows))
+    told = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed: 0" in told
+    word = told.partition("accept='")[2].partition("'")[0]
+    write(flow, rows, flow.sink(accept={word}))
+    assert len(numbers(flow)) == 60 - swallowed[0] > 0
+
+
+@pytest.mark.parametrize("setting", [{"dead_letter_topic": "dead"}, {"uid": "a b"}])
+def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
+    flow: Flow, setting: dict[str, str]
+) -> None:
+    rows = stream(flow).select("key", "value")
+    unfit, swallowed = flow.sink(**setting), []
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        try:
+            unfit(df, batch_id)
+        except OptionError as error:
+            swallowed.append(str(error))
+
+    flow.feed(60)
+    write(flow, rows, swallows)
+    assert len(swallowed) == 1
+    flow.feed(30)
+    told = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "begun, and not committed: 0" in told
+    word = told.partition("accept='")[2].partition("'")[0]
+    write(flow, rows, flow.sink(accept={word}))
+    assert len(numbers(flow)) == 30
 
 
 def test_what_a_killed_run_decided_is_committed_though_a_later_failure_was_caught(
