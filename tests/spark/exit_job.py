@@ -12,6 +12,7 @@ from typing import Any
 
 import tallystick as ts
 from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.context import LIGHT_JVM
 from tallystick.spark.group_offsets import GroupOffsets
 
 
@@ -29,7 +30,8 @@ def die_before(position: int) -> Callable[..., bool]:
 def main() -> None:
     """Run a query to the noop sink over all that is there."""
     spec = json.loads(sys.argv[1])
-    spark = ts.spark_session("exit", master="local[2]", config={"spark.ui.enabled": "false"})
+    config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": f"-Xss16m {LIGHT_JVM}"}
+    spark = ts.spark_session("exit", master="local[2]", config=config)
     ts.register(spark)
     if (position := spec["die_before_showing"]) is not None:
         GroupOffsets.show = die_before(position)  # type: ignore[method-assign]
