@@ -26,7 +26,7 @@ from tallystick.sink.two_phase import (
     guarantee_problem,
 )
 from tallystick.spark.epochs import foreach_batch_runner
-from tallystick.spark.query import RunnerPerRun, note
+from tallystick.spark.query import RunnerPerRun
 from tallystick.spark.sinks import SinkSettings, Written
 
 EPOCH, TASK = "epoch", "task"
@@ -155,16 +155,13 @@ class KafkaSink:
             DataLossError: going on needs a person's decision.
             TallystickError: the epoch was aborted.
         """
-        try:
-            runner = self._runner
-        except OptionError:
-            note(rows, batch_id)  # the function may catch it, and Spark take its rows for written
-            raise
-        runner(rows, batch_id)
+        self._runner(rows, batch_id)
 
     @cached_property
     def _runner(self) -> RunnerPerRun:
-        made = foreach_batch_runner(written([self]), self.name, frozenset(self.accept))
+        made = foreach_batch_runner(
+            self, lambda: written([self]), self.name, frozenset(self.accept)
+        )
         # cached_property has no lock, and two queries may come here at once: the first one stays.
         runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
         return runner

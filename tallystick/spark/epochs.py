@@ -22,15 +22,17 @@ from tallystick.task import BatchFunction
 
 
 def foreach_batch_runner(
-    written: Written, name: str | None, accepted: frozenset[str]
+    sink: object, put_in_order: Callable[[], Written], name: str | None, accepted: frozenset[str]
 ) -> RunnerPerRun:
-    """What `foreachBatch` calls for a sink that stands behind queries of the user's own."""
-    if written.dead_letter_topic is not None:
-        raise OptionError(
-            f"dead_letter_topic={written.dead_letter_topic!r} works in a Pipeline only: behind a "
-            f"query of your own, write malformed rows with a second sink, or read in mode "
-            f"permissive and split them"
-        )
+    """What `foreachBatch` calls for a sink that stands behind queries of the user's own.
+
+    Args:
+        sink: equal for sinks that are the same but for their identity.
+        put_in_order: called by a run's first call, which fails like any other if the sink cannot be
+            used: its rows are missing then, also beside another sink's.
+        name: see `EpochRunner`.
+        accepted: see `EpochRunner`.
+    """
 
     def make() -> EpochRunner:
         opened: list[Sinks] = []  # of the one run that this runner is for
@@ -41,6 +43,7 @@ def foreach_batch_runner(
 
         def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
             close()
+            written = _usable(put_in_order())
             sinks = Sinks(
                 written, identity.pipeline, Cluster.of(run.spark), run.trigger_interval_ms
             )
@@ -57,7 +60,17 @@ def foreach_batch_runner(
 
         return EpochRunner(name, make_driver, make_engine, accepted, close)
 
-    return RunnerPerRun((written, name, accepted), make, _at_end)
+    return RunnerPerRun(sink, make, _at_end)
+
+
+def _usable(written: Written) -> Written:
+    if written.dead_letter_topic is not None:
+        raise OptionError(
+            f"dead_letter_topic={written.dead_letter_topic!r} works in a Pipeline only: behind a "
+            f"query of your own, write malformed rows with a second sink, or read in mode "
+            f"permissive and split them"
+        )
+    return written
 
 
 def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:

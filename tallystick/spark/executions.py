@@ -93,6 +93,22 @@ def active_runs(spark: SparkSession) -> set[str]:
     return {str(query.runId()) for query in found if query is not None}
 
 
+def runs_in(spark: SparkSession, batch_id: int) -> dict[str, str]:
+    """The runs whose function of `foreachBatch` may be at work on a micro-batch of this number.
+
+    Returns:
+        Their checkpoints by their ids, of whatever session.
+    """
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return {
+        str(query.runId()): str(query.resolvedCheckpointRoot())
+        for query in [queries.get(query_id) for query_id in list(queries)]
+        if query is not None and query.sink().getClass().getSimpleName() == "ForeachBatchSink"
+        if query.status().isTriggerActive()
+        if query.getLatestExecutionContext().batchId() == batch_id
+    }
+
+
 def session_of(spark: SparkSession) -> SparkSession:
     """The session that the calling micro-batch's query was started in; Spark gives it a clone."""
     started_in = execution_of(spark, query_id_of(spark)).sparkSession()

@@ -28,6 +28,7 @@ from tallystick.spark.executions import (
     check_is_read,
     current_run,
     current_run_id,
+    runs_in,
 )
 from tallystick.spark.group_offsets import shown_in_transaction
 from tallystick.spark_log import Logged, SparkLog
@@ -184,6 +185,14 @@ class EpochRunner:
         """A call came from where its micro-batch cannot be told: nothing is written any more."""
         self._failed = self._failed or error
 
+    def fail_with_note(
+        self, error: Exception, rows: DataFrame, batch_id: int, checkpoint: str
+    ) -> None:
+        """The same, of a call that may be of this micro-batch; behind one that is under way."""
+        with self._turn:
+            self.fail(error)
+            self._note_failure(rows, batch_id, checkpoint=checkpoint)
+
     def _run_for_user(self, rows: DataFrame, batch_id: int) -> None:
         if self._failed is not None or batch_id == self._called:
             self._note_failure(rows, batch_id)
@@ -208,7 +217,9 @@ class EpochRunner:
             f"Start the query again."
         )
 
-    def _note_failure(self, rows: DataFrame, batch_id: int, *, is_first: bool = False) -> None:
+    def _note_failure(
+        self, rows: DataFrame, batch_id: int, *, is_first: bool = False, checkpoint: str = ""
+    ) -> None:
         """Let the next run know: the function may return all the same, and Spark log its end.
 
         A call behind another one in the same micro-batch is noted as such: the first one may have
@@ -219,7 +230,7 @@ class EpochRunner:
         )
         is_second = not is_first and batch_id == self._called and bool(manifest_path)
         path = partial_path(manifest_path) if is_second else failed_path(batch_id, manifest_path)
-        note(rows, batch_id, path)
+        note(rows, batch_id, path, checkpoint)
 
     def _run(self, rows: DataFrame, batch_id: int) -> None:
         run_id, opened = current_run_id(rows.sparkSession), self._opened
@@ -257,16 +268,17 @@ class EpochRunner:
         return _Opened(run_id, storage, log, driver)
 
 
-def note(rows: DataFrame, batch_id: int, path: str = "") -> None:
+def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -> None:
     """Leave a note in the checkpoint of a micro-batch that a call for it failed.
 
     Args:
         rows: of the micro-batch.
         batch_id: its number.
         path: of the note; "": the call did not get as far as to have a manifest.
+        checkpoint: "": of the query that the rows are of.
     """
     try:
-        checkpoint = current_run(rows.sparkSession).checkpoint
+        checkpoint = checkpoint or current_run(rows.sparkSession).checkpoint
         FileStorage(checkpoint).put(path or failed_path(batch_id), b"")
     except Exception as error:
         logger.warning(
@@ -279,6 +291,8 @@ def note(rows: DataFrame, batch_id: int, path: str = "") -> None:
 
 _sink_of_run: dict[str, "RunnerPerRun"] = {}
 """Which sink the function of a run calls; there is one, for there is one decision per epoch."""
+_refused: dict[str, OptionError] = {}
+"""Runs that a call may be of which came from where that cannot be told: they write no more."""
 _sink_lock = Lock()
 
 
@@ -311,15 +325,32 @@ class RunnerPerRun:
         try:
             run_id = current_run_id(rows.sparkSession)
         except OptionError as error:
-            with self._lock:
-                for runner in self._runners.values():
-                    runner.fail(error)
+            self._refuse_all_that_may_call(rows, batch_id, error)
             raise
         with _sink_lock:
             owner = _sink_of_run.setdefault(run_id, self)
+        runner = owner._runner(rows, run_id)
         if owner._sink != self._sink:
-            owner._runner(rows, run_id).refuse_another(rows, batch_id)
-        owner._runner(rows, run_id)(rows, batch_id)
+            runner.refuse_another(rows, batch_id)
+        if run_id in _refused:
+            runner.fail(_refused[run_id])
+        runner(rows, batch_id)
+
+    def _refuse_all_that_may_call(self, rows: DataFrame, batch_id: int, error: OptionError) -> None:
+        """Its function may catch the error, and Spark take its rows for written."""
+        at_work, active = runs_in(rows.sparkSession, batch_id), active_runs(rows.sparkSession)
+        with _sink_lock:
+            for ended in set(_refused) - active:
+                del _refused[ended]
+            _refused.update(dict.fromkeys({*at_work, *self._runners}, error))
+            owners = [(run_id, _sink_of_run.get(run_id)) for run_id in at_work]
+        for run_id, owner in owners:
+            # Seen here, or it sees behind its own making that its run is refused.
+            runner = None if owner is None else owner._runners.get(run_id)
+            if runner is None:
+                note(rows, batch_id, checkpoint=at_work[run_id])
+            else:
+                runner.fail_with_note(error, rows, batch_id, at_work[run_id])
 
     def _runner(self, rows: DataFrame, run_id: str) -> EpochRunner:
         with self._lock:

@@ -13,7 +13,13 @@ from pyspark.sql import functions as f
 
 from tallystick import savepoints
 from tallystick.checkpoint import manifest as m
-from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError, StorageError
+from tallystick.errors import (
+    BrokerUnavailableError,
+    DataLossError,
+    OptionError,
+    StorageError,
+    TallystickError,
+)
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.ask_kafka import asking
@@ -429,6 +435,53 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
     word = told.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == 30
+
+
+@pytest.mark.parametrize("order", ["alone", "behind", "before"])
+@pytest.mark.parametrize("fault", ["rows of no query", "unfit"])
+def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
+    flow: Flow, fault: str, order: str
+) -> None:
+    """A thread of the user's own, and rows of his own session, do not tell whose call it is."""
+    assert flow.spark is not None
+    spark, rows = flow.spark, stream(flow).select("key", "value")
+    even = f.col("value").cast("string").cast("int") % 2 == 0
+    sink, swallowed = flow.sink(), []
+
+    def refused(df: DataFrame, batch_id: int) -> None:
+        if fault == "unfit":
+            flow.sink(dead_letter_topic="dead")(df, batch_id)
+        with ThreadPoolExecutor(1) as threads:
+            taken = spark.createDataFrame(df.collect(), df.schema)
+            threads.submit(flow.sink(), taken, batch_id).result()
+
+    def swallows(df: DataFrame, batch_id: int) -> None:
+        if order == "behind":
+            sink(df.where(even), batch_id)
+        try:
+            refused(df.where(~even), batch_id)
+        except TallystickError:
+            swallowed.append(df.count())
+        if order == "before":
+            sink(df.where(even), batch_id)
+
+    flow.feed(60)
+    if order == "before":
+        expected = {"unfit": "SecondCallError", "rows of no query": "Do not catch what the sink"}
+        assert expected[fault] in error_of(lambda: write(flow, rows, swallows))
+        assert numbers(flow) == []
+        write(flow, rows, sink)
+        flow.assert_exact()
+        return
+    write(flow, rows, swallows)  # Spark has it for done
+    assert swallowed == [60]
+    assert len(numbers(flow)) == {"alone": 0, "behind": 30}[order]
+    flow.feed(10)
+    told = error_of(lambda: write(flow, rows, flow.sink()))
+    word = told.partition("accept='")[2].partition("'")[0]
+    assert word == {"alone": "without-epochs-0-to-0", "behind": "partial-epoch-0"}[order]
+    write(flow, rows, flow.sink(accept={word}))
+    assert numbers(flow)[-10:] == list(range(60, 70))
 
 
 def test_what_a_killed_run_decided_is_committed_though_a_later_failure_was_caught(
