@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, local
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,6 +126,7 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     monkeypatch.setattr(query, "check_is_read", lambda *_: None)
     monkeypatch.setattr(query, "_sink_of_run", {})
     monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
+    monkeypatch.setattr(epochs, "Cluster", Mock())  # the true one would start a Spark of its own
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
     monkeypatch.setattr(epochs, "engine_of", lambda sinks, *_: sinks)
     monkeypatch.setattr(epochs, "_at_end", lambda _, run, do: found.ends.update({run: do}))
