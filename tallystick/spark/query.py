@@ -292,7 +292,7 @@ def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -
 _sink_of_run: dict[str, "RunnerPerRun"] = {}
 """Which sink the function of a run calls; there is one, for there is one decision per epoch."""
 _refused: dict[str, BaseException] = {}
-"""Runs of which a call, or one that may be theirs, failed before it had a runner: no more writes."""
+"""Runs of which a call, or what may be one, failed before it had a runner: they write no more."""
 _sink_lock = Lock()
 
 
