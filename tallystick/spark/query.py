@@ -181,7 +181,7 @@ class EpochRunner:
             self._note_failure(rows, batch_id)
         raise second_call(name, batch_id, "another KafkaSink")
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """A call came from where its micro-batch cannot be told: nothing is written any more."""
         self._failed = self._failed or error
 
@@ -291,8 +291,8 @@ def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -
 
 _sink_of_run: dict[str, "RunnerPerRun"] = {}
 """Which sink the function of a run calls; there is one, for there is one decision per epoch."""
-_refused: dict[str, OptionError] = {}
-"""Runs that a call may be of which came from where that cannot be told: they write no more."""
+_refused: dict[str, BaseException] = {}
+"""Runs of which a call, or what may be one, failed before it had a runner: they write no more."""
 _sink_lock = Lock()
 
 
@@ -329,7 +329,13 @@ class RunnerPerRun:
             raise
         with _sink_lock:
             owner = _sink_of_run.setdefault(run_id, self)
-        runner = owner._runner(rows, run_id)
+        try:
+            runner = owner._runner(rows, run_id)
+        except BaseException as error:
+            with _sink_lock:
+                _refused[run_id] = error
+            note(rows, batch_id)
+            raise
         if owner._sink != self._sink:
             runner.refuse_another(rows, batch_id)
         if run_id in _refused:

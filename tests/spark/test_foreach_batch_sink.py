@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.ask_kafka import asking
 from tallystick.participants import OpenSinks
 from tallystick.sink.two_phase import Committable
+from tallystick.spark import epochs
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.executions import active_runs, current_run_id
 from tallystick.spark.query import EpochRunner
@@ -437,10 +439,15 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
     assert len(numbers(flow)) == 30
 
 
-@pytest.mark.parametrize("order", ["alone", "behind", "before"])
-@pytest.mark.parametrize("fault", ["rows of no query", "unfit"])
+@pytest.mark.parametrize(
+    ("fault", "order"),
+    [
+        *product(["rows of no query", "unfit"], ["alone", "behind", "before"]),
+        *product(["no listener"], ["alone", "before"]),  # there is one behind a call
+    ],
+)
 def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
-    flow: Flow, fault: str, order: str
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, fault: str, order: str
 ) -> None:
     """A thread of the user's own, and rows of his own session, do not tell whose call it is."""
     assert flow.spark is not None
@@ -451,9 +458,16 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
     def refused(df: DataFrame, batch_id: int) -> None:
         if fault == "unfit":
             flow.sink(dead_letter_topic="dead")(df, batch_id)
+        if fault == "no listener":
+            with monkeypatch.context() as patched:
+                patched.setattr(epochs, "listen", cannot)
+                flow.sink()(df, batch_id)
         with ThreadPoolExecutor(1) as threads:
             taken = spark.createDataFrame(df.collect(), df.schema)
             threads.submit(flow.sink(), taken, batch_id).result()
+
+    def cannot(*_: object) -> None:
+        raise StorageError("the session cannot be listened to")
 
     def swallows(df: DataFrame, batch_id: int) -> None:
         if order == "behind":
@@ -467,8 +481,8 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
 
     flow.feed(60)
     if order == "before":
-        expected = {"unfit": "SecondCallError", "rows of no query": "Do not catch what the sink"}
-        assert expected[fault] in error_of(lambda: write(flow, rows, swallows))
+        expected = "SecondCallError" if fault == "unfit" else "Do not catch what the sink"
+        assert expected in error_of(lambda: write(flow, rows, swallows))
         assert numbers(flow) == []
         write(flow, rows, sink)
         flow.assert_exact()
