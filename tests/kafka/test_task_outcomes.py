@@ -240,8 +240,7 @@ def test_while_somebody_ends_it_nobody_guesses() -> None:
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[EmbeddedKafka]:
-    # A partition without a leader while a commit is on its way loses its marker: KAFKA-20734.
-    with EmbeddedKafka(properties={"broker.session.timeout.ms": "30000"}) as running:
+    with EmbeddedKafka() as running:
         yield running
 
 
