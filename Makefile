@@ -48,7 +48,7 @@ demo: setup
 	@$(BIN)/tallystick demo
 
 test: setup
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-spark42: $(SPARK42)/.ready
 	@CRASH_KILLS=TransactionCommitted,EpochReturned $(SPARK42)/bin/python -m pytest --numprocesses 2 --dist loadfile $(SPARK42_TESTS) $(ARGS)

@@ -180,9 +180,6 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
         with pytest.raises(ts.OptionError, match=told):
             flow.run(flow.pipeline(value=value_read, sink=sink, **settings))
     assert not flow.checkpoint.exists()
-    assert flow.spark is not None
-    with pytest.raises(ts.OptionError, match="in a Pipeline only"):
-        flow.sink(dead_letter_topic=dead)(flow.spark.range(1), 0)
 
 
 def assert_in_order(flow: Flow) -> None:

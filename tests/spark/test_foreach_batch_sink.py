@@ -415,9 +415,12 @@ def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
     assert len(numbers(flow)) == 60 - swallowed[0] > 0
 
 
-@pytest.mark.parametrize("setting", [{"dead_letter_topic": "dead"}, {"uid": "a b"}])
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [({"dead_letter_topic": "dead"}, "in a Pipeline only"), ({"uid": "a b"}, "uid='a b'")],
+)
 def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
-    flow: Flow, setting: dict[str, str]
+    flow: Flow, setting: dict[str, str], why: str
 ) -> None:
     rows = stream(flow).select("key", "value")
     unfit, swallowed = flow.sink(**setting), []
@@ -431,6 +434,7 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
     flow.feed(60)
     write(flow, rows, swallows)
     assert len(swallowed) == 1
+    assert why in swallowed[0]
     flow.feed(30)
     told = error_of(lambda: write(flow, rows, flow.sink()))
     assert "begun, and not committed: 0" in told
