@@ -33,7 +33,7 @@ define install
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@echo "installing Tallystick and what it needs into $(1)"
 	@$(1)/bin/pip install --quiet --disable-pip-version-check --editable $(2)
-	@$(1)/bin/python -c 'from tallystick.java import java_home; java_home()' 2>/dev/null || $(1)/bin/pip install --quiet --disable-pip-version-check --editable '.[java]'
+	@$(1)/bin/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(1)/bin/pip install --quiet --disable-pip-version-check --editable '.[java]'
 	@$(1)/bin/tallystick warm-up
 	@touch $(1)/.ready
 endef
@@ -57,7 +57,7 @@ check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 sim: setup
-	@$(BIN)/python -m tallystick.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 stress: setup
 	@STRESS_SECONDS=60 $(BIN)/python -m pytest tests/spark/test_topics_in_motion.py

@@ -15,16 +15,14 @@ from hashlib import sha256
 import confluent_kafka
 import pyarrow as pa
 
+from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.records import EncodedBatch, decode, encode, stamp, warm_up
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.sink.transaction import Producer
-from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, SplitRange, TopicPartition
 
 REPEATS = 3
 FETCH_BYTES = 8 << 20

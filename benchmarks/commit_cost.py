@@ -19,11 +19,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harness import results
 from harness.broker import start_broker
 
+from tallystick.epoch.two_phase import Owner, Place, RunFacts
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.two_phase import Guarantee, Owner, Place, RunFacts
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.task_sink import KafkaTaskSink
 
 HERE = Path(__file__).resolve().parent
 STEPS = ("begin", "write, prepare", "EndTxn", "markers")
@@ -54,20 +55,9 @@ def measure(bootstrap: str, count: int, epochs: int) -> dict[str, list[float]]:
     admin = AdminClient({"bootstrap.servers": bootstrap})  # its answers come while it lives
     admin.create_topics([NewTopic(topic, count, 1)])[topic].result(60)
     config = KafkaConfig.from_options({"bootstrap.servers": bootstrap})
-    settings = KafkaTaskSettings(
-        config=config,
-        topic=topic,
-        token_topic=topic,
-        json=False,
-        key=None,
-        compression="none",
-        batch_bytes=900_000,
-        transaction_timeout_ms=600_000,
-        dead_letter_topic=None,
-        guarantee=Guarantee.EXACTLY_ONCE,
-        id_prefix=f"tallystick-{owner.pipeline}",
-    )
-    sink, client = KafkaTaskSink(settings, owner, RunFacts()), Client(config)
+    output = KafkaOutput(config, topic, topic, compression="none", transaction_timeout_ms=600_000)
+    prefix = f"tallystick-{owner.pipeline}"
+    sink, client = KafkaTaskSink(output, owner, RunFacts(), id_prefix=prefix), Client(config)
     values = pa.RecordBatch.from_pydict(
         {
             "value": pa.array([b"x" * 100] * count, pa.binary()),

@@ -17,10 +17,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from tallystick.sink import json_writer
-from tallystick.sink.json_writer import write_json
-from tallystick.source import json_reader
-from tallystick.source.json_reader import parse_json
+from tallystick.codec import json_reader, json_writer
+from tallystick.codec.json_reader import parse_json
+from tallystick.codec.json_writer import write_json
 
 RECORD_COUNT = 200_000
 BATCH_ROWS = 65_536

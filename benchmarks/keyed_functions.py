@@ -19,19 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick import kernel_cache
-from tallystick.lmdb_store import open_store
+from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.host import kernel_cache
 from tallystick.state import changelog
-from tallystick.state import ready_made as ready
-from tallystick.state.fields import settle
-from tallystick.state.handles import Version
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.catalog import Version
+from tallystick.state.compatibility import settle
+from tallystick.state.functions import ready_made as ready
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.processing import Processor, Work
+from tallystick.state.functions.sessions import sessions
+from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.processing import Processor, Work
-from tallystick.state.sessions import sessions
-from tallystick.state.vectorised import vectorised
-from tallystick.state.view import EpochTime, Overlay
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import EpochTime, Overlay
 
 KEY_COUNT = 100_000
 EPOCHS = 5

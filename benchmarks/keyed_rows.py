@@ -24,15 +24,15 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from tallystick.lmdb_store import LmdbStore, open_store
-from tallystick.processors.row_mode import RowProcessor, row_processor
+from tallystick.checkpoint.local.lmdb_store import LmdbStore, open_store
 from tallystick.state import changelog
-from tallystick.state.fields import settle
-from tallystick.state.handles import Version
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.catalog import Version
+from tallystick.state.compatibility import settle
+from tallystick.state.functions.processing import Work
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.processing import Work
-from tallystick.state.view import EpochTime, Overlay
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import EpochTime, Overlay
+from tallystick.state.pyspark.processor import RowProcessor, row_processor
 
 MAX_PARALLELISM = 128
 GROUPS = KeyGroupRange(0, MAX_PARALLELISM - 1)

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from harness.results import markdown
 
-from tallystick.source.discovery import FoundTopic
 from tallystick.source.enumerator import Enumerator
 from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import from_json
-from tallystick.source.planner import plan_splits
-from tallystick.source.subscription import TopicPattern
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.splits import plan_splits
+from tallystick.source.subscription import FoundTopic, TopicPattern
+from tallystick.values import TopicPartition
 
 SHOWN = (1, 10, 100, 1000)
 AROUND = 20

@@ -21,11 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "postgres"))
 
 from real_postgres import PostgresServer
 
-from tallystick.postgres.binary_copy import chunks, encoders_for, warm_up
-from tallystick.postgres.columns import TableColumn
+from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
+from tallystick.postgres.binary_copy import TableColumn, chunks, encoders_for, warm_up
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.sink import PostgresSink
-from tallystick.sink.two_phase import Committable, Owner, Place, RunFacts
 
 ROWS = 1_000_000
 BATCH_ROWS = 50_000

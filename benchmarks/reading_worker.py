@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql import types as t
 
 import tallystick as ts
-from tallystick.spark.source import FORMAT, TallystickSource
+from tallystick.spark.streaming.source import FORMAT, TallystickSource
 
 EVENT = "user string, item string, ts bigint, amount double, country string, session string"
 KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "timestampType")

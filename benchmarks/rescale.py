@@ -24,21 +24,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from harness import results
 
-from tallystick.lmdb_store import open_store
-from tallystick.state.handles import SNAPSHOT, StateFile, StepState, Version
-from tallystick.state.key_bytes import KeyCodec, entry_keys
-from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
-from tallystick.state.key_hash import HASH_VERSION
-from tallystick.state.retention import due_merges, due_snapshots, extend
-from tallystick.state.row_codec import ColumnsCodec
-from tallystick.state.view import ENTRIES
-from tallystick.state_files import (
+from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.state_files import (
     bring_forward,
     write_changelog,
     write_merged,
     write_snapshot,
 )
-from tallystick.storage import FileStorage
+from tallystick.state.catalog import SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
+from tallystick.state.keys import HASH_VERSION, KeyCodec, entry_keys
+from tallystick.state.overlay import ENTRIES
+from tallystick.state.row_codec import ColumnsCodec
+from tallystick.storage.file_storage import FileStorage
 
 HERE = Path(__file__).resolve().parent
 UID, LINEAGE, STATE_ID = "count", "benchmark", 1

@@ -16,9 +16,9 @@ import tallystick_stateless
 from harness.count_check import MODES, RECORD
 
 import tallystick as ts
-from tallystick.local_state import ROOT_VARIABLE
-from tallystick.state.ready_made import aggregate, count
-from tallystick.state.ready_made import sum as total
+from tallystick.checkpoint.local.local_state import ROOT_VARIABLE
+from tallystick.state.functions.ready_made import aggregate, count
+from tallystick.state.functions.ready_made import sum as total
 
 EVENT = "user string, amount double, ts bigint"
 TOTALS = "user string, ts bigint, count bigint, sum double"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.checkpoint.protocol import EpochPlanned
+from tallystick.epoch.protocol import EpochPlanned
 
 EVENT = "user string, ts bigint, amount double, country string, session string"
 

@@ -8,7 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tallystick.endpoints import KafkaSource
+    from tallystick.api.kafka_sink import KafkaSink
+    from tallystick.api.kafka_source import KafkaSource
+    from tallystick.api.pipeline import Pipeline
+    from tallystick.codec.formats import Avro, Json, Text
+    from tallystick.epoch.two_phase import (
+        Committable,
+        Outcome,
+        Owner,
+        Place,
+        RunFacts,
+        Sink,
+        Timeout,
+        Transaction,
+        TwoPhaseCommitSink,
+    )
     from tallystick.errors import (
         AuthorizationError,
         BrokerUnavailableError,
@@ -30,28 +44,16 @@ if TYPE_CHECKING:
         TopicRecreatedError,
     )
     from tallystick.files.sink import FileSink
-    from tallystick.formats import Avro, Json, Text
-    from tallystick.kafka_sink import KafkaSink
-    from tallystick.pipeline import Pipeline
+    from tallystick.ops.state_table import read_state
     from tallystick.postgres.sink import PostgresSink
     from tallystick.run.query import Query
-    from tallystick.sink.two_phase import (
-        Committable,
-        Outcome,
-        Owner,
-        Place,
-        RunFacts,
-        Sink,
-        Timeout,
-        Transaction,
-        TwoPhaseCommitSink,
-    )
     from tallystick.source.losses import LossPolicy
     from tallystick.spark.progress import SourceProgress, source_progress
+    from tallystick.spark.recovery import Recovery
     from tallystick.spark.session import configure, spark_session
-    from tallystick.spark.source import register
-    from tallystick.state.keyed_batch import KeyedBatch, Update
-    from tallystick.state.ready_made import (
+    from tallystick.spark.streaming.source import register
+    from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+    from tallystick.state.functions.ready_made import (
         aggregate,
         count,
         deduplicate,
@@ -61,9 +63,8 @@ if TYPE_CHECKING:
         sum,
         top_n,
     )
-    from tallystick.state.sessions import sessions
-    from tallystick.state.vectorised import vectorised
-    from tallystick.state_table import read_state
+    from tallystick.state.functions.sessions import sessions
+    from tallystick.state.functions.vectorised import vectorised
 
 __version__ = "0.1.0"
 
@@ -93,6 +94,7 @@ __all__ = [
     "Query",
     "RecordError",
     "RecordsExpiredError",
+    "Recovery",
     "RunFacts",
     "SecondCallError",
     "Sink",
@@ -126,43 +128,44 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Avro": "formats",
-    "Committable": "sink.two_phase",
+    "Avro": "codec.formats",
+    "Committable": "epoch.two_phase",
     "FileSink": "files.sink",
-    "Json": "formats",
-    "KafkaSink": "kafka_sink",
-    "KafkaSource": "endpoints",
-    "KeyedBatch": "state.keyed_batch",
+    "Json": "codec.formats",
+    "KafkaSink": "api.kafka_sink",
+    "KafkaSource": "api.kafka_source",
+    "KeyedBatch": "state.functions.keyed_batch",
     "LossPolicy": "source.losses",
-    "Outcome": "sink.two_phase",
-    "Owner": "sink.two_phase",
-    "Pipeline": "pipeline",
-    "Place": "sink.two_phase",
+    "Outcome": "epoch.two_phase",
+    "Owner": "epoch.two_phase",
+    "Pipeline": "api.pipeline",
+    "Place": "epoch.two_phase",
     "PostgresSink": "postgres.sink",
     "Query": "run.query",
-    "RunFacts": "sink.two_phase",
-    "Sink": "sink.two_phase",
+    "Recovery": "spark.recovery",
+    "RunFacts": "epoch.two_phase",
+    "Sink": "epoch.two_phase",
     "SourceProgress": "spark.progress",
-    "Text": "formats",
-    "Timeout": "sink.two_phase",
-    "Transaction": "sink.two_phase",
-    "TwoPhaseCommitSink": "sink.two_phase",
-    "Update": "state.keyed_batch",
-    "aggregate": "state.ready_made",
+    "Text": "codec.formats",
+    "Timeout": "epoch.two_phase",
+    "Transaction": "epoch.two_phase",
+    "TwoPhaseCommitSink": "epoch.two_phase",
+    "Update": "state.functions.keyed_batch",
+    "aggregate": "state.functions.ready_made",
     "configure": "spark.session",
-    "count": "state.ready_made",
-    "deduplicate": "state.ready_made",
-    "last_value": "state.ready_made",
-    "maximum": "state.ready_made",
-    "minimum": "state.ready_made",
-    "read_state": "state_table",
-    "register": "spark.source",
-    "sessions": "state.sessions",
+    "count": "state.functions.ready_made",
+    "deduplicate": "state.functions.ready_made",
+    "last_value": "state.functions.ready_made",
+    "maximum": "state.functions.ready_made",
+    "minimum": "state.functions.ready_made",
+    "read_state": "ops.state_table",
+    "register": "spark.streaming.source",
+    "sessions": "state.functions.sessions",
     "source_progress": "spark.progress",
     "spark_session": "spark.session",
-    "sum": "state.ready_made",
-    "top_n": "state.ready_made",
-    "vectorised": "state.vectorised",
+    "sum": "state.functions.ready_made",
+    "top_n": "state.functions.ready_made",
+    "vectorised": "state.functions.vectorised",
 }
 """Public name -> the module that it is loaded from; all others are errors."""
 

@@ -1,4 +1,4 @@
-"""The error tree. A class stands for what the reader has to do, not for where it happened.
+"""The error tree: a class stands for what the reader has to do, not for where it happened.
 
     OptionError      fix the setting; nothing was started
     RetriableError   the shell tries again until its deadline; users see it only inside another
@@ -21,6 +21,10 @@ class OptionError(TallystickError):
 
 class StepMissingError(OptionError, AttributeError):
     """A pipeline does not have this step yet: another one comes first."""
+
+
+class QueryEndedError(TallystickError):
+    """The query that this was called for has ended: nothing was written."""
 
 
 class RetriableError(TallystickError):

@@ -1,4 +1,4 @@
-"""The only doors to the outside: real ones in kafka/, spark/, storage.py, broken ones in sim/.
+"""The doors to the outside: real in kafka/, spark/, storage/; broken in tests/simulation/.
 
 What a port raises is part of it:
     RetriableError        the same call may succeed later; whether it acted is unknown
@@ -7,18 +7,19 @@ What a port raises is part of it:
     anything else         final
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.sink.two_phase import Committable, Lost
-from tallystick.state.handles import StepState, Version
+from tallystick.codec.records.encoder import EncodedBatch
+from tallystick.epoch.two_phase import Committable, Lost
+from tallystick.source.losses import LossPolicy
+from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import StateView
-from tallystick.topic_partition import TopicPartition
+from tallystick.state.overlay import StateView
+from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 
 class Broker(Protocol):
@@ -96,6 +97,74 @@ class Broker(Protocol):
         ...
 
 
+class Fetch(Protocol):
+    """How a reading task gets records; a value that is pickled, since tasks are other processes."""
+
+    def read(
+        self, splits: Iterable[SplitRange], *, headers: bool, policy: LossPolicy
+    ) -> Iterator[tuple[SplitRange, pa.RecordBatch]]:
+        """Yield the visible records of all splits, in order within each, each of them once.
+
+        Args:
+            splits: what to read; their ends are no later than the last stable offsets.
+            headers: add a column of headers.
+            policy: what to do about records that Kafka no longer has.
+
+        Yields:
+            Batches with the columns of `codec.records.decoder.RECORD_SCHEMA`, none of them empty.
+
+        Raises:
+            DataLossError: records are gone before they were read, and the policy does not accept
+                it.
+        """
+        ...
+
+
+class Writer(Protocol):
+    """What one attempt of a writing task writes with one producer. Only its process uses it.
+
+    Kafka cannot tell two attempts with one producer apart: they share its id and epoch. The guards
+    against that are the task's (`run.task.WritePlan`); this port tells what they look at.
+    """
+
+    def last_sequences(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """Return the last sequence number that each partition holds of this producer epoch.
+
+        Whoever wrote it; partitions without any are absent. None: this cluster does not tell (no
+        READ on a topic).
+        """
+        ...
+
+    def write(self, batches: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
+        """Write finished record batches, and return when all of them are acknowledged.
+
+        Each gets the producer's id and epoch, and the next sequence number of its partition, from 0
+        on.
+
+        Args:
+            batches: in order per partition.
+
+        Raises:
+            EpochAbortedError: the transaction is lost, or another attempt writes to a partition.
+            BrokenInvariantError: after `close`.
+        """
+        ...
+
+    def close(self) -> tuple[ProducedRange, ...]:
+        """Write nothing more, and return what was acknowledged, by partition."""
+        ...
+
+
+class Produce(Protocol):
+    """How a writing task reaches the open transaction; a value that is pickled, as `Fetch` is."""
+
+    def writer(self, producer: Producer) -> Writer:
+        """Return a writer with this producer, which has written nothing yet."""
+        ...
+
+
 class Participants(Protocol):
     """The other sinks of a pipeline: what their tasks prepared waits for the decision."""
 
@@ -136,16 +205,12 @@ class Participants(Protocol):
 class Storage(Protocol):
     """The checkpoint location: a write is durable, and whole, once `put` returns.
 
-    A path is relative to the location, and leads nowhere else: other folders are reached by `at`.
+    A path is relative to the location, and leads nowhere else.
     """
 
     @property
     def location(self) -> str:
         """The URI that paths are relative to, without credentials."""
-        ...
-
-    def at(self, location: str) -> "Storage":
-        """Return another folder, by its whole URI: where a savepoint's files lie, say."""
         ...
 
     def put(self, path: str, data: bytes) -> None:

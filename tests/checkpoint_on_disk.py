@@ -6,21 +6,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tallystick import savepoints
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.manifest import Manifest
+from tallystick.checkpoint.state_files import (
+    collect,
+    delete_all,
+    read_entries,
+    write_changelog,
+    write_merged,
+)
+from tallystick.epoch import manifest as m
+from tallystick.epoch import retention
+from tallystick.epoch.manifest import Manifest
+from tallystick.ops import savepoints
 from tallystick.ports import Storage
-from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.source.offsets import SourceOffsets
-from tallystick.state.handles import StepState, Version
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.catalog import StepState, Version
+from tallystick.state.file_sets import MERGED_FILES_MIN, due_merges, extend
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.key_hash import HASH_VERSION
-from tallystick.state.retention import extend
-from tallystick.state.view import ENTRIES
-from tallystick.state_files import read_entries, write_changelog
-from tallystick.storage import FileStorage
-from tallystick.topic_partition import TopicPartition
+from tallystick.state.keys import HASH_VERSION, KeyCodec
+from tallystick.state.overlay import ENTRIES
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 KEY_SCHEMA = KeyCodec(pa.schema([("user", pa.string())])).schema_text
 ALL = KeyGroupRange(0, 127)
@@ -43,9 +48,13 @@ class Job:
         self.base_path = ""
         self.storage.put("metadata", b'{"id":"first-lineage"}')
 
-    def run(self, epochs: int = 1) -> Manifest:
-        """Each epoch sets one key, and changes one that all set."""
+    def run(self, epochs: int = 1, files_min: int = MERGED_FILES_MIN) -> Manifest:
+        """Each epoch sets one key, and changes one that all set; `files_min` changelogs merge."""
         for _ in range(epochs):
+            merged = [
+                write_merged(self.storage, "counts", self.epoch, 0, f"n{self.epoch}", loads)
+                for loads in due_merges(self.state, 2, files_min).values()
+            ]
             self.epoch += 1
             value = b"of %d" % self.epoch
             keys = [b"\x00\x03\x01\x01all\x00\x00", b"\x00\x05\x01\x01%03d\x00\x00" % self.epoch]
@@ -53,13 +62,23 @@ class Job:
             nonce = f"n{self.epoch}"
             file = write_changelog(self.storage, "counts", self.epoch, 0, nonce, table)
             assert file is not None
-            self.state = extend(self.state, Version(self.epoch, nonce), [file])
+            self.state = extend(self.state, Version(self.epoch, nonce), [*merged, file])
             manifest = replace(self.manifest(PRODUCED), base_path=self.base_path)
             self.base_path = m.manifest_path(manifest, nonce)
             self.storage.put(self.base_path, manifest.encode())
             self.storage.put(f"offsets/{self.epoch}", b"v1\n{}\n{ends %d}" % self.epoch)
             self.storage.put(f"commits/{self.epoch}", b"v1\n{}")
         return manifest
+
+    def clear_up(self) -> None:
+        """Remove what no retained manifest names, as the driver does between two epochs."""
+        paths = m.manifests(self.storage.names(m.FOLDER))
+        delete_all(self.storage, retention.expired(paths, self.epoch))
+        kept = [
+            m.decode(self.storage.get(path) or b"", path)
+            for path in retention.retained(paths, self.epoch)
+        ]
+        collect(self.storage, kept[-1], kept)
 
     def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
         """Of the newest epoch."""

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.spark.context import LIGHT_JVM
+from tests.spark import jvm
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
     """The one Spark of this process, whichever tests run in it; nobody else may stop it."""
     config = {
         "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": f"-Xss16m {LIGHT_JVM}",
+        "spark.driver.extraJavaOptions": jvm.options(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),

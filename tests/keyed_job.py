@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from tallystick.exchange import Frame, Heard
+from tallystick.codec.rows import RowLayout
 from tallystick.kafka.records import decode, stamp
-from tallystick.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.keyed_slices import SLICE_BYTES
-from tallystick.keyed_task import KeyedStep
 from tallystick.ports import Prepared
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transaction import Producer
-from tallystick.state.handles import StepState, Version
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.run.exchange import Frame, Heard
+from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.run.keyed_slices import SLICE_BYTES
+from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.task import EncodePlan, Report, Sent, send
+from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import ENTRIES
-from tallystick.task import EncodePlan, Report, Sent, send
-from tallystick.topic_partition import TopicPartition
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import ENTRIES
+from tallystick.values import Producer, TopicPartition
 
 EVENTS = pa.schema([("user", pa.string()), ("n", pa.int64()), ("at", pa.int64())])
 

@@ -5,15 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.manifest import CHECKPOINT, Manifest
-from tallystick.checkpoint.micro_batches import settled_path
-from tallystick.decision_log import DecisionLog
-from tallystick.sink.tokens import encode_token
-from tallystick.sink.transaction import Producer, Token
-from tallystick.sink.two_phase import Committable
-from tallystick.storage import FileStorage, SystemClock
-from tallystick.topic_partition import TopicPartition
+from tallystick.checkpoint.decision_log import DecisionLog
+from tallystick.epoch import manifest as m
+from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.epoch.micro_batches import settled_path
+from tallystick.epoch.tokens import Token, encode_token
+from tallystick.epoch.two_phase import Committable
+from tallystick.storage.file_storage import FileStorage, SystemClock
+from tallystick.values import Producer, TopicPartition
 
 
 class LingeringJob:

@@ -13,9 +13,9 @@ from hashlib import file_digest
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import OptionError
-from tallystick.java import java_home
+from tallystick.host.java import java_home
+from tallystick.host.user_cache import cache_directory, one_process_at_a_time
 from tallystick.testing import jars
 from tallystick.testing.jars import Jar
 

@@ -1,1 +1,5 @@
-"""Bytes and columns: how values and schemas are written down, with nothing of the outside world."""
+"""Bytes to columns and back: formats, JSON, Avro, Kafka's record batches, kernels."""
+
+from tallystick.host import kernel_cache
+
+assert kernel_cache  # imported for its effect, before any kernel of this package imports numba

@@ -35,7 +35,7 @@ _DURATION = re.compile(r"interval (day|hour|minute|second)( to .*)?")
 
 
 def arrow_schema(columns: dict[str, Any], name: str) -> pa.Schema:
-    """The Arrow schema of columns that `ddl.columns` read.
+    """Return the Arrow schema of columns that `ddl.columns` read.
 
     Raises:
         OptionError: Arrow has no such type.
@@ -44,7 +44,7 @@ def arrow_schema(columns: dict[str, Any], name: str) -> pa.Schema:
 
 
 def arrow_type(kind: Json, name: str) -> pa.DataType:
-    """The Arrow type of a type that `ddl.parse` read.
+    """Return the Arrow type of a type that `ddl.parse` read.
 
     Raises:
         OptionError: Arrow has no such type.
@@ -68,10 +68,7 @@ def arrow_type(kind: Json, name: str) -> pa.DataType:
 def _fields(struct: dict[str, Any], name: str) -> list[pa.Field]:
     return [
         _field(
-            each["name"],
-            each["type"],
-            f"{name}, column {each['name']}",
-            nullable=each["nullable"],
+            each["name"], each["type"], f"{name}, column {each['name']}", nullable=each["nullable"]
         )
         for each in struct["fields"]
     ]

@@ -78,7 +78,7 @@ class _Token(NamedTuple):
 
 @dataclass
 class _MisplacedError(Exception):
-    """What stands there cannot be."""
+    """A token stands where it cannot."""
 
     at: int
     reason: str
@@ -122,7 +122,7 @@ def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, 
 
 
 def as_columns(kind: Json) -> dict[str, Any]:
-    """The columns that a type stands for: a struct's own, or one column `value`."""
+    """Return the columns that a type stands for: a struct's own, or one column `value`."""
     if isinstance(kind, dict) and kind["type"] == "struct":
         return kind
     return {"type": "struct", "fields": [_field("value", kind)]}
@@ -167,7 +167,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _end_of_comment(text: str, begin: int) -> int:
-    """Where a comment ends that may hold others."""
+    """Return the end of a comment, which may hold others."""
     depth = 0
     for mark in re.finditer(r"/\*|\*/", text[begin:]):
         depth += 1 if mark[0] == "/*" else -1
@@ -374,7 +374,7 @@ class _Parser:
         return found
 
     def _is(self, text: str) -> bool:
-        """Whether a symbol or a word stands next."""
+        """True if a symbol or a word stands next."""
         token = self._peek()
         return token is not None and token.kind in ("word", "symbol") and token.text.lower() == text
 
@@ -387,7 +387,7 @@ class _Parser:
 
 
 def _unescaped(literal: str) -> str:
-    """The text of a literal in quotes."""
+    """Return the text of a literal in quotes."""
     quote = literal[0]
     # Two quotes are one, unless a backslash made the first of them.
     parts = re.findall(rf"\\.|{quote}{quote}|[^\\]", literal[1:-1], re.DOTALL)

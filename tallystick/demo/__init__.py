@@ -1,1 +1,1 @@
-"""The demo: real flights through a pipeline that is killed again and again, then an audit."""
+"""Real flights through a pipeline that is killed again and again, then an audit."""

@@ -2,15 +2,23 @@
 
 Reads the whole output with confluent-kafka under read_committed, and compares every record with
 what the flights say. It knows nothing of the pipeline, its checkpoint or its offsets.
+
+The state at the end is read from its files by a process of its own: no Kafka, no pipeline.
 """
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from confluent_kafka import Consumer, TopicPartition
+
+import tallystick as ts
+from tallystick.demo.flights import STEP
 
 IDLE_S = 20.0
 """Longer than any wait of a healthy broker; then the audit fails instead of hanging."""
@@ -20,7 +28,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with the output, and with the state; all four are 0, or there is a bug."""
+    """The faults of the output and of the state; all four are 0, or there is a bug."""
 
     output: int
     lost: int
@@ -30,12 +38,12 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
-        """Whether every record is there, once, right, and in order."""
+        """True if every record is there, once, right, and in order."""
         return not (self.lost or self.duplicated or self.wrong or self.out_of_order)
 
 
 def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
-    """Every committed record of a topic: key, and the fields of its JSON value, in log order."""
+    """Read all committed records of a topic: key and fields of the JSON value, in log order."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -106,5 +114,31 @@ def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") 
 
 
 def audit_state(found: Mapping[str, int], expected: Mapping[str, int]) -> int:
-    """How many keys have another count in the state than they must have."""
+    """Return how many keys have another count in the state than they must have."""
     return sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())
+
+
+def read_counts(checkpoint: Path, log: Path) -> dict[str, int] | None:
+    """Return how many flights the state has for each destination; None: it could not be read.
+
+    Args:
+        checkpoint: of a pipeline that was killed.
+        log: for what the process says.
+    """
+    command = [sys.executable, "-m", __name__, str(checkpoint)]
+    with log.open("a") as file:
+        read = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, text=True)
+    found = [line for line in read.stdout.splitlines() if line.startswith("{")]
+    counts: dict[str, int] | None = json.loads(found[-1]) if read.returncode == 0 else None
+    return counts
+
+
+def main() -> None:
+    """Print the counts as JSON."""
+    spark = ts.spark_session("state", master="local[2]", config={"spark.ui.enabled": "false"})
+    rows = ts.read_state(spark, sys.argv[1], STEP).select("dest", "nth").collect()
+    print(json.dumps({row["dest"]: row["nth"] for row in rows}))
+
+
+if __name__ == "__main__":
+    main()

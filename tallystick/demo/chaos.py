@@ -20,11 +20,11 @@ from tallystick.testing.process import ProcessGroup
 CRASH_POINTS = ("prepared", "completed", "committed")
 """Between prepare and complete, complete and commit, commit and the end of the epoch."""
 EPOCHS = (4, 6)
-"""Of a run, in one of which it dies: the first ones are small."""
+"""The epochs of a run in one of which it dies: the first ones are small."""
 DELAY_MAX_S = 0.2
-"""Of a kill at a moment of nobody's choice: a few epochs, so that input is left for the next."""
+"""The longest delay of a kill at a random moment: a few epochs, so that input is left."""
 FATES = ("kept", "set aside", "lost", "put back old")
-"""What may happen to a host's copies of state while no pipeline runs; none of it may matter."""
+"""The fates of a host's copies of state while no pipeline runs; none of them may matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Kill:
 
 
 def plan(kill_count: int, seed: int) -> list[Kill]:
-    """A schedule: each crash point at least once if there are three kills, the rest at random."""
+    """Plan the kills: each crash point once if there are three or more, the rest at random."""
     chance = random.Random(seed)
     points: list[str | None] = list(CRASH_POINTS[:kill_count])
     points += [None] * (kill_count - len(points))
@@ -86,7 +86,7 @@ class Copies:
 
 
 def tail(log: Path) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     return log.read_text(errors="replace")[-4000:]
 
 
@@ -122,12 +122,12 @@ class Victim:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """True if the process still runs."""
         return self._process.poll() is None
 
     @property
     def was_killed(self) -> bool:
-        """Whether it ended by SIGKILL, and not by an error of its own."""
+        """True if it ended by SIGKILL, and not by an error of its own."""
         return self._process.returncode == -signal.SIGKILL
 
     @property

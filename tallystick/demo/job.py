@@ -1,7 +1,7 @@
 """The pipeline under attack, in a process of its own: `python -m tallystick.demo.job …`.
 
 Flights are enriched, then each gets its number among those that flew to the same destination: a
-count in keyed state, of as many tasks as this run was told. `--stateless` leaves that out.
+count in keyed state, of as many tasks as this run's option says. `--stateless` leaves that out.
 
 Prints one line of JSON per fact of the epoch protocol, so that the parent can aim; with `--die-at`
 it kills itself the moment a given fact is one.
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
 from tallystick.demo.flights import STEP, TOPIC_IN, TOPIC_OUT
+from tallystick.epoch import protocol
 
 NAME = "flights-demo"
 SCHEMA = "id bigint, carrier string, origin string, dest string, dep_delay double"
@@ -28,11 +28,11 @@ ENRICHED = (
 )
 COUNTED = ENRICHED + ", nth bigint"
 FACTS = {
-    "prepared": c.EpochRan,
-    "completed": c.ManifestWritten,
-    "committed": c.TransactionCommitted,
+    "prepared": protocol.EpochRan,
+    "completed": protocol.ManifestWritten,
+    "committed": protocol.TransactionCommitted,
 }
-"""Crash point -> the fact behind which it lies."""
+"""Crash point -> the fact after which it lies."""
 
 
 def enrich(flights: pa.RecordBatch) -> pa.RecordBatch:
@@ -93,9 +93,9 @@ def pipeline(bootstrap_servers: str, epoch_records: int, parallelism: int | None
 
 
 class Reporter:
-    """Tells the parent each fact, and dies at the one it was told to.
+    """Reports each fact to the parent, and dies at the one named by `die_at`.
 
-    Only what comes behind `EpochRan` is counted: the seed of a lineage is written and committed
+    Only what comes after `EpochRan` is counted: the seed of a lineage is written and committed
     too.
     """
 
@@ -104,14 +104,14 @@ class Reporter:
         self._countdown = die_epoch
         self._has_run = False
 
-    def __call__(self, event: c.Event) -> None:
+    def __call__(self, event: protocol.Event) -> None:
         """Called by the driver with each event."""
         match event:
-            case c.EpochWanted() | c.EpochPlanned(None):
+            case protocol.EpochWanted() | protocol.EpochPlanned(None):
                 return  # asked for many times a second while there is nothing to read
-            case c.EpochPlanned():
+            case protocol.EpochPlanned():
                 self._has_run = False
-            case c.EpochRan():
+            case protocol.EpochRan():
                 self._has_run = True
         sys.stdout.write(json.dumps({"event": type(event).__name__}) + "\n")
         sys.stdout.flush()
@@ -138,8 +138,7 @@ def main() -> None:
         None if arguments.stateless else arguments.parallelism,
     )
     query = made.start(
-        checkpoint=arguments.checkpoint,
-        listener=Reporter(arguments.die_at, arguments.die_epoch),
+        checkpoint=arguments.checkpoint, listener=Reporter(arguments.die_at, arguments.die_epoch)
     )
     query.awaitTermination()
 

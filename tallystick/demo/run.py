@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.micro_batches import settled_path
 from tallystick.demo import chaos, flights
-from tallystick.demo.audit import Verdict, audit, audit_state, read_all
+from tallystick.demo.audit import Verdict, audit, audit_state, read_all, read_counts
 from tallystick.demo.job import NAME
-from tallystick.demo.state import read_counts
+from tallystick.epoch import manifest
+from tallystick.epoch.micro_batches import settled_path
 from tallystick.testing.kafka import EmbeddedKafka
 
 STALL_S = 120.0
@@ -30,7 +29,7 @@ PARALLELISMS = (1, 2, 3, 5, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What a user may set.
+    """The settings of a demo.
 
     Args:
         kills: how often the pipeline is killed; the first three at the protocol's crash points.
@@ -68,7 +67,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         verdict = audit(found, wanted, key="carrier" if options.stateless else "dest")
         if not options.stateless:
             verdict = _with_state(verdict, wanted, folder, console)
-    _tell(verdict, len(data), len(wanted), kills, console)
+    _print_table(verdict, len(data), len(wanted), kills, console)
     line = {
         "input": len(data),
         "expected": len(wanted),
@@ -91,7 +90,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _with_state(verdict: Verdict, wanted: pd.DataFrame, folder: Path, console: Console) -> Verdict:
-    """The same with the counts in the state, which are wrong where they are not the data's."""
+    """Add to a verdict the counts in the state that are not those of the data."""
     console.print("auditing the state: read_state on the checkpoint's files")
     counts = read_counts(folder / "checkpoint", folder / "job.log")
     if counts is None:
@@ -146,7 +145,7 @@ class Positions:
         self._partitions = [TopicPartition(flights.TOPIC_IN, p) for p in range(flights.PARTITIONS)]
 
     def read(self) -> int:
-        """Records behind the group's committed offsets; the input topic has no transactions."""
+        """Return how many records the group has committed; the input topic has no transactions."""
         committed = self._consumer.committed(self._partitions, timeout=20.0)
         return sum(max(0, partition.offset) for partition in committed)
 
@@ -214,8 +213,10 @@ def _wait_until_settled(checkpoint: Path) -> None:
     """Until the pipeline, at rest, has noted its last epoch, so that nobody has to ask Kafka."""
     deadline = time.monotonic() + STALL_S
     while time.monotonic() < deadline:
-        names = [f"{m.FOLDER}/{path.name}" for path in (checkpoint / m.FOLDER).iterdir()]
-        if settled_path(max(m.manifests(names), key=m.attempt_of)) in names:
+        names = [
+            f"{manifest.FOLDER}/{path.name}" for path in (checkpoint / manifest.FOLDER).iterdir()
+        ]
+        if settled_path(max(manifest.manifests(names), key=manifest.attempt_of)) in names:
             return
         time.sleep(0.1)
     raise DemoError(f"the last epoch was not noted as settled within {STALL_S:.0f} s")
@@ -231,7 +232,9 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _tell(verdict: Verdict, flights_read: int, wanted: int, kills: int, console: Console) -> None:
+def _print_table(
+    verdict: Verdict, flights_read: int, wanted: int, kills: int, console: Console
+) -> None:
     table = Table(title=f"{kills} times kill -9, then the audit")
     table.add_column("what")
     table.add_column("records", justify="right")

@@ -17,11 +17,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.files.drafts import HIDDEN
-from tallystick.local_files import fsync_folder, link_between, move_local, put_local
-from tallystick.storage import local_path, reach, shown, user_part, without_secrets
+from tallystick.storage.file_storage import local_path, reach, shown, user_part, without_secrets
+from tallystick.storage.local_files import fsync_folder, link_between, move_local, put_local
 
 WHAT = "path of a file sink"
+HIDDEN = "_tallystick"
+"""Spark, Hive and pyarrow leave out what begins with an underscore."""
 LOCAL_BYTES_MAX = 4095
 """The longest path on a local disk: PATH_MAX, without the zero at its end."""
 KEY_BYTES_MAX = 1024
@@ -59,11 +60,11 @@ class Folder:
 
     @property
     def renames(self) -> bool:
-        """Whether a file moves in one step."""
+        """True if a file moves in one step."""
         return self.is_local or self._files.type_name == "hdfs"
 
     def at(self, location: str) -> "Folder":
-        """Another folder; on the same kind of storage it is reached in the same way."""
+        """Return another folder; on the same kind of storage it is reached in the same way."""
         if location == self.location:
             return self
         scheme, separator, rest = location.partition("://")
@@ -74,14 +75,14 @@ class Folder:
         return Folder(location)
 
     def room_for(self, path: str) -> int:
-        """How many bytes longer a path could be; negative: it is too long."""
+        """Return how many bytes longer a path could be; negative: it is too long."""
         whole = self._whole(path)
         if self.is_local or self.renames:
             return LOCAL_BYTES_MAX - len(whole.encode())
         return KEY_BYTES_MAX - len(whole.partition("/")[2].encode())  # without the bucket
 
     def create(self, path: str) -> Any:
-        """A stream into a new file, and the folders that it needs."""
+        """Open a stream into a new file, and create the folders that it needs."""
         whole = self._changed(path)
         with self._doing("writing", path):
             if self.renames:
@@ -111,13 +112,13 @@ class Folder:
                 return None
 
     def end(self, path: str, length: int) -> bytes:
-        """The last bytes of a file."""
+        """Return the last bytes of a file."""
         with self._doing("reading", path), self._files.open_input_file(self._whole(path)) as file:
             size = file.size()
             return bytes(file.read_at(min(size, length), max(0, size - length)))
 
     def sizes(self, paths: Iterable[str]) -> dict[str, int]:
-        """Of those that are there."""
+        """Return the sizes of the files that exist."""
         paths = list(paths)
         with self._doing("looking for", paths[0] if paths else ""):
             infos = self._each(lambda path: self._files.get_file_info(self._whole(path)), paths)
@@ -170,13 +171,13 @@ class Folder:
         self.sync_folders(final for _, final in moves)
 
     def names(self, folder: str) -> list[str]:
-        """Of the files and folders in a folder, sorted; empty if there is no such folder."""
+        """Return the names of the files and folders in a folder, sorted; empty if there is none."""
         with self._doing("listing", folder):
             selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
             return sorted(info.base_name for info in self._files.get_file_info(selector))
 
     def files(self, folder: str) -> dict[str, int]:
-        """The paths below a folder, relative to it, with their sizes."""
+        """Return the paths below a folder, relative to it, with their sizes."""
         whole = self._whole(folder)
         with self._doing("listing", folder):
             selector = fs.FileSelector(whole, allow_not_found=True, recursive=True)
@@ -185,7 +186,7 @@ class Folder:
         return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
 
     def remove(self, path: str) -> None:
-        """A folder with all that is in it, or what lies in its place; nothing happens if nothing.
+        """Remove a folder with all that is in it, or what lies in its place, if anything.
 
         Of a symbolic link, the link alone.
         """
@@ -243,7 +244,7 @@ class Folder:
             raise self.failed(f"{doing} {path}", error) from None
 
     def failed(self, doing: str, error: Exception) -> StorageError:
-        """What to raise when a step did not work."""
+        """Return the error to raise when a step did not work."""
         reason = without_secrets(str(error), self._uri)
         return StorageError(
             f"file sink {self.location}: {doing} failed: {reason}. Nothing is visible that was not "

@@ -1,4 +1,4 @@
-"""What a user writes to have an epoch's rows in Parquet files."""
+"""The sink that a user writes for Parquet files."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.errors import OptionError, StorageError
-from tallystick.files.committing import Commits
-from tallystick.files.drafts import HIDDEN, SEEN, Drafts, hidden_folder
-from tallystick.files.folder import Folder
-from tallystick.files.partitions import is_possible
-from tallystick.files.writing import FilePlan
-from tallystick.sink.two_phase import (
+from tallystick.epoch.two_phase import (
     Committable,
     Guarantee,
     Outcome,
@@ -22,7 +16,11 @@ from tallystick.sink.two_phase import (
     Timeout,
     guarantee_problem,
 )
-from tallystick.storage import shown
+from tallystick.errors import OptionError, StorageError
+from tallystick.files.drafts import SEEN, Commits, Drafts, hidden_folder
+from tallystick.files.folder import HIDDEN, Folder
+from tallystick.files.writing import FilePlan, is_possible
+from tallystick.storage.file_storage import shown
 
 COMPRESSIONS = ("none", "snappy", "gzip", "brotli", "zstd", "lz4")
 PROBE = "may-the-driver-write"
@@ -75,11 +73,11 @@ class FileSink:
 
     @property
     def kind(self) -> str:
-        """See `sink.two_phase.Sink`."""
+        """See `epoch.two_phase.Sink`."""
         return "files"
 
     def open(self, owner: Owner, facts: RunFacts) -> "OpenFileSink":
-        """See `sink.two_phase.Sink`: a file is written into the hidden folder."""
+        """See `epoch.two_phase.Sink`: a file is written into the hidden folder."""
         folder = Folder(self.path)
         try:
             if owner.lineage:
@@ -135,7 +133,7 @@ class FileSink:
 
 
 class OpenFileSink:
-    """The driver's side, for one run. See `sink.two_phase.TwoPhaseCommitSink`."""
+    """The driver's side, for one run. See `epoch.two_phase.TwoPhaseCommitSink`."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan

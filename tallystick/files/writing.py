@@ -1,28 +1,170 @@
-"""The task's side: rows go into drafts, one per partition, as they come; memory is bounded."""
+"""The task's side: rows go into drafts, one per partition, as they come; memory is bounded.
+
+A partition is a folder, `col=value/…`, as Hive and Spark name them.
+"""
 
 import contextlib
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import OptionError, RecordError, StorageError
-from tallystick.files import partitions
 from tallystick.files.drafts import SEEN, Drafts, File, hidden_folder, name_of
 from tallystick.files.folder import Folder
-from tallystick.sink.two_phase import Committable, Guarantee, Place
+
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of null; also of the empty text, which Hive and Spark cannot distinguish from it."""
+NAME_BYTES_MAX = 255
+"""The longest name of a file or folder on the usual file systems."""
+
+_ESCAPED = {chr(code) for code in range(0x20)} | set("\x7f\"#%'*/:=?\\{[]^")
+"""Source: Spark's ExternalCatalogUtils.escapePathName."""
+
+
+def escape(text: str) -> str:
+    """Return a name of a column, or a value, as a part of a path."""
+    return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)
+
+
+def is_possible(kind: pa.DataType) -> bool:
+    """True if a column's values have one text that every reader takes for the same value."""
+    if pa.types.is_dictionary(kind):
+        return is_possible(kind.value_type)
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date32(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def split(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each folder, in their order, without the columns that its name states.
+
+    Raises:
+        RecordError: a column is missing, or a value cannot be part of a path.
+    """
+    columns = [_as_text(rows, name) for name in by]
+    rest = rows.drop_columns(list(by))
+    groups, index = _numbered(columns)
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+        picked = order[start:stop]
+        values = [column.dictionary[int(codes[picked[0]])] for column, codes in index]
+        yield _folder(by, values), rest if len(picked) == len(order) else rest.take(picked)
+
+
+def _as_text(rows: pa.RecordBatch, name: str) -> Any:
+    place = rows.schema.get_field_index(name)
+    if place < 0:
+        raise RecordError(
+            f"file sink: partition_by names column {name!r}, and the rows have "
+            f"{', '.join(rows.schema.names)}"
+        )
+    column = rows.column(place)
+    if not is_possible(column.type):
+        raise RecordError(
+            f"file sink: partition_by column {name!r} is {column.type}: expected text, integers, "
+            f"booleans or dates. Partition by a column made of it, such as its date."
+        )
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.string()).dictionary_encode(null_encoding="encode")
+
+
+def _numbered(columns: list[Any]) -> tuple[np.ndarray, list[tuple[Any, np.ndarray]]]:
+    """Return a number per row, equal where all columns are; and each column with its codes."""
+    index = [(column, column.indices.to_numpy(zero_copy_only=False)) for column in columns]
+    groups = np.zeros(len(columns[0]), np.int64)
+    for column, codes in index:
+        _, groups = np.unique(groups * (len(column.dictionary) + 1) + codes, return_inverse=True)
+    return groups, index
+
+
+def _folder(by: Sequence[str], values: list[Any]) -> str:
+    texts = [value.as_py() for value in values]
+    names = [
+        f"{escape(name)}={escape(text) if text else NULL_FOLDER}"
+        for name, text in zip(by, texts, strict=True)
+    ]
+    for name in names:
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise RecordError(
+                f"file sink: a value of partition_by column {name.partition('=')[0]!r} is too long "
+                f"for a folder's name: {len(name.encode())} bytes of at most {NAME_BYTES_MAX}: "
+                f"{name[:80]}…"
+            )
+    return "/".join(names)
+
+
+def bare(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose every field may be null."""
+    if pa.types.is_struct(kind):
+        return pa.struct([bare_field(kind.field(place)) for place in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, bare_field(kind.item_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(bare_field(kind.value_field), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(bare_field(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(bare_field(kind.value_field))
+    return kind
+
+
+def bare_field(field: pa.Field) -> pa.Field:
+    """Return a field that may be null, and whatever it holds."""
+    return pa.field(field.name, bare(field.type), nullable=True)
+
+
+def bare_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose every field may be null, without metadata."""
+    return pa.schema([bare_field(field) for field in schema])
+
+
+def conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows with a schema whose every field may be null.
+
+    Raises:
+        RecordError: they differ in more than that.
+    """
+    if rows.schema.equals(schema):
+        return rows
+    found = bare_schema(rows.schema)
+    if not found.equals(schema):
+        raise RecordError(
+            f"file sink: one file has one schema: expected {_shown(schema)}; found "
+            f"{_shown(found)}. Cast the rows before the sink, or state the columns by schema=."
+        )
+    return pa.RecordBatch.from_arrays(
+        [pc.cast(column, field.type) for column, field in zip(rows.columns, schema, strict=True)],
+        schema=schema,
+    )
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
 
 FILE_BYTES_MAX = 4 << 30
 """A file that is longer is followed by another: S3 copies 5 GB in one request, not more."""
 BUFFER_BYTES_MAX = 64 << 20
 """Rows that wait for their row group, of all partitions of a task."""
 NUMBER_MAX = 9999
-"""Of a task's files of one partition, as far as their names' length goes."""
+"""The number of a task's file in one partition for which a name must have room."""
 OPEN_PARTITIONS_MAX = 500
 """Each has an open file: processes may often have no more than 1024."""
 
@@ -58,7 +200,7 @@ class FilePlan:
         return transaction
 
     def _check_disk(self, place: Place) -> None:
-        """A driver that does not see the drafts would take them for lost."""
+        """Refuse a disk that the driver does not see: it would take the drafts for lost."""
         seen = f"{hidden_folder(place.owner)}/{SEEN}"
         if self.folder.is_local and not self.folder.sizes([seen]):
             raise OptionError(
@@ -69,13 +211,13 @@ class FilePlan:
 
 
 class FileTransaction:
-    """Drafts of one attempt of a task. See `sink.two_phase.Transaction`."""
+    """Drafts of one attempt of a task. See `epoch.two_phase.Transaction`."""
 
     def __init__(self, plan: FilePlan, place: Place) -> None:
         self._plan = plan
         self._place = place
         self._drafts = Drafts(plan.folder.location, hidden_folder(place.owner), name_of(place))
-        self._schema = plan.schema and partitions.bare_schema(plan.schema)
+        self._schema = plan.schema and bare_schema(plan.schema)
         self._parts: dict[str, _Part] = {}
         self._row_count = 0
         self._begun_ms = int(time.time() * 1000)
@@ -84,15 +226,15 @@ class FileTransaction:
     def write(self, rows: pa.RecordBatch) -> None:
         """See `Transaction.write`."""
         if self._schema is None:
-            self._schema = partitions.bare_schema(rows.schema)
-        rows = partitions.conformed(rows, self._schema)
+            self._schema = bare_schema(rows.schema)
+        rows = conformed(rows, self._schema)
         by = self._plan.partition_by
         if set(by) >= set(rows.schema.names):  # a file without columns holds no rows
             raise OptionError(
                 f"file sink {self._drafts.location}: partition_by={list(by)!r} names all columns "
                 f"of the rows: no column is left for the files"
             )
-        for folder, part_rows in partitions.split(rows, by) if by else [("", rows)]:
+        for folder, part_rows in split(rows, by) if by else [("", rows)]:
             part = self._parts.get(folder) or self._new_part(folder, part_rows.schema)
             self._buffered += part.take(part_rows)
             if part.row_count >= self._plan.row_group_rows:

@@ -1,1 +1,1 @@
-"""The Broker port for real: Kafka's protocol, its record batches as Arrow columns."""
+"""Kafka for real: connections, requests, errors, fetching, transactions, deciding."""

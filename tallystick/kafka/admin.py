@@ -7,7 +7,7 @@ from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client, Node
-from tallystick.kafka.reactions import said
+from tallystick.kafka.error_policy import said
 
 TOPIC = 2
 BROKER = 4

@@ -3,7 +3,7 @@
 import random
 import time
 
-from tallystick.kafka.reactions import unavailable
+from tallystick.kafka.error_policy import unavailable
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0

@@ -17,15 +17,13 @@ from functools import partial
 from typing import Any
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, FencedError
-from tallystick.kafka import cluster, group_offsets, offsets, protocol, written
+from tallystick.kafka import audit, cluster, group_offsets, offsets, protocol
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.group_offsets import Offsets
-from tallystick.sink.cluster_facts import ClusterFacts
-from tallystick.sink.timeouts import TRANSACTION_TIMEOUT_MS
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.source.discovery import FoundTopic
-from tallystick.topic_partition import TopicPartition
+from tallystick.kafka.preflight import ClusterFacts
+from tallystick.source.subscription import FoundTopic
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +125,7 @@ class KafkaBroker:
     ) -> Mapping[TopicPartition, int] | None:
         """See `ports.Broker.last_sequences`."""
         wanted = list(partitions)
-        found = written.last_sequences(self.client, producer, wanted)
+        found = audit.last_sequences(self.client, producer, wanted)
         if found is None:
             self._tell_unguarded(wanted)
         return found
@@ -151,7 +149,7 @@ class KafkaBroker:
         """See `ports.Broker.foreign_rows`; who may not READ the output is warned, once."""
         wanted = list(produced)
         try:
-            return written.foreign_rows(self.client, producer, wanted)
+            return audit.foreign_rows(self.client, producer, wanted)
         except AuthorizationError:
             self._tell_unguarded(each.topic_partition for each in wanted)
             return {}
@@ -310,7 +308,7 @@ class KafkaBroker:
         Raises:
             FencedError: another run has a transaction open.
         """
-        state = written.transaction_state(self.client, current.transactional_id)
+        state = audit.transaction_state(self.client, current.transactional_id)
         if state is None:
             return current
         same_id = state.producer_id == current.producer_id

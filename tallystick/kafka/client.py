@@ -20,10 +20,10 @@ from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.kafka import protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, describe, refusal
 from tallystick.kafka.network import Network, Posted
 from tallystick.kafka.partitions import shortened
-from tallystick.kafka.reactions import ABSENT, AGAIN, STALE, describe, refusal
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0
 """How long one broker may take for a look-up that any other could answer as well."""

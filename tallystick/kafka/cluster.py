@@ -8,10 +8,10 @@ from tallystick.errors import OptionError
 from tallystick.kafka import admin, protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.reactions import ABSENT, STALE
+from tallystick.kafka.error_policy import ABSENT, STALE
+from tallystick.kafka.preflight import ClusterFacts
 from tallystick.kafka.topic_ids import topic_id_text
-from tallystick.sink.cluster_facts import ClusterFacts
-from tallystick.source.discovery import FoundTopic
+from tallystick.source.subscription import FoundTopic
 
 METADATA_LAG_MAX_S = 2.0
 """How long a topic that was just created may be unknown to some broker."""

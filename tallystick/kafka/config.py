@@ -5,7 +5,11 @@ takes them without it. Certificates are PEM only, as files or inline. Paths are 
 connection is made: on the driver and on every executor.
 
 Invariants:
-    * request.timeout.ms < delivery.timeout.ms, so that one hung broker does not use up a call.
+    * request.timeout.ms < delivery.timeout.ms < the timeout of the transaction that is written: one
+      hung broker must not use up a call, nor a call that is tried until its deadline the
+      transaction that it is for.
+    * A call outlasts the failover of a broker wherever its transaction does; else each failover
+      fails the call.
     * Passwords, keys and certificates appear in no `repr`, and so in no log and no error.
 """
 
@@ -17,12 +21,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from tallystick.errors import OptionError
-from tallystick.sink.timeouts import CALL_TIMEOUT_MS, REQUEST_TIMEOUT_MS, call_timeouts
+
+TRANSACTION_TIMEOUT_MS = 900_000
+"""The most that brokers allow by default (transaction.max.timeout.ms): a first epoch may have a
+backlog to write, and what waits for its commit must outlive the time that a pipeline is down."""
+TRANSACTION_TIMEOUT_MIN_MS = 1_000
+"""With less, a pause of a broker or of the driver aborts every epoch."""
+CALL_TIMEOUT_MS = 120_000
+REQUEST_TIMEOUT_MS = 8_000
+SESSION_TIMEOUT_MS = 9_000
+"""After how long without a heartbeat a broker counts as dead, by default
+(broker.session.timeout.ms)."""
+ELECTION_MS = 5_000
+"""How long the rest of a failover may take: new leaders and coordinators, and finding them."""
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
@@ -71,7 +87,7 @@ JAAS_ENTRY = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
-    """How to reach a cluster. Immutable, and picklable: it travels to the executors.
+    """The settings of a connection. Immutable, and picklable: it travels to the executors.
 
     Args:
         bootstrap_servers: `host:port,host:port`; any live one will do.
@@ -178,12 +194,12 @@ class KafkaConfig:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return self.security_protocol.endswith("SSL")
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether connections log in."""
+        """True if connections log in."""
         return self.security_protocol.startswith("SASL")
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -255,7 +271,7 @@ def _special_values(options: Mapping[str, str]) -> dict[str, str | bool]:
 
 
 def _jaas_values(text: str) -> dict[str, str | bool]:
-    """User name and password out of a JAAS line, the way Spark's connector is given them."""
+    """Return user name and password from a JAAS line, the way Spark's connector is given them."""
     fields = {"username": "sasl_username", "password": "sasl_password"}
     fields["serviceName"] = "kerberos_service_name"
     values: dict[str, str | bool] = {}
@@ -304,3 +320,45 @@ def _unknown(option: str) -> str:
     near = difflib.get_close_matches(option, [*FIELDS, *SPECIAL], n=1, cutoff=0.5)
     also = f" Did you mean kafka.{near[0]}?" if near else ""
     return f"kafka.{option} is no option that Tallystick knows.{also}"
+
+
+class CallTimeouts(NamedTuple):
+    """How long one answer of one broker may take, and how long a call with all its tries."""
+
+    request_ms: int
+    call_ms: int
+
+
+def call_timeouts(
+    transaction_ms: int | None, request_ms: int | None, call_ms: int | None
+) -> CallTimeouts:
+    """Return both, with what the user did not set derived from what is set.
+
+    Contradictions of the user's own stay as they are: whoever takes the values refuses them.
+
+    Args:
+        transaction_ms: the timeout of the transactions that the calls are for; None: there is none.
+        request_ms: what the user set; None: nothing.
+        call_ms: the same.
+    """
+    if call_ms is None:
+        call_ms = max(CALL_TIMEOUT_MS, 2 * (request_ms or 0))
+        if transaction_ms is not None:
+            call_ms = min(call_ms, _call_within(transaction_ms, request_ms or 0))
+    if request_ms is None:
+        request_ms = min(REQUEST_TIMEOUT_MS, max(1, call_ms // 2))
+    return CallTimeouts(request_ms, call_ms)
+
+
+def failover_ms(session_timeout_ms: int) -> int:
+    """Return how long a broker's death may keep its partitions without a leader."""
+    return session_timeout_ms + ELECTION_MS
+
+
+def _call_within(transaction_ms: int, request_ms: int) -> int:
+    """Return four fifths of a transaction, or more where a failover or a request needs more."""
+    least = max(transaction_ms * 4 // 5, request_ms + 1)
+    enough = failover_ms(SESSION_TIMEOUT_MS) + 1
+    if least < enough < transaction_ms:
+        least = enough
+    return min(least, transaction_ms - 1)

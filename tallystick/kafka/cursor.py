@@ -5,7 +5,7 @@ from uuid import UUID
 
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.topic_ids import NO_ID, topic_id_from
-from tallystick.source.split import SplitRange
+from tallystick.values import SplitRange
 
 SILENCE_S = 5.0
 """Signs of a loss that are further apart say nothing about the time between them."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
+from tallystick.codec.records.compression import Buffer
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
-from tallystick.kafka.compression import Buffer
 from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.network import Posted
 from tallystick.kafka.topic_ids import NO_ID
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 PARTITIONS_MAX = 64

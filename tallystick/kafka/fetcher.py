@@ -12,23 +12,43 @@ Invariants:
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetch_request import Isolation, Part
+from tallystick.kafka.fetch_scheduler import Turns
 from tallystick.kafka.records import decode_pieces
-from tallystick.kafka.turns import Turns
+from tallystick.kafka.thread_client import client_for
 from tallystick.source.losses import LossPolicy
-from tallystick.source.split import SplitRange
+from tallystick.values import SplitRange
 
-__all__ = ["Isolation", "fetch", "fetch_all"]
+__all__ = ["Isolation", "KafkaFetch", "fetch", "fetch_all"]
 
 FETCH_BYTES_MAX = 8 << 20
 """How much one answer may hold; a larger record comes all the same (KIP-74)."""
 STRICT = LossPolicy()
 NOTICEABLE_S = 0.01
 """A shorter absence of the reader is not worth a correction of deadlines."""
+
+
+@dataclass(frozen=True)
+class KafkaFetch:
+    """How a reading task reaches a cluster; see `ports.Fetch`.
+
+    Args:
+        config: how the cluster is reached; a process keeps its connections from task to task.
+    """
+
+    config: KafkaConfig
+
+    def read(
+        self, splits: Iterable[SplitRange], *, headers: bool, policy: LossPolicy
+    ) -> Iterator[tuple[SplitRange, pa.RecordBatch]]:
+        """See `ports.Fetch.read`, and `fetch_all`."""
+        return fetch_all(client_for(self.config), splits, headers=headers, policy=policy)
 
 
 def fetch(

@@ -5,9 +5,9 @@ from typing import Any
 
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.error_policy import said
 from tallystick.kafka.partitions import by_topic
-from tallystick.kafka.reactions import said
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 NO_OFFSET = -1
 """The offset that Kafka answers where a group has committed none."""

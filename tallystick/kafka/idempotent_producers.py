@@ -13,7 +13,7 @@ from typing import Any
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.sink.transaction import Producer
+from tallystick.values import Producer
 
 EPOCH_MAX = 32_766
 """Kafka's own bound: the number is a short one, and its last value is never given out."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from tallystick.epoch.transactional_ids import PooledId, owned, transactional_id
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client, Node
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.transactional_ids import PooledId, owned, transactional_id
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, Client
 from tallystick.kafka.partitions import by_topic, partitions_of
-from tallystick.source.bounds import EARLIEST, LATEST
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.subscription import EARLIEST, LATEST
+from tallystick.values import TopicPartition
 
 __all__ = [
     "EARLIEST",

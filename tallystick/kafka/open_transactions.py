@@ -4,25 +4,18 @@ Everything is asked of the coordinators and leaders as it is now; nothing waits 
 to end. What this user may not see is left out where it is only for show.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tallystick.errors import AuthorizationError, TallystickError
-from tallystick.kafka import group_offsets, outcome, protocol
-from tallystick.kafka.attempts import Attempts
+from tallystick.kafka import outcome, protocol
+from tallystick.kafka.audit import INTERNAL_TOPICS, transaction_state
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.lingering import list_open_ids
 from tallystick.kafka.outcome import TaskTransaction
-from tallystick.kafka.partitions import partitions_of
-from tallystick.kafka.written import INTERNAL_TOPICS, describe_producers, transaction_state
-from tallystick.sink.transaction import Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 
 LISTED = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States in which readers of the output wait."""
-ABSENT_AFTER_S = 1.0
-"""How long a partition may be unknown, that was deleted under an open transaction."""
 
 
 class Found(NamedTuple):
@@ -51,18 +44,6 @@ class Found(NamedTuple):
     def producer(self) -> Producer:
         """Who writes it."""
         return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
-
-
-class Rows(NamedTuple):
-    """What a partition's leader tells of a transaction.
-
-    Args:
-        first_offset: of the transaction in this partition; -1: it has written none there.
-        written_ms: the timestamp of its newest batch.
-    """
-
-    first_offset: int
-    written_ms: int
 
 
 def found_open(client: Client) -> tuple[Found, ...]:
@@ -105,47 +86,6 @@ def found(client: Client, transactional_id: str) -> Found | None:
     )
 
 
-def rows_of(
-    client: Client, transactions: Iterable[Found]
-) -> Mapping[tuple[str, TopicPartition], Rows]:
-    """What leaders tell of transactions, by id and partition; without READ on a topic, nothing."""
-    waited = list(transactions)
-    asked = {partition for each in waited for partition in each.partitions}
-    try:
-        answers = client.ask_leaders(
-            asked, describe_producers, partitions_of, absent_after_s=ABSENT_AFTER_S
-        )
-    except TallystickError:
-        return {}
-    told: dict[tuple[str, TopicPartition], Rows] = {}
-    for each in waited:
-        for partition in each.partitions:
-            answer = answers.get(partition)
-            for state in [] if answer is None else answer.active_producers:
-                writer = (int(state.producer_id), int(state.producer_epoch))
-                if writer == (each.producer_id, each.producer_epoch):
-                    first, last_ms = state.current_txn_start_offset, state.last_timestamp
-                    told[each.transactional_id, partition] = Rows(int(first), int(last_ms))
-    return told
-
-
-def offsets_of(client: Client, group: str) -> dict[TopicPartition, tuple[int, str]]:
-    """What a group holds now, whatever an open transaction is about to replace; see KIP-447.
-
-    Raises:
-        AuthorizationError: READ or DESCRIBE on the group is missing.
-    """
-    return group_offsets.fetch(client, group, None, stable=False)
-
-
-def offsets_if_allowed(client: Client, group: str) -> dict[TopicPartition, tuple[int, str]] | None:
-    """The same; None: this user may not see them."""
-    try:
-        return offsets_of(client, group)
-    except AuthorizationError:
-        return None
-
-
 def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:
     """Abort the one producer epoch, and nothing that the id is used for since. Idempotent.
 
@@ -179,17 +119,3 @@ def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> No
         lambda response: [(response.error_code, str(transaction))],
         accept=outcome.REFUSED,
     )
-
-
-def await_end(client: Client, transaction: TaskTransaction) -> str:
-    """Wait until Kafka has written the markers of a transaction that was ended; the last state.
-
-    Raises:
-        BrokerUnavailableError: it takes too long; it is decided all the same.
-    """
-    attempts = Attempts(client.deadline(), "EndTxn", str(transaction))
-    while True:
-        state = found(client, transaction.transactional_id)
-        if state is None or not state.state.startswith("Prepare"):
-            return "" if state is None else state.state
-        attempts.pause(f"the coordinator says {state.state}")

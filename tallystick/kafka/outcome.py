@@ -21,16 +21,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from typing import Any, Self
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import BrokerUnavailableError, DataLossError, FencedError
 from tallystick.kafka import cluster, group_offsets, protocol
 from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.reactions import ABORT, FENCED
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.sink.two_phase import Outcome
-from tallystick.topic_partition import TopicPartition
+from tallystick.kafka.error_policy import ABORT, FENCED
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 REFUSED = FENCED | ABORT
 """EndTxn's words for: not this producer epoch, or not any more."""

@@ -2,25 +2,24 @@
 
 import pyarrow as pa
 
-from tallystick.kafka import kernels
-from tallystick.kafka.batch_header import BatchHeader, ControlType, batch_headers
-from tallystick.kafka.decoder import (
+from tallystick.codec.records import kernels
+from tallystick.codec.records.batch_header import BatchHeader, ControlType, batch_headers
+from tallystick.codec.records.decoder import (
     RECORD_SCHEMA,
     RECORD_SCHEMA_WITH_HEADERS,
-    Decoded,
+    DecodedBatch,
     decode,
     decode_pieces,
 )
-from tallystick.kafka.encoder import EncodedBatch, encode, stamp
-from tallystick.sink.transaction import Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.codec.records.encoder import EncodedBatch, encode, stamp
+from tallystick.values import Producer, TopicPartition
 
 __all__ = [
     "RECORD_SCHEMA",
     "RECORD_SCHEMA_WITH_HEADERS",
     "BatchHeader",
     "ControlType",
-    "Decoded",
+    "DecodedBatch",
     "EncodedBatch",
     "batch_headers",
     "decode",

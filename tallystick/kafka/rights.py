@@ -8,11 +8,11 @@ producer that cannot exist, which is refused in every case, and changes nothing.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from tallystick.epoch.rights import GROUP, READ, TOPIC, TRANSACTIONAL_ID, WRITE, Right
 from tallystick.errors import AuthorizationError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client, Coordinator
-from tallystick.kafka.reactions import ABORT, FENCED
-from tallystick.sink.rights import GROUP, READ, TOPIC, TRANSACTIONAL_ID, WRITE, Right
+from tallystick.kafka.error_policy import ABORT, FENCED
 
 OPERATION_CODES = {READ: 3, WRITE: 4}
 """Kafka's AclOperation."""

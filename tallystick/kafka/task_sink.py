@@ -17,23 +17,11 @@ Source: the behaviours of Flink's KafkaSink, KafkaCommitter and FLIP-511.
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-from tallystick.errors import EpochAbortedError, OptionError
-from tallystick.kafka import cluster, outcome, rights
-from tallystick.kafka.client import Client
-from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.lingering import Finder, OpenTransaction
-from tallystick.kafka.open_transactions import give_up
-from tallystick.kafka.outcome import TaskTransaction, written
-from tallystick.kafka.task_transaction import TaskPlan, close_idle
-from tallystick.kafka.topic_ids import topic_id_text
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.preflight import Settings, check, check_recovery, refuse
-from tallystick.sink.rights import Right, committing, writing
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transactional_ids import SEPARATOR, token_group, transactional_id
-from tallystick.sink.two_phase import (
+from tallystick.codec.rows import RowLayout
+from tallystick.epoch.rights import Right, committing, writing
+from tallystick.epoch.transactional_ids import SEPARATOR, token_group, transactional_id
+from tallystick.epoch.two_phase import (
     Committable,
     Guarantee,
     Outcome,
@@ -41,6 +29,17 @@ from tallystick.sink.two_phase import (
     RunFacts,
     Timeout,
 )
+from tallystick.errors import EpochAbortedError, OptionError
+from tallystick.kafka import cluster, outcome, rights
+from tallystick.kafka.audit import transaction_state
+from tallystick.kafka.client import Client
+from tallystick.kafka.lingering import Finder, OpenTransaction
+from tallystick.kafka.open_transactions import give_up
+from tallystick.kafka.outcome import TaskTransaction, written
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check, check_recovery, refuse
+from tallystick.kafka.task_transaction import TaskPlan, close_idle
+from tallystick.kafka.topic_ids import topic_id_text
 
 logger = logging.getLogger(__name__)
 
@@ -50,59 +49,38 @@ EPOCH_UNKNOWN = -1
 """The `checkpoint_id` of what is found open: Kafka does not show a token before its commit."""
 
 
-@dataclass(frozen=True)
-class KafkaTaskSettings:
-    """What the user chose; see `KafkaSink` for the meaning of most.
-
-    Args:
-        id_prefix: of the transactional ids, without the sink's uid.
-        earlier_prefixes: those that the pipeline had before: what is open there is aborted.
-        warn_share: from which share of the timeout on a late commit is warned about.
-        max_recovery_ms: how long the pipeline may be down without losing prepared rows; None: no
-            promise, no check.
-    """
-
-    config: KafkaConfig
-    topic: str | None
-    token_topic: str
-    json: bool
-    key: str | None
-    compression: str
-    batch_bytes: int
-    transaction_timeout_ms: int
-    dead_letter_topic: str | None
-    guarantee: Guarantee
-    id_prefix: str
-    earlier_prefixes: frozenset[str] = field(default_factory=frozenset)
-    warn_share: float = 0.8
-    max_recovery_ms: int | None = None
-
-
 class KafkaTaskSink:
     """The driver's side of one sink, for one run.
 
     Whatever its guarantee is now, it settles what an earlier run left with another one.
 
     Args:
-        settings: what the user chose.
+        output: what the user chose.
         owner: which sink of which pipeline.
         facts: of the run.
+        id_prefix: of the transactional ids, without the sink's uid.
+        earlier_prefixes: those that the pipeline had before: what is open there is aborted.
 
     Raises:
         OptionError: something cannot work; all problems are named.
     """
 
-    def __init__(self, settings: KafkaTaskSettings, owner: Owner, facts: RunFacts) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        output: KafkaOutput,
+        owner: Owner,
+        facts: RunFacts,
+        *,
+        id_prefix: str,
+        earlier_prefixes: frozenset[str] = frozenset(),
+    ) -> None:
+        self._output = output
         self._owner = owner
-        self._client = Client(settings.config)
+        self._id_prefix = id_prefix
+        self._client = Client(output.config)
         self._clients = [self._client]  # all that there are, and those that no commit uses
         self._idle = [self._client]
-        self._finder = Finder(
-            self._client,
-            settings.earlier_prefixes | {settings.id_prefix},
-            owner.sink,
-        )
+        self._finder = Finder(self._client, earlier_prefixes | {id_prefix}, owner.sink)
         try:
             self._check(facts)
         except BaseException:
@@ -112,34 +90,28 @@ class KafkaTaskSink:
     @property
     def timeout(self) -> Timeout | None:
         """See `TwoPhaseCommitSink.timeout`."""
-        if self._settings.guarantee is not Guarantee.EXACTLY_ONCE:
+        if self._output.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
-        return Timeout(self._settings.transaction_timeout_ms, self._settings.warn_share)
+        return self._output.timeout
 
     def plan(self) -> TaskPlan:
         """See `TwoPhaseCommitSink.plan`; the partitions are those that the topics have now.
 
         Each task asks for the cluster's transaction.version itself when it begins.
         """
-        settings = self._settings
+        output = self._output
         counts = self._partition_counts()
         dead_letters = None
-        if settings.dead_letter_topic is not None:
-            topic = settings.dead_letter_topic
+        if (topic := output.dead_letter_topic) is not None:
             dead_letters = RowLayout(cluster.partition_counts(self._client, [topic]), topic)
-        cluster.partition_counts(self._client, [settings.token_topic])
+        cluster.partition_counts(self._client, [output.token_topic])
         return TaskPlan(
-            config=settings.config,
+            output=output,
             cluster_id=self._client.cluster_id,
-            id_prefix=settings.id_prefix,
-            rows=RowLayout(counts, settings.topic, settings.json, settings.key),
+            id_prefix=self._id_prefix,
+            rows=output.rows(counts),
             dead_letters=dead_letters,
-            compression=settings.compression,
-            batch_bytes=settings.batch_bytes,
-            transaction_timeout_ms=settings.transaction_timeout_ms,
-            token_topic=settings.token_topic,
-            token_topic_id=topic_id_text(self._client.topic_ids.get(settings.token_topic)),
-            guarantee=settings.guarantee,
+            token_topic_id=topic_id_text(self._client.topic_ids.get(output.token_topic)),
         )
 
     def commit(self, committable: Committable) -> Outcome:
@@ -161,14 +133,14 @@ class KafkaTaskSink:
     @property
     def commit_patience_s(self) -> float:
         """See `participants.CommitsBeside`."""
-        return self._settings.config.delivery_timeout_ms / 1000
+        return self._output.config.delivery_timeout_ms / 1000
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
         """See `participants.CommitsBeside`: a coordinator that hangs holds up its own ids only."""
         try:
             client = self._idle.pop()
         except IndexError:
-            client = Client(self._settings.config)
+            client = Client(self._output.config)
             self._clients.append(client)
         try:
             with client.within(until):
@@ -184,7 +156,7 @@ class KafkaTaskSink:
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`; of one producer epoch, not of its successors."""
         transaction = self._here(committable)
-        give_up(self._client, transaction, self._settings.transaction_timeout_ms)
+        give_up(self._client, transaction, self._output.transaction_timeout_ms)
 
     def abort_by(self, committable: Committable, until: float) -> None:
         """See `participants.AbortsBy`."""
@@ -236,7 +208,7 @@ class KafkaTaskSink:
         """See `TwoPhaseCommitSink.close`; what is open in Kafka stays open."""
         for each in self._clients:
             each.close()
-        close_idle(self._settings.config)
+        close_idle(self._output.config)
 
     def _here(self, committable: Committable, client: Client | None = None) -> TaskTransaction:
         transaction = TaskTransaction.from_json(committable.details)
@@ -246,49 +218,43 @@ class KafkaTaskSink:
             raise OptionError(
                 f"{transaction} of sink {committable.sink!r} is one of cluster "
                 f"{transaction.cluster_id!r}, and bootstrap.servers "
-                f"{self._settings.config.bootstrap_servers} is cluster {here!r}, which cannot tell "
+                f"{self._output.config.bootstrap_servers} is cluster {here!r}, which cannot tell "
                 f"what became of it. Start once with the servers of the former, so that it is "
                 f"settled, and change them then."
             )
         return transaction
 
     def _partition_counts(self) -> Mapping[str, int]:
-        topic = self._settings.topic
+        topic = self._output.topic
         topics = cluster.topics(self._client) if topic is None else [topic]
         return cluster.partition_counts(self._client, topics)
 
     def _check(self, facts: RunFacts) -> None:
-        settings = self._settings
-        named = (settings.topic, settings.dead_letter_topic)
-        topics = {topic for topic in named if topic is not None}
-        wanted = (*writing(topics), *self._rights_of_transactions())
+        output = self._output
+        wanted = (*writing(output.topics), *self._rights_of_transactions())
         missing = () if facts.are_checked else rights.missing(self._client, wanted)
         if not missing:
-            cluster.partition_counts(self._client, topics | {settings.token_topic})
+            cluster.partition_counts(self._client, output.topics | {output.token_topic})
         problems: list[str] = []
-        if settings.guarantee is Guarantee.EXACTLY_ONCE:
-            chosen = Settings(
-                transaction_timeout_ms=settings.transaction_timeout_ms,
-                delivery_timeout_ms=settings.config.delivery_timeout_ms,
-                batch_bytes=settings.batch_bytes,
-                trigger_interval_ms=facts.trigger_interval_ms,
-                speculation=False,  # each attempt has a transaction of its own
+        if output.guarantee is Guarantee.EXACTLY_ONCE:
+            # Speculation does no harm: each attempt has a transaction of its own.
+            interval_ms = facts.trigger_interval_ms
+            findings = check(
+                cluster.cluster_facts(self._client), output, trigger_interval_ms=interval_ms
             )
-            findings = check(cluster.cluster_facts(self._client), chosen)
             for warning in () if facts.are_checked else findings.warnings:
                 logger.warning("%s", warning)
-            problems = [*findings.problems, *check_recovery(chosen, settings.max_recovery_ms)]
-        refuse(problems, missing, settings.config.sasl_username)
+            problems = [*findings.problems, *check_recovery(output, interval_ms)]
+        refuse(problems, missing, output.config.sasl_username)
 
     def _rights_of_transactions(self) -> tuple[Right, ...]:
         """Of the first task's: the ids of all have one prefix, and so have their rights."""
-        settings = self._settings
-        if settings.guarantee is not Guarantee.EXACTLY_ONCE:
+        if self._output.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
-        first = transactional_id(settings.id_prefix, self._owner.sink, task=0, slot=0)
-        of_pipeline, separator, _ = settings.id_prefix.rpartition(SEPARATOR)  # of any checkpoint
-        prefix = f"{of_pipeline}{separator}" or settings.id_prefix
-        return committing(first, token_group(first), settings.token_topic, prefix=prefix)
+        first = transactional_id(self._id_prefix, self._owner.sink, task=0, slot=0)
+        of_pipeline, separator, _ = self._id_prefix.rpartition(SEPARATOR)  # of any checkpoint
+        prefix = f"{of_pipeline}{separator}" or self._id_prefix
+        return committing(first, token_group(first), self._output.token_topic, prefix=prefix)
 
 
 def _found(found: OpenTransaction, transaction_version: int, cluster_id: str) -> Committable:

@@ -15,22 +15,22 @@ from typing import assert_never
 
 import pyarrow as pa
 
+from tallystick.codec.records.batch_header import CHECKED_FROM, TRANSACTIONAL
+from tallystick.codec.rows import RowLayout
+from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id
+from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
+from tallystick.host.parent_process import check_parent
 from tallystick.kafka import idempotent_producers
-from tallystick.kafka.batch_header import CHECKED_FROM, TRANSACTIONAL
+from tallystick.kafka.acks0 import UnawaitedWriter
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
+from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.records import EncodedBatch, encode
-from tallystick.kafka.unawaited import UnawaitedWriter
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.parent_process import check_parent
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.sink.transactional_ids import slot_of, token_group, transactional_id
-from tallystick.sink.two_phase import Committable, Guarantee, Place
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 GROUP_BYTES = 8 << 20
 GROUP_BATCHES = 64
@@ -43,17 +43,18 @@ Frames = list[tuple[TopicPartition, EncodedBatch]]
 _idle: dict[tuple[int, KafkaConfig, int], list[KafkaBroker]] = {}
 
 
-def _take(config: KafkaConfig, transaction_timeout_ms: int) -> KafkaBroker:
+def _take(output: KafkaOutput) -> KafkaBroker:
     """A connection of this process that nobody uses now; never one from before a fork.
 
     Not the reader's: behind its large answers ours would have to wait.
     """
-    idle = _idle.get((os.getpid(), config, transaction_timeout_ms))
-    return idle.pop() if idle else KafkaBroker(config, transaction_timeout_ms)
+    idle = _idle.get((os.getpid(), output.config, output.transaction_timeout_ms))
+    return idle.pop() if idle else KafkaBroker(output.config, output.transaction_timeout_ms)
 
 
-def _give_back(broker: KafkaBroker, config: KafkaConfig, transaction_timeout_ms: int) -> None:
-    _idle.setdefault((os.getpid(), config, transaction_timeout_ms), []).append(broker)
+def _give_back(broker: KafkaBroker, output: KafkaOutput) -> None:
+    key = (os.getpid(), output.config, output.transaction_timeout_ms)
+    _idle.setdefault(key, []).append(broker)
 
 
 def close_idle(config: KafkaConfig) -> None:
@@ -68,30 +69,20 @@ class TaskPlan:
     """How tasks write in one epoch.
 
     Args:
-        config: how to reach the cluster.
+        output: what the user chose.
         cluster_id: which it was when the epoch began.
         id_prefix: of the transactional ids.
         rows: how rows become records, with the partitions that topics have now.
         dead_letters: the same for malformed records; None: there may be none.
-        compression: as `KafkaSink` names it.
-        batch_bytes: how large a record batch becomes before compression.
-        transaction_timeout_ms: after how long Kafka aborts by itself.
-        token_topic: under whose partition 0 the tokens are kept.
         token_topic_id: which topic of that name it is now.
-        guarantee: whether there are transactions at all.
     """
 
-    config: KafkaConfig
+    output: KafkaOutput
     cluster_id: str
     id_prefix: str
     rows: RowLayout
     dead_letters: RowLayout | None
-    compression: str
-    batch_bytes: int
-    transaction_timeout_ms: int
-    token_topic: str
     token_topic_id: str
-    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
 
     def begin(self, place: Place) -> "TaskWriter":
         """See `TransactionPlan.begin`.
@@ -101,13 +92,13 @@ class TaskPlan:
             AuthorizationError: WRITE on the transactional id is missing.
             BrokerUnavailableError: the deadline passed.
         """
-        match self.guarantee:
+        match self.output.guarantee:
             case Guarantee.EXACTLY_ONCE:
                 return InTransaction(self, place)
             case Guarantee.AT_LEAST_ONCE | Guarantee.NONE:
                 return AtOnce(self, place)
             case _:
-                assert_never(self.guarantee)
+                assert_never(self.output.guarantee)
 
 
 class _Encoder:
@@ -122,13 +113,13 @@ class _Encoder:
 
     def add(self, layout: RowLayout, rows: pa.RecordBatch, send: Callable[[Frames], None]) -> None:
         """Encode rows; what makes a group is sent."""
-        plan = self._plan
+        output = self._plan.output
         now_ms = time.time_ns() // 1_000_000
         for partition, records in layout.split(rows, spread=self._spread):
             for encoded in encode(
                 records,
-                compression=plan.compression,
-                batch_bytes=plan.batch_bytes,
+                compression=output.compression,
+                batch_bytes=output.batch_bytes,
                 now_ms=now_ms,
             ):
                 self._frames.append((partition, encoded))
@@ -161,7 +152,7 @@ class InTransaction:
         self._encoder = _Encoder(plan, place)
         check_parent()
         self._begun_ms = time.time_ns() // 1_000_000
-        self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
+        self._broker: KafkaBroker | None = _take(plan.output)
         try:
             self._producer = self._broker.fence(name, None)
         except BaseException:
@@ -189,10 +180,10 @@ class InTransaction:
         transaction = self._transaction(self._writer.close())
         place, plan = self._place, self._plan
         token = (place.checkpoint_id + 1, transaction.token_metadata(place.task))
-        token_partition = TopicPartition(plan.token_topic, 0)
+        token_partition = TopicPartition(plan.output.token_topic, 0)
         broker.stage_offsets(self._producer, transaction.token_group, {token_partition: token})
         self._broker = None
-        _give_back(broker, plan.config, plan.transaction_timeout_ms)
+        _give_back(broker, plan.output)
         committable = Committable(
             sink=place.owner.sink,
             checkpoint_id=place.checkpoint_id,
@@ -228,7 +219,7 @@ class InTransaction:
             lineage=self._place.owner.lineage,
             nonce=self._place.nonce,
             token_group=token_group(self._producer.transactional_id),
-            token_topic=self._plan.token_topic,
+            token_topic=self._plan.output.token_topic,
             token_topic_id=self._plan.token_topic_id,
             produced=produced,
         )
@@ -252,7 +243,7 @@ class AtOnce:
         self._plan = plan
         self._encoder = _Encoder(plan, place)
         self._producer: Producer | None = None
-        self._broker: KafkaBroker | None = _take(plan.config, plan.transaction_timeout_ms)
+        self._broker: KafkaBroker | None = _take(plan.output)
         try:
             self._send = self._sender(self._broker.client)
         except BaseException:
@@ -272,7 +263,7 @@ class AtOnce:
         self._encoder.flush(self._send)
         broker, self._broker = self._broker, None
         assert broker is not None, "prepared or aborted before"
-        _give_back(broker, self._plan.config, self._plan.transaction_timeout_ms)
+        _give_back(broker, self._plan.output)
         self._give_producer_back()
         return []
 
@@ -285,15 +276,17 @@ class AtOnce:
 
     def _give_producer_back(self) -> None:
         if self._producer is not None:
-            idempotent_producers.give_back(self._producer, self._plan.config, self._plan.cluster_id)
+            idempotent_producers.give_back(
+                self._producer, self._plan.output.config, self._plan.cluster_id
+            )
             self._producer = None
 
     def _sender(self, client: Client) -> Callable[[Frames], None]:
-        if self._plan.guarantee is Guarantee.NONE:
+        if self._plan.output.guarantee is Guarantee.NONE:
             unawaited = UnawaitedWriter(client)
             return lambda frames: unawaited.write(_plain(frames))
         plan = self._plan
-        self._producer = idempotent_producers.take(client, plan.config, plan.cluster_id)
+        self._producer = idempotent_producers.take(client, plan.output.config, plan.cluster_id)
         writer = PartitionWriter(client, self._producer, transaction_version=0)
         return lambda frames: writer.write(_plain(frames))
 

@@ -10,21 +10,22 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
 from tallystick.kafka.attempts import BACKOFF_MIN_S, Attempts
+from tallystick.kafka.audit import batch_at_sequence, producer_states
 from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.error_policy import AGAIN, STALE, describe, refusal, said
 from tallystick.kafka.network import Posted
 from tallystick.kafka.partitions import by_topic, shortened
-from tallystick.kafka.reactions import AGAIN, STALE, describe, refusal, said
 from tallystick.kafka.records import EncodedBatch, stamp
-from tallystick.kafka.written import batch_at_sequence, producer_states
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.kafka.thread_client import client_for
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5
 """How many batches of one producer and partition a broker can recognise when they come again."""
@@ -80,8 +81,27 @@ _Piece = tuple[TopicPartition, _Batch]
 _Flight = deque[tuple[list[TopicPartition], Posted]]
 
 
+@dataclass(frozen=True)
+class KafkaProduce:
+    """How a writing task reaches a cluster; see `ports.Produce`.
+
+    Args:
+        config: how the cluster is reached; a process keeps its connections from task to task.
+        transaction_version: see `PartitionWriter`.
+    """
+
+    config: KafkaConfig
+    transaction_version: int
+
+    def writer(self, producer: Producer) -> "PartitionWriter":
+        """See `ports.Produce.writer`."""
+        return PartitionWriter(
+            client_for(self.config), producer, transaction_version=self.transaction_version
+        )
+
+
 class PartitionWriter:
-    """Writes to the partitions of one task in one transaction.
+    """Writes to the partitions of one task in one transaction; see `ports.Writer`.
 
     Args:
         client: of the cluster; nobody else may use it meanwhile.
@@ -99,21 +119,14 @@ class PartitionWriter:
         self._topic_ids: dict[str, Any] = {}
         self._closed = False
 
-    def check_untouched(self, partitions: Iterable[TopicPartition]) -> None:
-        """Make sure that nobody has written to these partitions with this producer epoch.
-
-        Where Kafka does not tell (no READ on the topic) the check cannot be made, and passes.
-
-        Raises:
-            EpochAbortedError: another attempt of the task has written.
-        """
+    def last_sequences(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """See `ports.Writer.last_sequences`."""
         states = producer_states(self._client, self._producer, partitions)
-        for partition, state in sorted((states or {}).items()):
-            raise EpochAbortedError(
-                f"{partition} already holds rows of {self._producer} up to sequence "
-                f"{state.last_sequence}: another attempt of this task has written. The epoch must "
-                f"run again."
-            )
+        if states is None:
+            return None
+        return {partition: int(state.last_sequence) for partition, state in states.items()}
 
     def write(self, frames: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
         """Write batches, and return when Kafka has all of them on disk or in its replicas.

@@ -1,1 +1,1 @@
-"""What an operator types: tools that look at a pipeline's checkpoint from outside."""
+"""The operator's tools: inspect, recover, transactions, savepoints, metrics."""

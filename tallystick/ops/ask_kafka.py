@@ -1,12 +1,12 @@
 """Kafka's word on what a pipeline decided last, for those who are not its driver."""
 
+from tallystick.checkpoint.newest_epoch import Ask, Heard
+from tallystick.epoch.tokens import newest_token
+from tallystick.epoch.transactional_ids import token_group
 from tallystick.errors import DataLossError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.newest_epoch import Ask, Heard
-from tallystick.sink.tokens import newest_token
-from tallystick.sink.transactional_ids import token_group
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 NOWHERE = TopicPartition("", 0)
 """The token is found wherever the group has it."""

@@ -25,9 +25,9 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
+from tallystick.epoch.two_phase import PATIENCE_S
 from tallystick.errors import OptionError, RetriableError
 from tallystick.postgres.faults import ours, secrets_of
-from tallystick.sink.two_phase import PATIENCE_S
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ _GRACE_S = 0.5
 _CONNECT_TIMEOUT_MIN_S = 2
 """libpq takes no less."""
 _ASKED_S = CONNECT_TIMEOUT_S
-"""What another connection is given to show that the server is at work, which may be slow at it."""
+"""The time that another connection has to show that the server is at work, maybe slowly."""
 _ASKED_EVERY_S = 5.0
 _SILENT = "the server did not answer"
 _KEPT_MAX = 2
@@ -84,17 +84,17 @@ def query(text: str) -> LiteralString:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL."""
+    """Return a name as SQL."""
     return sql.Identifier(name).as_string(None)
 
 
 def literal(text: str) -> str:
-    """A text as SQL, for statements that take no parameters."""
+    """Return a text as SQL, for statements that take no parameters."""
     return sql.Literal(text).as_string(None)
 
 
 def connect(dsn: str, patience_s: float | None = None) -> Connection:
-    """A new connection, in autocommit, to a server that takes writes.
+    """Return a new connection, in autocommit, to a server that takes writes.
 
     Args:
         dsn: how to connect.
@@ -111,7 +111,7 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
 def _connected(
     dsn: str, patience_s: float | None, *, has_no_end: bool = False
 ) -> tuple[Connection, int]:
-    """See `connect`; with the number of the server's process behind it.
+    """See `connect`; with the number of the server's process.
 
     Args:
         dsn: see `connect`.
@@ -133,7 +133,7 @@ def _connected(
 
 
 def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
-    """How psycopg connects; what the connection string says goes before our defaults."""
+    """Return psycopg's settings; those of the connection string go before our defaults."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -190,7 +190,7 @@ def _set_up(connection: Connection) -> int:
 
 
 def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
-    """A connection inside a new transaction, with the user's search_path, for the caller alone.
+    """Lend a connection inside a new transaction, with the user's search_path.
 
     With the number of the server's process, for `give_back` and `answered`.
 
@@ -251,7 +251,7 @@ def close_kept() -> None:
 
 
 def seconds_until(until: float) -> float:
-    """How long that is from now; there is a little time always."""
+    """Return how long that is from now; there is a little time always."""
     return max(_MILLISECOND_S, until - time.monotonic())
 
 
@@ -303,7 +303,7 @@ def cut_off(
 
 
 def _same_server(dsn: str, connection: Connection) -> str:
-    """The connection string that leads to where this connection does, and nowhere else."""
+    """Return the connection string that leads to where this connection does, and nowhere else."""
     info = connection.info
     return make_conninfo(
         dsn, host=info.host, hostaddr=info.hostaddr, port=info.port, target_session_attrs="any"
@@ -313,7 +313,7 @@ def _same_server(dsn: str, connection: Connection) -> str:
 def _trouble(dsn: str, pid: int) -> str:
     """Why a session's answer does not come, as another one sees it; nothing: it is at work.
 
-    Locks have a timeout of their own, lost connections keepalives; the wait for a standby behind a
+    Locks have a timeout of their own, lost connections keepalives; the wait for a standby after a
     COMMIT has none.
 
     Args:
@@ -321,10 +321,7 @@ def _trouble(dsn: str, pid: int) -> str:
         pid: of the session's process, as the server says it.
     """
     try:
-        with (
-            psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other,
-            cut_off(other, _ASKED_S),
-        ):
+        with psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other, cut_off(other, _ASKED_S):
             # What a session does is shown to who has connected.
             other.execute(query(f"SET ROLE NONE; {OWN_PATH}"))
             row = other.execute(_SEEN, [pid]).fetchone()
@@ -337,7 +334,7 @@ def _trouble(dsn: str, pid: int) -> str:
     if is_stuck:
         return "no standby confirmed a commit (synchronous_standby_names)"
     # A standby is another server, which something between has led to: it knows nothing of ours.
-    return "" if is_there or is_standby else "the server has no such session any more"
+    return "" if is_there or is_standby else "the server has no such session"
 
 
 def answered(
@@ -360,7 +357,7 @@ def answered(
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """A transaction that is committed at the end of the block; on failure nobody says ROLLBACK.
+    """Commit a transaction at the end of the block; on failure nobody says ROLLBACK.
 
     The caller throws the connection away instead, which does the same and cannot fail.
 
@@ -400,7 +397,7 @@ class Session:
         Args:
             doing: for the error.
             work: what is done.
-            until: a point of `time.monotonic` at which no silent server is waited for any more;
+            until: a point of `time.monotonic` at which the wait for a silent server ends;
                 None: in `PATIENCE_S`.
 
         Raises:

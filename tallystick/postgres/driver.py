@@ -2,15 +2,15 @@
 
 Invariants:
     * A commit is answered COMMITTED only where PostgreSQL said so, or a token shows it; LOST only
-      where neither the rows nor a token are there, and no token can come any more: a token that
+      where neither the rows nor a token are there, and no token can come: a token that
       says "lost" has taken its place.
     * A token is deleted only long after its epoch, and the mark that says so is written with it.
       By then a later epoch of the same lineage was committed, before which everything earlier was
-      settled: what has no token and is behind the mark was committed, since losses keep theirs.
+      settled: what has no token and is before the mark was committed, since losses keep theirs.
     * What is pending is settled as its own details say, whatever the sink's settings are now.
     * What other roles may write, into our tables, as names of prepared transactions or of sessions,
-      makes nothing run with our rights, and keeps nothing of ours from being settled: it is told by
-      name, and left alone or deleted.
+      makes nothing run with our rights, and keeps nothing of ours from being settled: it is named
+      in a warning, and left alone or deleted.
 """
 
 import logging
@@ -20,6 +20,14 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
+from tallystick.epoch.two_phase import (
+    PATIENCE_S,
+    Committable,
+    Outcome,
+    Owner,
+    Timeout,
+    TransactionPlan,
+)
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
 from tallystick.postgres.connection import Connection, Session, query
 from tallystick.postgres.names import (
@@ -50,19 +58,11 @@ from tallystick.postgres.schema import (
     table_at,
 )
 from tallystick.postgres.transactions import Details, PostgresPlan
-from tallystick.sink.two_phase import (
-    PATIENCE_S,
-    Committable,
-    Outcome,
-    Owner,
-    Timeout,
-    TransactionPlan,
-)
 
 logger = logging.getLogger(__name__)
 
 EPOCHS_PROVED = 100
-"""For so many epochs tokens are kept; a checkpoint's manifests are kept for far fewer."""
+"""How many epochs' tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
 _REGISTRIES = """
     SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
@@ -72,7 +72,7 @@ _REGISTRIES = """
       AND has_schema_privilege(n.oid, 'USAGE')
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
 """
-"""Which of them is ours: besides the one of the sink's own schema only those that this user has
+"""Ours are, besides the one of the sink's own schema, only those that this user has
 made: a row names tables that are then written to, and must not be anybody's."""
 _LOOK_MS = 2_000
 """How long it is looked into a table of another role, which may be large."""
@@ -85,7 +85,7 @@ class PostgresCommitter:
         self._session, self._plan, self._owner = session, plan, owner
         self._lock = threading.Lock()
         self._pruned_at: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def timeout(self) -> Timeout | None:
@@ -93,7 +93,7 @@ class PostgresCommitter:
         return None
 
     def plan(self) -> TransactionPlan:
-        """The same for every epoch."""
+        """Return the same for every epoch."""
         return self._plan
 
     def commit(self, committable: Committable) -> Outcome:
@@ -172,7 +172,7 @@ class PostgresCommitter:
 
         Prepared and staged ones, whatever this sink's own way is, in whatever schema. And those
         that a session has open: of a task that the driver believes dead, and that could prepare
-        what nobody would look for any more. To abort one ends its session.
+        what nobody would look for. To abort one ends its session.
         """
 
         def look(connection: Connection) -> list[Committable]:
@@ -213,7 +213,7 @@ class PostgresCommitter:
         ours = []
         for name, here, database, prepared_ms, role, may_end in prepared:
             if not may_end:
-                self._tell(
+                self._warn(
                     f"prepared transaction {name!r} is named as if it were this pipeline's, and "
                     f"belongs to role {role!r}: it is left alone, and keeps its locks until that "
                     f"role or a superuser says ROLLBACK PREPARED"
@@ -221,7 +221,7 @@ class PostgresCommitter:
             elif here:
                 ours.append((name, owner.sink, text, 0, prepared_ms))
             else:
-                self._tell(
+                self._warn(
                     f"prepared transaction {name!r} is in database {database}, which this dsn does "
                     f"not lead to: it can be settled only from there"
                 )
@@ -236,7 +236,7 @@ class PostgresCommitter:
                 self._look_elsewhere(connection, registry, owner)
                 continue
             if problem := strangers_hand(connection, registry, self._target(schema)):
-                self._tell(f"{problem}. What this pipeline staged there stays for now")
+                self._warn(f"{problem}. What this pipeline staged there stays for now")
                 continue
             try:
                 rows = connection.execute(
@@ -265,7 +265,7 @@ class PostgresCommitter:
         return made
 
     def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
-        """Tell of what an earlier run may have staged in a table that another role has made."""
+        """Warn of what an earlier run may have staged in a table that another role has made."""
         problem, found = "it has triggers, rules or policies", None
         try:
             with connection.transaction():
@@ -282,19 +282,19 @@ class PostgresCommitter:
                 raise
             problem = str(error.diag.message_primary)
         if found is None:
-            self._tell(
+            self._warn(
                 f"{registry} belongs to another role, and cannot be looked into ({problem}): if "
                 f"this pipeline staged rows there, with another table=, they stay"
             )
         elif found:
-            self._tell(
+            self._warn(
                 f"{registry} belongs to another role, and has rows of this pipeline, such as "
                 f"{found[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
                 f"another table=, run ALTER TABLE {registry} OWNER TO its role, and start again"
             )
 
     def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
-        """The user's table that a row names, as SQL; empty: it may be a trap."""
+        """Return the user's table that a row names, as SQL; empty: it may be a trap."""
         table, own = table_at(schema, target), self._target(schema)
         if table is None or table.staging != staging:
             return ""
@@ -304,17 +304,17 @@ class PostgresCommitter:
         return table.sql if is_ours else ""
 
     def _target(self, schema: str) -> str:
-        """The user's table in a schema, as this run knows it, not as a row says."""
+        """Return the user's table in a schema, as this run knows it, not as a row says."""
         target = self._plan.details.table
         return NO_TABLE if table_at(schema, target) is None else target
 
     def _readable(self, rows: Iterable[tuple[str, str, str, int, int]]) -> list[Committable]:
-        """What was found, without names that no task of ours has made."""
+        """Return the committables of the rows whose names a task of ours has made."""
         made = []
         for each in rows:
             name, committable = each[0], found(*each)
             if committable is None:
-                self._tell(
+                self._warn(
                     f"{name[:NAME_BYTES_MAX]!r} begins like the names of this pipeline's "
                     f"transactions, and is none: somebody else has made it, and it is left alone"
                 )
@@ -322,10 +322,10 @@ class PostgresCommitter:
                 made.append(committable)
         return made
 
-    def _tell(self, warning: str) -> None:
+    def _warn(self, warning: str) -> None:
         """Once: what others have made may stay for long."""
-        if warning not in self._told:
-            self._told.add(warning)
+        if warning not in self._warned:
+            self._warned.add(warning)
             logger.warning("PostgreSQL: %s", warning)
 
     def describe(self, committable: Committable) -> str:

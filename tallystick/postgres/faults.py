@@ -1,4 +1,4 @@
-"""What psycopg raises, as errors of ours: by what the reader has to do, and without secrets.
+"""Errors of psycopg as errors of ours: by what the reader has to do, and without secrets.
 
 The texts of libpq and of the server may repeat what the connection string holds, and values of
 rows: a text of theirs is cut, and every secret in it is blotted out. Their exceptions are not kept
@@ -32,7 +32,7 @@ _COPY_CONTEXT = re.compile(r"COPY .*?, line (\d+)(?:, column ([^:]+))?")
 
 
 def secrets_of(dsn: str) -> tuple[str, ...]:
-    """What of a connection string may be seen nowhere; the string itself among it."""
+    """Return the parts of a connection string to hide; the string itself among them."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -42,7 +42,7 @@ def secrets_of(dsn: str) -> tuple[str, ...]:
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
-    """The text on one line, cut, with every secret blotted out."""
+    """Return the text on one line, cut, with every secret blotted out."""
     for secret in secrets:
         text = text.replace(secret, "***")
     line = " ".join(text.split())
@@ -72,7 +72,7 @@ def ours(
 def translate(
     error: psycopg.Error, doing: str, secrets: tuple[str, ...], columns: Mapping[str, str]
 ) -> TallystickError:
-    """The error of ours that a psycopg error stands for."""
+    """Return the error of ours that a psycopg error stands for."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or str(error)
     text = f"PostgreSQL: {doing}: {scrubbed(said, secrets)}{f' ({state})' if state else ''}"
@@ -81,7 +81,7 @@ def translate(
         if refused or any(each in said for each in _REFUSED):
             return OptionError(text)
         return RetriableError(text)
-    if state == "42710":  # a name of ours is drawn anew for each attempt
+    if state == "42710":  # a name of ours is drawn again for each attempt
         return RetriableError(f"{text}: another session has taken the name")
     if state == "42501":
         return OptionError(f"{text}: grant the pipeline's role what it needs")
@@ -94,7 +94,7 @@ def translate(
     if state in {"53200", "53400"} and "max_prepared_transactions" in hint:
         return OptionError(
             f"{text}: raise max_prepared_transactions: all tasks of an epoch's last stage stay "
-            f"prepared until the epoch is decided, such as 200 behind a shuffle into 200 "
+            f"prepared until the epoch is decided, such as 200 after a shuffle into 200 "
             f"partitions; look for forgotten ones in pg_prepared_xacts; or use "
             f'transactions="staged"'
         )
@@ -102,7 +102,7 @@ def translate(
 
 
 def _where(error: psycopg.Error, columns: Mapping[str, str]) -> str:
-    """Which table, constraint, column and row; never the row's values."""
+    """Return the table, constraint, column and row of an error; never the row's values."""
     diag = error.diag
     copied = _COPY_CONTEXT.match(diag.context or "")
     column = diag.column_name or (copied and copied[2])

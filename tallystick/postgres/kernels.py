@@ -6,12 +6,8 @@ where in the output each row's next field begins; a kernel writes one column's f
 Invariant: the caller has summed up the very sizes that are written here; nothing is checked again.
 """
 
-from tallystick import kernel_cache  # noqa: I001  it must come before numba
-
 import numba
 import numpy as np
-
-assert kernel_cache  # imported for its effect
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -104,7 +100,7 @@ def _groups_of(low, high, pad, limbs, groups):  # type: ignore[no-untyped-def]
 
 @_kernel
 def numerics(words, scale, out, offsets):  # type: ignore[no-untyped-def]
-    """Decimals of 128 bits, as pairs of words, in the form of numeric_send; returns the size."""
+    """Write decimals of 128 bits, pairs of words, in the form of numeric_send; return the size."""
     limbs, groups = np.zeros(5, np.uint64), np.zeros(12, np.uint64)
     pad = (4 - scale % 4) % 4
     behind_point = (scale + pad) // 4

@@ -1,4 +1,4 @@
-"""What PostgreSQL knows a transaction by: a text that says whose it is, and can be read back.
+"""The names of transactions in PostgreSQL: texts that say whose they are, and can be read back.
 
     tallystick:<pipeline>:<sink>:<lineage's hash>:<checkpoint_id>:<task>:<attempt>:<nonce>
 
@@ -13,7 +13,7 @@ import re
 from hashlib import sha256
 from urllib.parse import quote
 
-from tallystick.sink.two_phase import Committable, Owner, Place
+from tallystick.epoch.two_phase import Committable, Owner, Place
 
 NAME_BYTES_MAX = 199
 _PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 24, 16
@@ -22,13 +22,13 @@ _NAME = re.compile(r"tallystick:[^:]*:[^:]*:[^:]*:(\d{1,19}):(\d{1,10}):\d{1,10}
 
 
 def owner_prefix(owner: Owner) -> str:
-    """What all names of an owner begin with."""
+    """Return the beginning of all names of an owner."""
     pipeline, sink = _short(owner.pipeline, _PIPELINE_MAX), _short(owner.sink, _SINK_MAX)
     return f"tallystick:{pipeline}:{sink}:{_hash(owner.lineage)}:"
 
 
 def name_of(place: Place) -> str:
-    """The name of one attempt's transaction."""
+    """Return the name of one attempt's transaction."""
     prefix, nonce = owner_prefix(place.owner), _short(place.nonce, _NONCE_MAX)
     name = f"{prefix}{place.checkpoint_id}:{place.task}:{place.attempt}:{nonce}"
     assert len(name) <= NAME_BYTES_MAX, name
@@ -36,12 +36,12 @@ def name_of(place: Place) -> str:
 
 
 def prefix_of(name: str) -> str:
-    """The owner's part of a name."""
+    """Return the owner's part of a name."""
     return name.rsplit(":", 4)[0] + ":"
 
 
 def application_of(name: str) -> str:
-    """What a session is called while it writes a transaction, so that a recovery finds it open.
+    """Return a session's name while it writes a transaction, so that a recovery finds it open.
 
     Empty if it would be too long, which takes numbers that no pipeline reaches.
     """
@@ -51,12 +51,12 @@ def application_of(name: str) -> str:
 
 
 def application_prefix(owner: Owner) -> str:
-    """What the sessions of an owner are called before anything else."""
+    """Return the beginning of the names of an owner's sessions."""
     return _application_prefix(owner_prefix(owner))
 
 
 def name_from(application: str, owner: Owner) -> str:
-    """The name of the transaction that a session of this owner writes."""
+    """Return the name of the transaction that a session of this owner writes."""
     return owner_prefix(owner) + application.removeprefix(application_prefix(owner))
 
 
@@ -67,7 +67,7 @@ def _application_prefix(prefix: str) -> str:
 def found(
     name: str, sink: str, details: str, record_count: int = 0, begun_ms: int = 0
 ) -> Committable | None:
-    """What a recovery finds under a name; None: `name_of` did not make it.
+    """Return the committable of a name that a recovery found; None: `name_of` did not make it.
 
     Args:
         name: as somebody may have made it who wants to be in the way.
@@ -83,7 +83,7 @@ def found(
 
 
 def staged_id(name: str) -> int:
-    """The number that stands for a name in each staged row."""
+    """Return the number that stands for a name in each staged row."""
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of one committable: its commit, its abort, and the proof of either.
+"""The outcome of one committable: its commit, its abort, and the proof of either.
 
 Each function runs on a connection of the driver's, in autocommit, with its own search_path.
 """
@@ -10,6 +10,7 @@ from typing import Any, LiteralString
 
 from psycopg import errors
 
+from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError, OptionError, RetriableError
 from tallystick.postgres.connection import (
     USERS_PATH,
@@ -35,7 +36,6 @@ from tallystick.postgres.schema import (
 )
 from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.postgres.transactions import Details
-from tallystick.sink.two_phase import Committable, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -52,34 +52,31 @@ _CHANGEABLE = """
     AND has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'DELETE')
 """
 _WAIT_FOR_STANDBYS = "SELECT pg_logical_emit_message(true, 'tallystick', ''::text)"
-"""A server that is restarted while a commit waits for a synchronous standby shows what may be on no
-standby yet. A commit behind it waits for both, if it has written something."""
+"""After a restart during the wait for a synchronous standby, a server shows a commit that perhaps
+no standby has. A later commit that writes something waits until the standby has both."""
 SESSIONS = (
     "FROM pg_stat_activity WHERE datname = current_database() "
     "AND starts_with(application_name, $1) "
     "AND (usename = session_user OR pg_has_role(usesysid, 'USAGE'))"
 )
-"""Those that this role may end: anybody may call a session what he likes."""
+"""The sessions that this role may end: anybody may name a session as he likes."""
 MAY_END = (
     "(owner = current_user "
     "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper))"
 )
-"""Of pg_prepared_xacts; to have been granted the owner's role is not enough."""
+"""A condition on pg_prepared_xacts; to have been granted the owner's role is not enough."""
 
 
 @contextmanager
 def as_who_connected(connection: Connection) -> Iterator[None]:
-    """A transaction without the role that was set: sessions are of who has connected."""
+    """Run a transaction without the role that was set: a session is its login role's."""
     with connection.transaction():
         connection.execute("SET LOCAL ROLE NONE")
         yield
 
 
 def commit_prepared(
-    connection: Connection,
-    committable: Committable,
-    details: Details,
-    until: float | None = None,
+    connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
     """Commit a prepared transaction, or return what became of it; for `until` see `commit_staged`.
 
@@ -94,7 +91,7 @@ def commit_prepared(
         return _proved(connection, committable, details, until)
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported):
         # Once ours is settled, its name is anybody's: another role's, or in another database.
-        outcome = _told_by_token(connection, committable, details)
+        outcome = _outcome_of_token(connection, committable, details)
         if outcome is None:
             raise _of_others(connection, committable) from None
         return outcome
@@ -119,7 +116,7 @@ def _of_others(connection: Connection, committable: Committable) -> OptionError:
 
 
 def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
-    """Roll a prepared transaction back, if it is there and ours; `lingering` tells of others."""
+    """Roll a prepared transaction back, if it is there and ours; `lingering` warns of others."""
     ours = connection.execute(
         query(
             f"SELECT FROM pg_prepared_xacts "
@@ -136,10 +133,7 @@ def abort_prepared(connection: Connection, committable: Committable, *_: object)
 
 
 def commit_staged(
-    connection: Connection,
-    committable: Committable,
-    details: Details,
-    until: float | None = None,
+    connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
     """Move staged rows into the user's table, or return what became of them.
 
@@ -153,8 +147,8 @@ def commit_staged(
     registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
     if problem := strangers_hand(connection, registry, target):
         raise OptionError(
-            f"PostgreSQL: {name!r} is decided, and is committed at the next start behind this: "
-            f"{problem}"
+            f"PostgreSQL: {name!r} is decided, and is committed at the first start after this is "
+            f"solved: {problem}"
         )
     with transaction(connection):
         _wait_less(connection, until)
@@ -206,7 +200,7 @@ def _wait_less(connection: Connection, until: float | None) -> None:
 def _checked(
     connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
 ) -> tuple[Table, list[str], list[str], int]:
-    """What a row of the registry says to commit, as its task has written it.
+    """Return what a row of the registry says to commit, if it is as its task has written it.
 
     Raises:
         DataLossError: it was changed since.
@@ -238,7 +232,7 @@ def _checked(
     if problem := strangers_hand(connection, staging, target):
         raise OptionError(
             f"PostgreSQL: {committable.name!r} is decided, and {record_count} rows of it wait in "
-            f"{staging}; they are committed at the next start behind this: {problem}"
+            f"{staging}; they are committed at the first start after this is solved: {problem}"
         )
     return table, columns, key, record_count
 
@@ -335,12 +329,12 @@ def abort_open(
 def _proved(
     connection: Connection, committable: Committable, details: Details, until: float | None
 ) -> Outcome:
-    """What became of a committable that is not there any more.
+    """Return the outcome of a committable that is gone.
 
     Raises:
         DataLossError: this server cannot know.
     """
-    outcome = _told_by_token(connection, committable, details)
+    outcome = _outcome_of_token(connection, committable, details)
     if outcome is None:
         table_id = table_id_of(connection, tokens_of(details.schema))
         _refuse_elsewhere(connection, committable, details, table_id)
@@ -348,15 +342,15 @@ def _proved(
         with transaction(connection):
             _wait_less(connection, until)
             connection.execute(*_both(insert_token(details.schema, committable, lost=True)))
-        outcome = _told_by_token(connection, committable, details)
+        outcome = _outcome_of_token(connection, committable, details)
         assert outcome is not None, "its token was written"
     return outcome
 
 
-def _told_by_token(
+def _outcome_of_token(
     connection: Connection, committable: Committable, details: Details
 ) -> Outcome | None:
-    """The outcome that a token shows; None: there is none."""
+    """Return the outcome that a token shows; None: there is none."""
     name, tokens = committable.name, tokens_of(details.schema)
     mark = prefix_of(name) + _PRUNED
     known = {}
@@ -384,7 +378,7 @@ def _refuse_elsewhere(
         )
     if not table_id or (details.tokens_id and details.tokens_id != table_id):
         raise DataLossError(
-            f"PostgreSQL: {committable.name} is not prepared any more, and the table "
+            f"PostgreSQL: {committable.name} is no longer prepared, and the table "
             f"{tokens_of(details.schema)} was dropped since, which would say whether it was "
             f"committed: see whether {details.table} has its {committable.record_count} rows"
         )
@@ -429,14 +423,14 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
 
 
 def table_id_of(connection: Connection, table: str) -> int:
-    """The server's number of a table, which one that is created again does not get; 0: none."""
+    """Return the server's number of a table; one created again gets another; 0: none."""
     row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def identity(connection: Connection) -> tuple[str, str]:
-    """The server's system identifier, empty if it does not say, and the database's name."""
+    """Return the server's system identifier, empty if it does not say, and the database's name."""
     try:
         row = connection.execute(
             "SELECT system_identifier::text, current_database() FROM pg_control_system()"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from psycopg import errors
 
 from tallystick.errors import OptionError
-from tallystick.postgres.columns import TEXTS, TableColumn
+from tallystick.postgres.binary_copy import TEXTS, TableColumn
 from tallystick.postgres.connection import (
     OWN_PATH_MEANWHILE,
     USERS_PATH,
@@ -70,7 +70,7 @@ _TEXT_BY = dict.fromkeys(("date", "timestamp", "timestamptz"), ("DateStyle", "IS
     "interval": ("IntervalStyle", "postgres"),
     "bytea": ("bytea_output", "hex"),
 }
-"""Of types whose text depends on a setting of the session: that, and its usual value."""
+"""The session's setting on which the text of such types depends, and its usual value."""
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
 _WHOSE = """
     SELECT r.name, r.id, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
@@ -252,14 +252,14 @@ def _whose(connection: Connection, table: Table) -> str:
     removals = "".join(f"\n{removal};" for _, removal in shown)
     return (
         f"The rows are: {rows}{'; and others' if len(shown) < len(counts) else ''}. Start each of "
-        f"these pipelines: its checkpoint's lineage, as a hash, is behind its name and its sink's. "
+        f"these pipelines: its checkpoint's lineage, as a hash, follows its name and its sink's. "
         f"Of a checkpoint that was given up, and of no transaction, rows are never committed; "
         f"remove those, and only those:{removals}"
     )
 
 
 def _removal(staging: str, registry: str, name: str | None, number: int) -> tuple[str, str]:
-    """Whose the rows under a name are, and what removes all that are his."""
+    """Return the owner of the rows under a name, and the statement that removes all of them."""
     if name is None:
         known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
         return "no transaction", f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
@@ -318,7 +318,7 @@ def _lossless(
 
 
 def _setting_between(connection: Connection, old: str, new: str) -> str:
-    """The session's setting that decides what becomes of values in another type; empty: none.
+    """Return the session's setting that decides how values are cast; empty: none.
 
     Whoever altered the user's table may have had another one than the role has.
     """
@@ -343,7 +343,7 @@ def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
 
 
 def _differences(connection: Connection, table: Table) -> list[str]:
-    """What the user's table has got since its staging table was made."""
+    """Return the changes that bring the staging table up to date with the user's."""
     found = columns_of(connection, table.staging)
     defaults = _domain_defaults(connection, table)
     changes = []

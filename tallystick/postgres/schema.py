@@ -20,14 +20,8 @@ from hashlib import sha256
 from psycopg import errors
 
 from tallystick.errors import OptionError
-from tallystick.postgres.columns import TableColumn
-from tallystick.postgres.connection import (
-    OWN_PATH_MEANWHILE,
-    USERS_PATH,
-    Connection,
-    query,
-    quoted,
-)
+from tallystick.postgres.binary_copy import TableColumn
+from tallystick.postgres.connection import OWN_PATH_MEANWHILE, USERS_PATH, Connection, query, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +86,7 @@ _MAY_ACT = (
 
 
 def _trusted(role: str) -> str:
-    """A condition: this role could do harm anyway; `$2` is the user's table, `n` the schema."""
+    """Return the condition that a role is trusted; `$2`: the user's table, `n`: the schema."""
     return (
         f"({role} = (SELECT oid FROM pg_roles WHERE rolname = current_user) "
         f"OR EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($2) AND relowner = {role}) "
@@ -211,12 +205,12 @@ def table_at(schema: str, sql: str) -> Table | None:
 
 
 def tokens_of(schema: str) -> str:
-    """The table of tokens, as SQL."""
+    """Return the table of tokens, as SQL."""
     return f"{schema}.tallystick_committed"
 
 
 def registry_of(schema: str) -> str:
-    """The table of what is staged, as SQL."""
+    """Return the table of what is staged, as SQL."""
     return f"{schema}.tallystick_staged"
 
 
@@ -259,7 +253,7 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
 
 
 def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
-    """The columns that a table has now, by their names.
+    """Return the columns that a table has now, by their names.
 
     Args:
         connection: with its own search_path, which types are named by.
@@ -313,7 +307,7 @@ def _key_problems(
         ]
     return [
         f"has {index}, a unique index over its key ({names}) whose collation or operator class "
-        f"takes other values for equal than the columns themselves do: make it anew without "
+        f"takes other values for equal than the columns themselves do: create it again without "
         f"them, or give the columns its collation"
         for index, is_as_columns in indexes
         if not is_as_columns

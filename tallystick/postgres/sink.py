@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from tallystick.errors import OptionError
-from tallystick.sink.two_phase import (
+from tallystick.epoch.two_phase import (
     Guarantee,
     Owner,
     RunFacts,
     TwoPhaseCommitSink,
     guarantee_problem,
 )
+from tallystick.errors import OptionError
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection
@@ -23,7 +23,13 @@ logger = logging.getLogger(__name__)
 PREPARED, STAGED = "prepared", "staged"
 _VERSION_MIN = 140_000
 _PREPARED_PER_TASK = 2
-"""What an epoch prepared may still be there when an attempt at it, after a failure, prepares."""
+"""Prepared transactions of a failed attempt may still exist when the next attempt prepares."""
+_WITHHELD = """
+    SELECT oid::regprocedure::text FROM pg_proc
+    WHERE proname = 'pg_logical_emit_message' AND pronamespace = 'pg_catalog'::regnamespace
+      AND proargtypes[2] = 'text'::regtype AND NOT has_function_privilege(oid, 'EXECUTE')
+"""
+"""The function by which `outcome` waits for standbys, if the role may not call it."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,11 @@ class PostgresSink:
         table: as in SQL: `orders`, `sales.orders`, `"Orders"`.
         key: columns with a unique index: a row replaces the one with the same key (an upsert), the
             last one of an epoch's task counts. With `exactly_once` it needs `staged`.
-        transactions: prepared: rows are written into the table at once, behind PREPARE TRANSACTION,
-            and become visible by COMMIT PREPARED; the server's max_prepared_transactions must allow
-            it. staged: rows wait in a table beside it and are moved by the commit; for servers
-            without prepared transactions, and for upserts; each row is written twice.
+        transactions: prepared: rows are written into the table at once, held by PREPARE
+            TRANSACTION, and become visible by COMMIT PREPARED; the server's
+            max_prepared_transactions must allow it. staged: rows wait in a table beside it and are
+            moved by the commit; for servers without prepared transactions, and for upserts; each
+            row is written twice.
         guarantee: exactly_once; at_least_once: rows are visible when their task is through, and
             again if the epoch runs again; none: the same, and rows that cannot be written are
             counted, warned about, and left out.
@@ -143,6 +150,8 @@ class PostgresSink:
             ).fetchone()
             if row == (False,):
                 problems.append("upserts need a temporary table: GRANT TEMPORARY ON DATABASE")
+        for (function,) in connection.execute(_WITHHELD).fetchall() if self._exact else ():
+            problems.append(f"recovery needs GRANT EXECUTE ON FUNCTION {function} TO the role")
         try:
             table = schema.read_table(connection, self.table, self.key)
         except OptionError as error:

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
 
+from tallystick.epoch.two_phase import Committable
 from tallystick.postgres.connection import quoted
 from tallystick.postgres.names import prefix_of
 from tallystick.postgres.schema import ID, POSITION, tokens_of
-from tallystick.sink.two_phase import Committable
 
 
 def insert_token(
     schema: str, committable: Committable, *, lost: bool = False
 ) -> tuple[str, list[object]]:
-    """The proof of what became of a committable, with its parameters.
+    """Return the proof of what became of a committable, with its parameters.
 
     It waits for whoever writes the same one, and does nothing if it is there.
     """
@@ -35,7 +35,7 @@ def insert_token(
 
 
 def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    """A digest of what a row of the registry says, which other roles may have changed."""
+    """Return a digest of what a row of the registry says, which other roles may have changed."""
     said = json.dumps([target, staging, list(columns), list(key)])
     return sha256(said.encode()).hexdigest()[:32]
 
@@ -79,5 +79,5 @@ def move(
 
 
 def deletion(source: str) -> str:
-    """What was moved, out of the staged rows; the parameter is their number."""
+    """Return the statement that deletes staged rows; the parameter is their number."""
     return f"DELETE FROM {source} WHERE {_OF_ONE}"

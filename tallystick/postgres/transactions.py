@@ -1,4 +1,4 @@
-"""What a task writes into: one transaction of PostgreSQL per attempt, on a connection of its own.
+"""The task's side: one transaction of PostgreSQL per attempt, on a connection of its own.
 
 Invariants:
     * Rows and their token are of one transaction: both are there or neither.
@@ -20,9 +20,9 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from tallystick.epoch.two_phase import Committable, Guarantee, Place, Transaction
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
-from tallystick.postgres.binary_copy import HEADER, TRAILER, chunks, encoders_for
-from tallystick.postgres.columns import Encoder, TableColumn
+from tallystick.postgres.binary_copy import HEADER, TRAILER, Encoder, chunks, encoders_for
 from tallystick.postgres.connection import (
     answered,
     close,
@@ -45,7 +45,6 @@ from tallystick.postgres.schema import (
     retyped,
 )
 from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
-from tallystick.sink.two_phase import Committable, Guarantee, Place, Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ _SENT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What the driver needs of a committable besides its name.
+    """A committable's details: all that the driver needs besides its name.
 
     Args:
         mode: `prepared` or `staged`; `open`: a task may be at it still.
@@ -112,13 +111,17 @@ class PostgresPlan:
     def begin(self, place: Place) -> Transaction:
         """See `TransactionPlan`. Names are of one attempt only: no other one is touched."""
         if self.guarantee is Guarantee.NONE:
-            return _Lossy(self, place)
+            return _LossyTransaction(self, place)
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
-            return _Direct(self)
-        return _Prepared(self, place) if self.details.mode == "prepared" else _Staged(self, place)
+            return _DirectTransaction(self)
+        return (
+            _PreparedTransaction(self, place)
+            if self.details.mode == "prepared"
+            else _StagedTransaction(self, place)
+        )
 
 
-class _Writing:
+class _OpenTransaction:
     """An open transaction, and the rows on their way into one table in it."""
 
     def __init__(self, plan: PostgresPlan, target: str, name: str = "") -> None:
@@ -142,7 +145,7 @@ class _Writing:
             return self.connection.execute(query(statement), parameters or None).rowcount
 
     def write(self, rows: pa.RecordBatch, extra: Sequence[pa.Array] = ()) -> None:
-        """Take rows, with the columns of `STAGING_COLUMNS` behind them if they are staged."""
+        """Take rows, with the columns of `STAGING_COLUMNS` after them if they are staged."""
         if self._schema is None:
             self._fit(rows.schema, staged=bool(extra))
         elif not rows.schema.equals(self._schema):
@@ -185,10 +188,7 @@ class _Writing:
     @contextmanager
     def _doing(self, doing: str, types: Mapping[str, str] | None = None) -> Iterator[None]:
         """Run a block on the connection; see `ours`, and for a frozen server `answered`."""
-        with (
-            ours(doing, self._secrets, types),
-            answered(self._dsn, self.connection, self._pid),
-        ):
+        with ours(doing, self._secrets, types), answered(self._dsn, self.connection, self._pid):
             yield
 
     def _refuse_retyped(self) -> None:
@@ -197,11 +197,11 @@ class _Writing:
         if changed := retyped(self.connection, (self._target, self._table.sql), sent):
             raise OptionError(
                 f"table {self._table.name} was changed since the run began: {'; '.join(changed)}. "
-                f"Nothing was written. Start again, which reads the types anew"
+                f"Nothing was written. Start again, which reads the types again"
             )
 
     def refuse_other_keys(self) -> None:
-        """See `schema.refuse_other_keys`; behind what has locked the table."""
+        """See `schema.refuse_other_keys`; after what has locked the table."""
         with self._doing(f"checking table {self._table.name}"):
             refuse_other_keys(self.connection, self._table.sql, self._key)
 
@@ -237,7 +237,10 @@ class _Writing:
         ]
         if problems:
             raise OptionError(f"table {self._table.name}: {'; '.join(problems)}")
-        columns = [_with_key(known[name], self._key) for name in schema.names]
+        columns = [  # a null in a key equals nothing: each would be inserted again
+            replace(known[name], not_null=True) if name in self._key else known[name]
+            for name in schema.names
+        ]
         encoders = encoders_for(schema, columns, self._table.name)
         if staged:
             fields = [pa.field(each.name, pa.int64()) for each in STAGING_COLUMNS]
@@ -249,20 +252,13 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{each.name} {each.type}" for each in schema)
 
 
-def _with_key(column: TableColumn, key: Sequence[str]) -> TableColumn:
-    """A null in a key equals nothing: each would be inserted again."""
-    if column.name not in key:
-        return column
-    return replace(column, not_null=True)
-
-
-class _Prepared:
-    """Rows in the table itself, behind PREPARE TRANSACTION."""
+class _PreparedTransaction:
+    """Rows in the table itself, held by PREPARE TRANSACTION."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, _now_ms()
         self._name = name_of(place)
-        self._writing = _Writing(plan, plan.table.sql, self._name)
+        self._writing = _OpenTransaction(plan, plan.table.sql, self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writing.write(rows)
@@ -285,13 +281,13 @@ class _Prepared:
         return _committable(self._plan, self._place, name, self._writing, self._begun_ms)
 
 
-class _Staged:
+class _StagedTransaction:
     """Rows in the staging table, in a transaction that is over when they are handed over."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, _now_ms()
         self._name = name_of(place)
-        self._writing = _Writing(plan, plan.table.staging, self._name)
+        self._writing = _OpenTransaction(plan, plan.table.staging, self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writing.write(rows, _positions(staged_id(self._name), self._writing, rows))
@@ -333,13 +329,13 @@ class _Staged:
         self._writing.drop()
 
 
-class _Direct:
+class _DirectTransaction:
     """Rows that are visible as soon as the task is through."""
 
     def __init__(self, plan: PostgresPlan) -> None:
         self._plan = plan
         self._temporary = "pg_temp.tallystick_upserted" if plan.key else ""
-        self._writing = _Writing(plan, self._temporary or plan.table.sql)
+        self._writing = _OpenTransaction(plan, self._temporary or plan.table.sql)
         if self._temporary:
             try:
                 self._writing.run(
@@ -367,17 +363,17 @@ class _Direct:
         self._writing.drop()
 
 
-class _Lossy:
-    """Each batch by itself; what cannot be written is counted, told once, and left out."""
+class _LossyTransaction:
+    """Each batch by itself; what cannot be written is counted, reported once, and left out."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place = plan, place
         self._lost_count, self._first = 0, ""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        direct: _Direct | None = None
+        direct: _DirectTransaction | None = None
         try:
-            direct = _Direct(self._plan)
+            direct = _DirectTransaction(self._plan)
             direct.write(rows)
             direct.prepare()
         except (RecordError, RetriableError) as error:
@@ -391,13 +387,13 @@ class _Lossy:
             raise
 
     def prepare(self) -> Sequence[Committable]:
-        self._tell()
+        self._warn()
         return []
 
     def abort(self) -> None:
-        self._tell()
+        self._warn()
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         if self._lost_count:
             logger.warning(
                 "%d rows were not written into table %s in epoch %d, and are lost, as "
@@ -410,7 +406,9 @@ class _Lossy:
         self._lost_count, self._first = 0, ""
 
 
-def _positions(number: int, writing: _Writing, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+def _positions(
+    number: int, writing: _OpenTransaction, rows: pa.RecordBatch
+) -> tuple[pa.Array, pa.Array]:
     start = writing.record_count
     return (
         pa.array(np.full(rows.num_rows, number, np.int64)),
@@ -419,7 +417,7 @@ def _positions(number: int, writing: _Writing, rows: pa.RecordBatch) -> tuple[pa
 
 
 def _committable(
-    plan: PostgresPlan, place: Place, name: str, writing: _Writing, begun_ms: int
+    plan: PostgresPlan, place: Place, name: str, writing: _OpenTransaction, begun_ms: int
 ) -> Committable:
     return Committable(
         sink=place.owner.sink,

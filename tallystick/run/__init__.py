@@ -1,1 +1,1 @@
-"""What runs a pipeline's epochs, one after the other: shells over the ports."""
+"""The shells that run epochs: the loop, the driver, the tasks; over the ports only."""

@@ -13,8 +13,8 @@ from threading import Event
 from typing import Protocol
 
 from tallystick.errors import StorageError, TallystickError
-from tallystick.job import Driver
 from tallystick.ports import EpochSource
+from tallystick.run.driver import Driver
 from tallystick.run.triggers import Trigger
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tallystick.checkpoint import protocol as c
-from tallystick.job import Listener
-from tallystick.stopwatch import TaskTimes
+from tallystick.epoch import protocol as c
+from tallystick.host.stopwatch import TaskTimes
+from tallystick.run.driver import Listener
 
 PLAN, TASKS, MANIFEST, COUNT = "plan", "tasks", "manifest", "count"
 COMMIT, OTHER_SINKS, CONFIRM = "commit", "otherSinks", "confirm"

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tallystick.host.stopwatch import PARTS as TASK_PARTS
 from tallystick.run.part_times import PARTS, TASKS, WHOLE
-from tallystick.stopwatch import PARTS as TASK_PARTS
 
 _WIDTH = 26
 

@@ -1,1 +1,1 @@
-"""1. Topics become splits: what an epoch reads is settled before it is read."""
+"""Topics to splits: subscription, enumerator, offsets, losses."""

@@ -1,4 +1,4 @@
-"""Which partitions there are and what the next epoch reads: events in, a plan out.
+"""The partitions that there are and the plan of the next epoch: events in, a plan out.
 
 A partition is *discovered* (somebody saw it), then *planned* (an epoch's logged offsets hold its
 start and how far that epoch reads), then *read* (the epoch was committed). Only a logged plan is
@@ -31,12 +31,11 @@ from tallystick.errors import (
     PartitionRemovedError,
     TopicRecreatedError,
 )
-from tallystick.source.discovery import FoundTopic
 from tallystick.source.losses import DROP, FAIL, KEEP, LossPolicy
 from tallystick.source.offsets import SourceOffsets
-from tallystick.source.planner import Positions, limit_offsets
-from tallystick.source.subscription import Subscription
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.splits import Positions, limit_offsets
+from tallystick.source.subscription import FoundTopic, Subscription
+from tallystick.values import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Enumerator:
         self._compare()
 
     def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
-        """The topics as they are now: all, or all that the subscription names.
+        """Take the topics as they are now: all, or all that the subscription names.
 
         Raises:
             TopicRecreatedError, PartitionRemovedError: a topic that is being read is another one or
@@ -105,16 +104,16 @@ class Enumerator:
         self._check_recreated()
 
     def resolved(self, starts: Positions) -> None:
-        """Where partitions that were `unresolved` begin."""
+        """Take the starts of partitions that were `unresolved`."""
         for partition, offset in starts.items():
             self._new_starts[partition, self._found_id(partition.topic)] = offset
 
     def begun(self, earliest: Positions) -> None:
-        """The first offsets that are left; needed where expired records are skipped."""
+        """Take the first offsets that are left; needed where expired records are skipped."""
         self._earliest = earliest
 
     def ended(self, ends: Positions) -> None:
-        """How far partitions can be read now (the last stable offset); unknown ones are absent."""
+        """Take how far partitions can be read (the last stable offset); unknown ones are absent."""
         self._ends = ends
 
     # --- questions ----------------------------------------------------------------------------
@@ -162,7 +161,7 @@ class Enumerator:
         ]
 
     def first(self, cluster_id: str, group: str, stops: Positions | None) -> SourceOffsets:
-        """The offsets that a new query starts from, once all that was found is resolved."""
+        """Return the offsets that a new query starts from, once all that was found is resolved."""
         assert self._state is None
         return SourceOffsets(
             cluster_id=cluster_id,
@@ -174,7 +173,7 @@ class Enumerator:
         )
 
     def plan(self, offset_count_max: int | None = None) -> Plan:
-        """The next epoch, from all that was said so far; the same answer to the same events.
+        """Plan the next epoch; the same plan for the same events.
 
         Args:
             offset_count_max: how many offsets it may span; None: all that are there.
@@ -204,28 +203,28 @@ class Enumerator:
         return self._state
 
     def _compare(self) -> None:
-        """Work out anew what is new and what is missed; whichever of the two sides has changed."""
+        """Compute again what is new and what is missed, whichever of the two sides has changed."""
         logged = {} if self._state is None else self._state.gone
         before = {**logged, **self._missed_since}
         self._missed_since = {t: before.get(t, self._found_at_ms) for t in self._removed()}
         self._new = self._without_position()
 
     def _without_position(self) -> list[TopicPartition]:
-        """Partitions that were found and have no position; none of a bounded stream's."""
+        """Return partitions that were found and have no position; none of a bounded stream's."""
         if self._state is not None and self._state.stops is not None:
             return []
         positions = {} if self._state is None else self._state.positions
         recreated = self._recreated()
+        found = (
+            TopicPartition(topic, index)
+            for topic, facts in self._found.items()
+            for index in self._subscription.partitions(topic, facts.partition_count)
+        )
         return [
             partition
-            for topic, facts in self._found.items()
-            for partition in self._partitions(topic, facts)
-            if partition not in positions or topic in recreated
+            for partition in found
+            if partition not in positions or partition.topic in recreated
         ]
-
-    def _partitions(self, topic: str, facts: FoundTopic) -> list[TopicPartition]:
-        wanted = self._subscription.partitions(topic, facts.partition_count)
-        return [TopicPartition(topic, index) for index in wanted]
 
     def _found_id(self, topic: str) -> str:
         facts = self._found.get(topic)
@@ -235,10 +234,10 @@ class Enumerator:
         return self._new_starts[partition, self._found_id(partition.topic)]
 
     def _recreated(self) -> set[str]:
-        """Topics that were found under another id than the one that was read.
+        """Return topics that were found under another id than the one that was read.
 
-        Where no id is known (a checkpoint of the first release) fewer partitions than before give
-        it away; with an id, they only mean that a broker lags behind.
+        Where no id is known (a broker without KIP-516) fewer partitions than before give
+        it away; with an id, they only mean that a broker's metadata are old.
         """
         if self._state is None:
             return set()
@@ -255,7 +254,7 @@ class Enumerator:
         }
 
     def _removed(self) -> set[str]:
-        """Topics with a position that were looked for and not found."""
+        """Return topics with a position that were looked for and not found."""
         if self._state is None or not self._found_at_ms:
             return set()
         covered = {p.topic for p in self._state.positions if self._subscription.covers(p)}
@@ -332,7 +331,7 @@ class Enumerator:
                 raise LogTruncatedError(
                     f"{partition}: next to read is offset {position}, but the log ends at {end}: "
                     f"it was truncated (an unclean leader election, or lost disks). Records that "
-                    f"were read are not there any more, and new ones take their offsets. To go on "
+                    f"were read are gone, and new ones take their offsets. To go on "
                     f"at the new end set when.truncated=resume."
                 )
             draft.start(partition, end)

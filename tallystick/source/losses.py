@@ -1,6 +1,6 @@
-"""What to do when Kafka no longer has what was still to be read.
+"""Policies for records that Kafka lost before they were read.
 
-Each way on that is not `fail` gives something up, so a person chooses it; what is given up is said
+Each policy other than `fail` gives something up, so a person chooses it; what is given up is said
 in the log, with the partition and from which offset to which.
 """
 
@@ -51,4 +51,4 @@ class LossPolicy:
 
 
 LENIENT = LossPolicy(expired=SKIP, removed=DROP, recreated=RESTART, truncated=RESUME)
-"""What Spark's `failOnDataLoss=false` stands for."""
+"""The meaning of Spark's `failOnDataLoss=false`."""

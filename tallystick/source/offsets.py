@@ -10,15 +10,15 @@ group travel along, so that whoever commits the epoch can say in Kafka how far i
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from tallystick.errors import ManifestError
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 VERSION = 2
-READABLE_VERSIONS = (1, VERSION)  # version 1 had no topic ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class SourceOffsets:
             follow from Spark's log alone, also after a crash in the very first epoch (Flink lost
             that case for a long time, FLINK-38453).
         initial: the positions were resolved, and no epoch has read from them yet.
-        topic_ids: Kafka's id of each topic, so that one created anew under the name is noticed.
+        topic_ids: Kafka's id of each topic, so that one created again under the name is noticed.
         stops: where reading ends for good; None: never (unbounded).
         gone: when a topic whose position is kept was first missed, in ms since 1970.
         skipped: ranges (from, to) that were lost before they were read, and that this epoch
             passed over, as its policy says.
         tick: how many epochs were planned without records since the last one with some, so that
-            timers get their epochs. Earlier releases pass over it, and it only tells offsets apart.
+            timers get their epochs. It only makes offsets distinct.
     """
 
     cluster_id: str
@@ -55,7 +55,7 @@ class SourceOffsets:
     tick: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The value that Spark stores for us, JSON types only; the same for the same value."""
+        """Return JSON types for Spark to store; the same for the same value."""
         value: dict[str, Any] = {
             "tallystick": VERSION,
             "cluster": self.cluster_id,
@@ -79,12 +79,12 @@ class SourceOffsets:
 
 
 def from_json(value: Mapping[str, Any]) -> SourceOffsets:
-    """Read back what `SourceOffsets.to_json` made, in this release or an earlier one.
+    """Read back what `SourceOffsets.to_json` made.
 
     Raises:
         ManifestError: the value is of another source, or of a newer release.
     """
-    if value.get("tallystick") not in READABLE_VERSIONS:
+    if value.get("tallystick") != VERSION:
         raise ManifestError(
             f"offsets {json.dumps(dict(value))[:200]}: expected those of a Tallystick source, "
             f"version {VERSION}. The checkpoint belongs to another source, or to a newer release."
@@ -109,7 +109,7 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
 
 
 def next_tick(start: SourceOffsets) -> SourceOffsets:
-    """The offsets of an epoch that reads nothing: where `start` ends, and distinct from it."""
+    """Return the offsets of an epoch that reads nothing: those of `start`, with another tick."""
     return replace(start, starts={}, skipped={}, initial=False, tick=start.tick + 1)
 
 
@@ -139,7 +139,7 @@ def _ranges(skipped: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, dict
 
 
 def parse_source(text: str) -> SourceOffsets | None:
-    """One source's line of Spark's offset log; None where the source is not ours."""
+    """Return one source's line of Spark's offset log; None where the source is not ours."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -153,3 +153,21 @@ def parse_source(text: str) -> SourceOffsets | None:
             f"offsets {text[:200]}: expected those of a Tallystick source; they were edited, or "
             f"made by somebody else."
         ) from error
+
+
+POSITIONS_PER_REQUEST = 1_000
+"""At most about 600 bytes each, where group and topic have the longest names that Kafka allows."""
+
+
+def shown(source: SourceOffsets) -> dict[TopicPartition, int]:
+    """Return the positions that can be shown: Kafka takes none for a topic that is gone."""
+    return {p: offset for p, offset in source.positions.items() if p.topic not in source.gone}
+
+
+def requests(
+    positions: Mapping[TopicPartition, int],
+) -> Iterator[dict[TopicPartition, tuple[int, str]]]:
+    """Yield the positions as (offset, metadata), a request's worth at a time."""
+    left = iter(positions.items())
+    while part := {p: (offset, "") for p, offset in islice(left, POSITIONS_PER_REQUEST)}:
+        yield part

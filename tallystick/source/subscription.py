@@ -1,11 +1,14 @@
-"""What a source reads: topics by name, by pattern, or single partitions."""
+"""The topics of a source, by name, by pattern or as single partitions, and where reading starts.
+
+Bounds are as a user says them; Kafka is asked once what they mean.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,11 @@ class TopicList:
         return self.topics
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
-        """Those of a topic's `count` partitions that are read; none where it is not subscribed."""
+        """Return the partitions to read of a topic's `count`; none where it is not subscribed."""
         return range(count) if topic in self._topics else ()
 
     def covers(self, partition: TopicPartition) -> bool:
-        """Whether a partition is read."""
+        """True if a partition is read."""
         return partition.topic in self._topics
 
     @cached_property
@@ -44,11 +47,11 @@ class TopicPattern:
         return
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
-        """Those of a topic's `count` partitions that are read; none where it does not match."""
+        """Return the partitions to read of a topic's `count`; none where it does not match."""
         return range(count) if _matches(self.pattern, topic) else ()
 
     def covers(self, partition: TopicPartition) -> bool:
-        """Whether a partition is read."""
+        """True if a partition is read."""
         return _matches(self.pattern, partition.topic)
 
 
@@ -64,11 +67,11 @@ class Assignment:
         return tuple(self._by_topic)
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
-        """Those of a topic's `count` partitions that are read."""
+        """Return the partitions to read of a topic's `count`."""
         return [index for index in self._by_topic.get(topic, ()) if index < count]
 
     def covers(self, partition: TopicPartition) -> bool:
-        """Whether a partition is read."""
+        """True if a partition is read."""
         return partition in self._assigned
 
     @cached_property
@@ -89,3 +92,63 @@ Subscription = TopicList | TopicPattern | Assignment
 @lru_cache(maxsize=100_000)
 def _matches(pattern: str, topic: str) -> bool:
     return re.fullmatch(pattern, topic) is not None
+
+
+EARLIEST = -2
+"""Kafka's own marker for the first offset that is left, in options and in ListOffsets."""
+LATEST = -1
+"""Kafka's own marker for the end of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """A marker for all partitions, and single ones that differ (a marker, or an offset)."""
+
+    default: int
+    partitions: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record at or after a time, in ms since 1970.
+
+    Args:
+        default: for all partitions that are not named; None: those are at `fallback`.
+        partitions: times of single partitions.
+        fallback: where a partition without such a record, or without a time, is; None: that is an
+            error.
+    """
+
+    default: int | None
+    partitions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    fallback: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtCommitted:
+    """The committed positions of a consumer group.
+
+    Args:
+        group: the group.
+        fallback: where a partition is in which it has committed nothing; None: that is an error.
+    """
+
+    group: str
+    fallback: int | None = None
+
+
+Bound = AtOffsets | AtTime | AtCommitted
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTopic:
+    """A topic as it is now.
+
+    Args:
+        topic_id: Kafka's own name for this very topic (KIP-516), 22 characters of base64url; it
+            changes when a topic is deleted and created again. "" where a broker gives none.
+        partition_count: how many partitions it has.
+    """
+
+    topic_id: str
+    partition_count: int

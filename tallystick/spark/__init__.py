@@ -1,4 +1,4 @@
-"""The Engine port for real, and what Spark users see: data source, session, query."""
+"""Spark for real: context, resident tasks and jobs, sources and sinks of its queries."""
 
 import pyspark
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark
 
-from tallystick.cache import cache_directory, one_process_at_a_time
+from tallystick.host.user_cache import cache_directory, one_process_at_a_time
 
 KEPT_COUNT = 3
 """Archives of this many Javas or Sparks stay; each takes 70 MB."""

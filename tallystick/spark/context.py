@@ -14,10 +14,9 @@ from threading import Lock, Thread
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from tallystick import early_daemon
-from tallystick.early_daemon import EarlyDaemon
-from tallystick.java import java_home, spark_java_home
-from tallystick.spark import class_archive
+from tallystick.host.java import java_home, spark_java_home
+from tallystick.spark import class_archive, early_daemon
+from tallystick.spark.early_daemon import EarlyDaemon
 from tallystick.spark.session import SETTINGS
 
 QUICK = {"spark.ui.enabled": "false"}

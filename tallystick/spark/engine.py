@@ -26,19 +26,18 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.exchange import FRAME_DDL, Frame
-from tallystick.fan_out import CollectPlan, FanOut
-from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
-from tallystick.keyed_task import ProcessPlan
-from tallystick.parent_process import check_parent
+from tallystick.host.parent_process import check_parent
 from tallystick.ports import Prepared
-from tallystick.sink.transaction import Producer
-from tallystick.source.split import SplitRange
+from tallystick.run.exchange import FRAME_DDL, Frame
+from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
+from tallystick.run.keyed_task import ProcessPlan
+from tallystick.run.sink_task import CollectPlan, FanOut
+from tallystick.run.task import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.shipment import Parcel, Shipment
 from tallystick.spark.tasks import Shares, TaskRunner, Unread
-from tallystick.state.handles import StepState
-from tallystick.task import EncodePlan, Outlet, Report, WritePlan, send
+from tallystick.state.catalog import StepState
+from tallystick.values import Producer, SplitRange
 
 MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]
 MakeLast = Callable[[int], EncodePlan | FanOut]

@@ -8,15 +8,15 @@ from typing import Any
 from pyspark import SparkContext, TaskContext
 
 from tallystick.errors import EpochAbortedError
-from tallystick.exchange import Frame
-from tallystick.fan_out import CollectPlan
-from tallystick.keyed_epoch import KeyedEpoch
-from tallystick.keyed_task import ProcessPlan
-from tallystick.parent_process import check_parent
+from tallystick.host.parent_process import check_parent
+from tallystick.run.exchange import Frame
+from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.keyed_task import ProcessPlan
+from tallystick.run.sink_task import CollectPlan
+from tallystick.run.task import Report, WritePlan, send
 from tallystick.spark.failures import meaning_of, run_until_alive
 from tallystick.spark.shipment import Parcel, Shipment
 from tallystick.spark.tasks import Unread
-from tallystick.task import Report, WritePlan, send
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.exchanged_rows import conform
-from tallystick.keyed_task import KeyedStep, check_event_time
+from tallystick.run.frames import conform
+from tallystick.run.keyed_task import KeyedStep, check_event_time
+from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
+from tallystick.run.task import ReadPlan
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
-from tallystick.state.by_columns import ByColumns
-from tallystick.state.ddl import ddl_of
-from tallystick.state.key_bytes import KeyCodec
-from tallystick.state.processing import EVENT_TIME, NO_TIME, TIME_MODES, Starting
-from tallystick.state.vectorised import Vectorised
-from tallystick.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
-from tallystick.task import ReadPlan
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, TIME_MODES, HasInitialState
+from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
+from tallystick.state.keys import KeyCodec
+from tallystick.state.schema import ddl_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ def check_sendable(steps: Iterable[Step]) -> None:
             case Process(processor=processor):
                 # What is put in once, an initial state, is data, and may be much.
                 what = f"process behind key_by({', '.join(map(repr, step.key))})"
-                sent = processor.started() if isinstance(processor, Starting) else processor
+                sent = processor.started() if isinstance(processor, HasInitialState) else processor
             case _:
                 continue
         try:
@@ -167,7 +166,7 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
             )
         return
     check_event_time(uid, columns, step.event_time)
-    goes_by = step.processor.event_time if isinstance(step.processor, Vectorised) else None
+    goes_by = step.processor.event_time if isinstance(step.processor, VectorisedFunction) else None
     if goes_by not in (None, step.event_time):
         raise OptionError(
             f"step {uid}: event_time={step.event_time!r}, but its function goes by {goes_by!r}: "

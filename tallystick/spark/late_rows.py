@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from tallystick.checkpoint import protocol as c
-from tallystick.job import Listener
+from tallystick.epoch import protocol as c
+from tallystick.run.driver import Listener
 
 LATE_ROWS: Counter[tuple[str, str]] = Counter()
 """By the pipeline's name and the step's uid, since this process began."""

@@ -14,30 +14,30 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.facts import Identity
-from tallystick.checkpoint.micro_batches import OWN_LOOP
-from tallystick.checkpoint.refusals import begins_nowhere
+from tallystick.checkpoint.savepoint_folder import refuse_savepoint
+from tallystick.checkpoint.spark_log import METADATA
+from tallystick.epoch import manifest as m
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.micro_batches import OWN_LOOP
+from tallystick.epoch.refusals import begins_nowhere
 from tallystick.errors import TallystickError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options import SourceOptions, parse_source_options
+from tallystick.options.source import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.loop import EpochEnded, EpochLoop
 from tallystick.run.query import Query
 from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.run.triggers import Trigger
-from tallystick.savepoint_files import refuse_savepoint
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.planner import plan_splits
+from tallystick.source.splits import plan_splits
 from tallystick.spark.execution import JOBS
-from tallystick.spark.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
-from tallystick.spark.listening import observe
-from tallystick.spark.planning import StreamPlanner
-from tallystick.spark.running import PipelineRun, check_checkpoint
-from tallystick.spark.write_epochs import stored_lineage
-from tallystick.spark_log import METADATA
-from tallystick.state.handles import StepState
-from tallystick.storage import FileStorage
+from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
+from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
+from tallystick.spark.streaming.offset_reporter import observe
+from tallystick.spark.streaming.planning import StreamPlanner
+from tallystick.spark.streaming.write_epochs import stored_lineage
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
 
 SHOW_AGAIN_S = 10.0
 """How long a pipeline without new records waits before it tries again to show its positions."""
@@ -297,6 +297,22 @@ class _Run:
         self._run.close()
 
 
+def opened(checkpoint: str, name: str) -> FileStorage:
+    """Return the storage of a pipeline's checkpoint, which may be new.
+
+    Raises:
+        OptionError: it is a savepoint.
+        DataLossError: it is another pipeline's.
+        ManifestError: a manifest is damaged, or a query of Spark's has left none.
+    """
+    storage = FileStorage(checkpoint)
+    refuse_savepoint(storage)
+    check_checkpoint(storage, name)
+    if not m.manifests(storage.names(m.FOLDER)) and storage.names("offsets"):
+        raise begins_nowhere(Identity(name, "", storage.location))
+    return storage
+
+
 def start_loop(
     run: PipelineRun,
     checkpoint: str,
@@ -304,13 +320,10 @@ def start_loop(
     accepted: frozenset[str],
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
-    storage, when = FileStorage(checkpoint), Trigger.of(trigger)
-    refuse_savepoint(storage)
-    check_checkpoint(storage, run.name)
+    when = Trigger.of(trigger)
+    storage = opened(checkpoint, run.name)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not m.manifests(storage.names(m.FOLDER))
-    if is_new and storage.names("offsets"):
-        raise begins_nowhere(Identity(run.name, "", storage.location))
     run.check(when.interval_ms or None, is_new=is_new)
     its = _Run(run, checkpoint, when, accepted)
     query = Query(

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

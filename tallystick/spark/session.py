@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from tallystick.java import spark_java_home
+from tallystick.host.java import spark_java_home
 
 logger = logging.getLogger(__name__)
 

@@ -1,108 +1,93 @@
-"""What epochs are written to: the cluster whose transaction decides, if any, and other sinks."""
+"""The sinks of a run: the cluster whose transaction decides, if any, and the others."""
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.facts import Identity
-from tallystick.checkpoint.manifest import CHECKPOINT, KAFKA, Manifest
-from tallystick.checkpoint.protocol import Event
-from tallystick.decision_log import KafkaPlace, newest_entry, transactional_ids
-from tallystick.fan_out import Branch, CollectPlan, FanOut
-from tallystick.handover import Handover, Surroundings
-from tallystick.job import Driver, Listener, Target
+from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
+from tallystick.codec.rows import RowLayout
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import (
+    CHECKPOINT,
+    FOLDER,
+    KAFKA,
+    Manifest,
+    decode,
+    epoch_of,
+    manifests,
+)
+from tallystick.epoch.protocol import Event
+from tallystick.epoch.rights import Right, committing, writing
+from tallystick.epoch.transactional_ids import ID_PREFIX, parse, token_group
+from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.kafka import rights
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import OPEN
-from tallystick.kafka.written import transaction_state
-from tallystick.participants import OpenSinks
-from tallystick.ports import Broker
-from tallystick.sink.preflight import Settings, check, check_all, refuse
-from tallystick.sink.rights import Right, committing, writing
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transaction import Producer
-from tallystick.sink.transactional_ids import ID_PREFIX, parse, token_group
-from tallystick.sink.two_phase import Owner, RunFacts, Sink, Timeout, TwoPhaseCommitSink
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check, check_all, refuse
+from tallystick.kafka.writer import KafkaProduce
+from tallystick.run.driver import Driver, Listener, Target
+from tallystick.run.participants import Note, OpenSinks
+from tallystick.run.sink_task import Branch, CollectPlan, FanOut
+from tallystick.run.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.deciding_clusters import Closed, Clusters
-from tallystick.spark.epoch_age import EpochAge
 from tallystick.spark.session import log_what_is_missing
-from tallystick.storage import DELETES_AT_A_TIME, FileStorage, SystemClock
-from tallystick.task import BatchFunction, EncodePlan, WritePlan
-from tallystick.topic_partition import TopicPartition
+from tallystick.spark.streaming.epoch_age import EpochAge
+from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
+from tallystick.values import Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 COUNTED_FOR_S = 1.0
-"""How long the number of a topic's partitions is taken for what it was."""
+"""For how long the number of a topic's partitions is not asked for again."""
 
 
 @dataclass(frozen=True)
-class SinkSettings:
-    """What the shell needs of a sink; see `KafkaSink` for the meaning of each."""
-
-    config: KafkaConfig
-    topic: str | None
-    token_topic: str
-    json: bool
-    key: str | None
-    compression: str
-    batch_bytes: int
-    transaction_timeout_ms: int
-    dead_letter_topic: str | None = None
-    id_prefix: str = ID_PREFIX
-    warn_share: float = 0.8
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a pipeline writes to.
+class OutputTopology:
+    """The sinks of a pipeline, and which of them decides.
 
     Args:
         decider: the sink whose Kafka transaction decides; None: the checkpoint decides.
-        sink: the same, as another run may have had it: with transactions of its tasks.
+        sink: the same, as another run may have had it while another sink decided.
         uid: of that.
         others: the other sinks, by uid.
         dead_letter_topic: where one of them takes malformed records; None: nowhere.
-        kafka: how to reach the cluster that decided before, if the checkpoint decides now.
         id_prefix: what transactional ids of the pipeline begin with, before its name.
     """
 
-    decider: SinkSettings | None
+    decider: KafkaOutput | None
     sink: Sink | None = None
     uid: str = ""
     others: tuple[tuple[str, Sink], ...] = ()
     dead_letter_topic: str | None = None
-    kafka: KafkaConfig | None = None
     id_prefix: str = ID_PREFIX
 
 
 class SinkCluster:
     """The driver's side of a sink: its broker, and the plans that it gives to tasks."""
 
-    def __init__(self, settings: SinkSettings) -> None:
-        self.settings = settings
-        self.broker = KafkaBroker(settings.config, settings.transaction_timeout_ms)
+    def __init__(self, output: KafkaOutput) -> None:
+        self.output = output
+        self.broker = KafkaBroker(output.config, output.transaction_timeout_ms)
         self.age: EpochAge | None = None
         self._counts: Mapping[str, int] = {}
         self._counted_s = -COUNTED_FOR_S
 
     def target(self, pipeline: str) -> Target:
-        """Where the pipeline of this name keeps its decision."""
-        transactional_id = f"{self.settings.id_prefix}{pipeline}"
+        """Return where the pipeline of this name keeps its decision."""
+        transactional_id = f"{self.output.id_prefix}{pipeline}"
         return Target(
             transactional_id=transactional_id,
             token_group=token_group(transactional_id),
-            token_partition=TopicPartition(self.settings.token_topic, 0),
+            token_partition=TopicPartition(self.output.token_topic, 0),
             cluster_id=self.broker.cluster_id(),
         )
 
     def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
-        """How this epoch's tasks encode, with the partitions that the topics have now.
+        """Return how this epoch's tasks encode, with the partitions that the topics have now.
 
         Args:
             task_count: how many may write.
@@ -110,29 +95,29 @@ class SinkCluster:
         """
         counts = self._partition_counts()
         partition_count, dead_letters = sum(counts.values()), None
-        topic = self.settings.dead_letter_topic
+        topic = self.output.dead_letter_topic
         if topic is not None:
             dead_letters = RowLayout(self.broker.partition_counts([topic]), topic)
             partition_count += dead_letters.partition_counts[topic]
         return EncodePlan(
-            rows=RowLayout(counts, self.settings.topic, self.settings.json, self.settings.key),
+            rows=self.output.rows(counts),
             target_count=min(task_count, partition_count),
-            compression=self.settings.compression,
-            batch_bytes=self.settings.batch_bytes,
+            compression=self.output.compression,
+            batch_bytes=self.output.batch_bytes,
             functions=functions,
             dead_letters=dead_letters,
         )
 
     def write_plan(self, producer: Producer) -> WritePlan:
-        """How this epoch's tasks write."""
+        """Return how this epoch's tasks write."""
         if self.age is not None:
             self.age.begin(producer)
-        return WritePlan(self.settings.config, producer, self.broker.transaction_version)
+        produce = KafkaProduce(self.output.config, self.broker.transaction_version)
+        return WritePlan(produce, producer)
 
     def watched(self, pipeline: str, listener: Listener) -> EpochAge:
-        """Tells of epochs that take nearly too long, and passes events on."""
-        timeout = Timeout(self.settings.transaction_timeout_ms, self.settings.warn_share)
-        return EpochAge(pipeline, timeout, self._begun_ms, listener)
+        """Return a listener that warns of epochs close to their timeout, and passes events on."""
+        return EpochAge(pipeline, self.output.timeout, self._begun_ms, listener)
 
     def _begun_ms(self, transactional_id: str) -> int:
         state = transaction_state(self.broker.client, transactional_id)
@@ -140,10 +125,10 @@ class SinkCluster:
         return max(0, int(state.transaction_start_time_ms)) if is_open else 0
 
     def _partition_counts(self) -> Mapping[str, int]:
-        if self.settings.topic is not None:
+        if self.output.topic is not None:
             # What a second ago was true will do: a partition that was added is used a second later.
             if time.monotonic() - self._counted_s > COUNTED_FOR_S:
-                self._counts = self.broker.partition_counts([self.settings.topic])
+                self._counts = self.broker.partition_counts([self.output.topic])
                 self._counted_s = time.monotonic()
             return self._counts
         # Rows name topics of their own: one that was created just now must be known.
@@ -169,30 +154,25 @@ def preflight(
     Raises:
         OptionError: something cannot work; all problems are named.
     """
-    settings, broker = cluster.settings, cluster.broker
-    topics = {each for each in (settings.topic, settings.dead_letter_topic) if each is not None}
+    output, broker = cluster.output, cluster.broker
     target = cluster.target(pipeline)
-    own = committing(target.transactional_id, target.token_group, settings.token_topic)
-    missing = rights.missing(broker.client, (*own, *writing(topics), *shown))
+    own = committing(target.transactional_id, target.token_group, output.token_topic)
+    missing = rights.missing(broker.client, (*own, *writing(output.topics), *shown))
     if not missing:
-        broker.partition_counts(topics | {settings.token_topic})
+        broker.partition_counts(output.topics | {output.token_topic})
     findings = check(
         broker.cluster_facts(),
-        Settings(
-            transaction_timeout_ms=settings.transaction_timeout_ms,
-            delivery_timeout_ms=settings.config.delivery_timeout_ms,
-            batch_bytes=settings.batch_bytes,
-            trigger_interval_ms=trigger_interval_ms,
-            speculation=is_speculative(conf),
-        ),
+        output,
+        trigger_interval_ms=trigger_interval_ms,
+        speculation=is_speculative(conf),
     )
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    refuse(findings.problems, missing, settings.config.sasl_username)
+    refuse(findings.problems, missing, output.config.sasl_username)
 
 
 def is_speculative(conf: Mapping[str, str]) -> bool:
-    """Whether Spark may run attempts of a task beside each other."""
+    """Return whether Spark may run attempts of a task side by side."""
     return conf.get("spark.speculation", "false").lower() == "true"
 
 
@@ -209,7 +189,7 @@ class Sinks:
     """All sinks of one run of a pipeline, on the driver.
 
     Args:
-        written: what they are.
+        topology: what they are.
         pipeline: its name.
         cluster: whose tasks write.
         trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
@@ -218,13 +198,13 @@ class Sinks:
 
     def __init__(
         self,
-        written: Written,
+        topology: OutputTopology,
         pipeline: str,
         cluster: Cluster,
         trigger_interval_ms: int | None,
         tasks: int = 0,
     ) -> None:
-        self._written = written
+        self._topology = topology
         self._pipeline = pipeline
         self._spark = cluster
         tasks = max(tasks, cluster.parallelism)
@@ -232,10 +212,10 @@ class Sinks:
         self._are_checked = False
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
-        self._to_close: list[Closed] = []
-        self.cluster = None if written.decider is None else SinkCluster(written.decider)
+        self._to_close: list[Callable[[], None]] = []
+        self.cluster = None if topology.decider is None else SinkCluster(topology.decider)
         if self.cluster is not None:
-            self._to_close.append(self.cluster.broker)
+            self._to_close.append(self.cluster.broker.close)
 
     def check(self, shown: Iterable[Right] = ()) -> None:
         """Check clusters, rights, topics, tables and settings before anything starts.
@@ -250,7 +230,7 @@ class Sinks:
         def try_out(uid: str, sink: Sink) -> None:
             sink.open(Owner(self._pipeline, uid, ""), self._facts).close()
 
-        checks = [partial(try_out, uid, sink) for uid, sink in self._written.others]
+        checks = [partial(try_out, uid, sink) for uid, sink in self._topology.others]
         if self.cluster is not None:
             interval_ms = self._facts.trigger_interval_ms
             decides = partial(
@@ -266,21 +246,33 @@ class Sinks:
         self._are_checked = True
 
     def make_driver(
-        self, identity: Identity, storage: FileStorage, *, listener: Listener | None = None
+        self,
+        identity: Identity,
+        storage: FileStorage,
+        *,
+        listener: Listener | None = None,
+        note: Note = lambda *_: None,
     ) -> Driver:
-        """The driver of one query run, with the real ports."""
-        target = self._target()
+        """Return the driver of one query run, with the real ports.
+
+        Args:
+            identity: who runs.
+            storage: the checkpoint.
+            listener: called with every event.
+            note: see `OpenSinks`.
+        """
+        target, clock = self._target(), SystemClock()
         newest = _newest_manifests(storage)
         ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
         earlier_ids = ids - {target.transactional_id}
         facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
-        for uid, sink in self._written.others:
+        for uid, sink in self._topology.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], _of_sink(facts, uid, newest))
-            self._to_close.append(self._open[uid])
-        settling = {**self._open, **self._of_another_mode(identity, facts, newest, storage)}
+            self._to_close.append(self._open[uid].close)
+        settling = {**self._open, **self._of_another_mode(identity, facts, newest)}
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
-        self._tell_of_gone(_named(newest) - settling.keys())
+        self._warn_of_removed(_named(newest) - settling.keys())
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
         if self.cluster is not None:
             self.cluster.age = self.cluster.watched(self._pipeline, listener or _ignore)
@@ -290,15 +282,15 @@ class Sinks:
         return make(
             identity,
             target,
-            self._decider(target, identity, storage),
+            DecisionLog(storage, clock) if self.cluster is None else self.cluster.broker,
             storage,
-            SystemClock(),
-            participants=OpenSinks(settling, owners) if settling else None,
+            clock,
+            participants=OpenSinks(settling, owners, note=note) if settling else None,
             decided_by=CHECKPOINT if self.cluster is None else KAFKA,
         )
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
-        """Where the rows of an epoch go, and what they pass through before."""
+        """Return where the rows of an epoch go, and what they pass through before."""
         if not self._open:
             assert self.cluster is not None, "something is written to"
             return self.cluster.encode_plan(self._spark.parallelism, functions)
@@ -307,7 +299,7 @@ class Sinks:
         )
         letters = {
             uid
-            for uid, sink in self._written.others
+            for uid, sink in self._topology.others
             if encode is None and getattr(sink, "dead_letter_topic", None) is not None
         }
         branches = [
@@ -321,14 +313,14 @@ class Sinks:
         return may_leave_strays(self._spark.conf)
 
     def write_plan(self, producer: Producer) -> WritePlan | CollectPlan:
-        """How an epoch's last tasks write, or tell what was written."""
+        """Return how an epoch's last tasks write, or report what was written."""
         return CollectPlan() if self.cluster is None else self.cluster.write_plan(producer)
 
     def close(self) -> None:
         """The run is over: close connections, and leave everything else as it is."""
-        for each in self._to_close:
+        for close in self._to_close:
             try:
-                each.close()
+                close()
             except Exception as error:
                 logger.warning("pipeline %s: a connection is not closed: %s", self._pipeline, error)
         self._to_close.clear()
@@ -338,30 +330,28 @@ class Sinks:
         identity: Identity,
         facts: RunFacts,
         newest: list[Manifest],
-        storage: FileStorage,
     ) -> dict[str, TwoPhaseCommitSink]:
-        """The deciding sink as its tasks' own transactions need it, if there may be some.
+        """Return the deciding sink with its tasks' transactions, if the newest manifests name it.
 
-        Also of a run that died before its first manifest: it began with the log of decisions.
+        Another sink may have decided then, with transactions of the same id.
         """
-        sink, uid = self._written.sink, self._written.uid
-        logged = newest_entry(storage) is not None
-        if sink is None or not (uid in _named(newest) or logged):
+        sink, uid = self._topology.sink, self._topology.uid
+        if sink is None or uid not in _named(newest):
             return {}
         owner = Owner(identity.pipeline, uid, identity.lineage)
         opened = sink.open(owner, _of_sink(facts, uid, newest))
-        self._to_close.append(opened)
+        self._to_close.append(opened.close)
         return {uid: opened}
 
-    def _tell_of_gone(self, uids: Collection[str]) -> None:
-        """What they have decided is refused by the recovery; nobody looks for anything else."""
+    def _warn_of_removed(self, uids: Collection[str]) -> None:
+        """Warn: the recovery refuses what is decided there, and nothing looks for what is not."""
         if uids:
             logger.warning(
                 "pipeline %r: the newest epochs wrote to sinks that it does not have any more: %s. "
                 "What an epoch that was not decided has left open there is not given up: in Kafka "
                 "it holds up readers until it times out, in PostgreSQL it keeps its locks. If they "
-                "did not end in order, add them again, with these uids, for one start; or see "
-                "`tallystick transactions list`",
+                "did not end in order, add them again, with these uids, for one start or "
+                "`tallystick recover`; `tallystick transactions list` shows what is open",
                 self._pipeline,
                 ", ".join(sorted(uids)),
             )
@@ -369,30 +359,9 @@ class Sinks:
     def _target(self) -> Target:
         if self.cluster is not None:
             return self.cluster.target(self._pipeline)
-        transactional_id = f"{self._written.id_prefix}{self._pipeline}"
+        transactional_id = f"{self._topology.id_prefix}{self._pipeline}"
         group = token_group(transactional_id)
         return Target(transactional_id, group, TopicPartition(group, 0), cluster_id="")
-
-    def _decider(self, target: Target, identity: Identity, storage: FileStorage) -> Broker:
-        """Kafka or the log; with whatever decided before, as long as it may know more."""
-        clusters = Clusters(
-            None if self.cluster is None else self.cluster.broker,
-            [sink for _, sink in self._written.others],
-            identity,
-            self._to_close,
-        )
-        around = Surroundings(
-            storage,
-            SystemClock(),
-            manifests=lambda: _newest_manifests(storage),
-            reach=clusters.reach,
-            assumed=clusters.assumed,
-        )
-        kafka = None
-        if self.cluster is not None:
-            place = KafkaPlace(target.transactional_id, target.cluster_id)
-            kafka = (place, self.cluster.broker)
-        return Handover(kafka, target.token_partition, identity, around)
 
 
 def _ignore(_: Event) -> None:
@@ -400,7 +369,7 @@ def _ignore(_: Event) -> None:
 
 
 def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
-    """With the prefixes of the sink's own transactions: each KafkaSink may have had one."""
+    """Add the prefixes of the sink's own transactions: each KafkaSink may have had one."""
     parsed = [
         (parse(committable.name.rsplit(":", 2)[0]), each.lineage)  # see Producer.transaction_name
         for each in newest
@@ -411,14 +380,14 @@ def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
     return replace(facts, earlier_ids=facts.earlier_ids | own)
 
 
-def _named(manifests: Iterable[Manifest]) -> set[str]:
-    """The uids of the sinks with transactions in any of them."""
-    return {each.sink for manifest in manifests for each in manifest.committables}
+def _named(newest: Iterable[Manifest]) -> set[str]:
+    """Return the uids of the sinks with transactions in any of them."""
+    return {each.sink for manifest in newest for each in manifest.committables}
 
 
 def _newest_manifests(storage: FileStorage) -> list[Manifest]:
-    """Those of the two newest epochs that have any, of all attempts."""
-    paths = m.manifests(storage.names(m.FOLDER))
-    epochs = sorted({m.epoch_of(path) for path in paths})[-2:]
-    found = [(path, storage.get(path)) for path in paths if m.epoch_of(path) in epochs]
-    return [m.decode(data, path) for path, data in found if data is not None]
+    """Return those of the two newest epochs that have any, of all attempts."""
+    paths = manifests(storage.names(FOLDER))
+    epochs = sorted({epoch_of(path) for path in paths})[-2:]
+    found = [(path, storage.get(path)) for path in paths if epoch_of(path) in epochs]
+    return [decode(data, path) for path, data in found if data is not None]

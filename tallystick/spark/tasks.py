@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from tallystick.fan_out import CollectPlan
-from tallystick.keyed_epoch import KeyedEpoch
-from tallystick.source.assigner import share_out, share_pieces
-from tallystick.source.planner import cut_splits
-from tallystick.source.split import SplitRange
-from tallystick.task import ReadPlan, Report, WritePlan
-from tallystick.topic_partition import TopicPartition
+from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.sink_task import CollectPlan
+from tallystick.run.task import ReadPlan, Report, WritePlan
+from tallystick.source.splits import cut_splits, share_out, share_pieces
+from tallystick.values import SplitRange, TopicPartition
 
 Shares = tuple[tuple[SplitRange, ...], ...]
 """The splits of each reader."""

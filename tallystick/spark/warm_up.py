@@ -5,9 +5,9 @@ from threading import Event
 
 from pyspark import SparkContext
 
-from tallystick import kernel_cache
 from tallystick.errors import OptionError
-from tallystick.java import java_home
+from tallystick.host import kernel_cache
+from tallystick.host.java import java_home
 from tallystick.spark import class_archive
 from tallystick.spark.context import end, is_local, new_context
 from tallystick.spark.gang.gang import Gang, Size

@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tallystick.state.catalog import StateFile
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import ENTRIES
+from tallystick.state.overlay import ENTRIES
 
 MAGIC = b"TSSTATE1"
 SEGMENT_ROWS = 2048
-"""A segment ends with the first key group that ends behind so many rows."""
+"""A segment ends with the first key group that ends after this many rows."""
 COMPRESSED_BYTES_MIN = 4096
 """Smaller files are not worth it: decompressing wakes up Arrow's threads, which takes longer."""
 SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
@@ -108,7 +109,7 @@ def encode(table: pa.Table, groups: KeyGroupRange | None = None) -> EncodedFile:
 
 
 def parse_index(tail: bytes, checksum: int) -> list[Segment]:
-    """The segments of a file, in order.
+    """Return the segments of a file, in order.
 
     Args:
         tail: its last `index_size` bytes.
@@ -126,12 +127,12 @@ def parse_index(tail: bytes, checksum: int) -> list[Segment]:
 
 
 def segments_of(segments: Sequence[Segment], groups: KeyGroupRange) -> list[Segment]:
-    """Those with entries of these key groups: neighbours in the file."""
+    """Return the segments with entries of these key groups: neighbours in the file."""
     return [each for each in segments if each.last >= groups.first and each.first <= groups.last]
 
 
 def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) -> pa.RecordBatch:
-    """The entries of these key groups in one segment.
+    """Return the entries of these key groups in one segment.
 
     Raises:
         DamagedError: the bytes are not what was written.
@@ -149,7 +150,7 @@ def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) ->
 
 
 def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """The key group of each entry's key: its first two bytes."""
+    """Return the key group of each entry's key: its first two bytes."""
     if len(keys) == 0:
         return np.empty(0, np.int32)
     _, offsets, data = keys.buffers()
@@ -159,13 +160,13 @@ def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
 
 
 def _position(keys: pa.BinaryArray, group: int) -> int:
-    """Where the first entry of this or a later key group stands."""
+    """Return the place of the first entry of this or a later key group."""
     wanted = group.to_bytes(2, "big")
     return bisect.bisect_left(range(len(keys)), wanted, key=lambda row: keys[row].as_py())
 
 
 def _cuts(groups: npt.NDArray[np.int32], batch: pa.RecordBatch) -> list[tuple[int, int]]:
-    """Where the segments of a batch start and stop."""
+    """Return the first row of each segment of a batch, and the one after its last."""
     ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
     row_bytes = max(1, batch.nbytes // len(groups))
     rows = min(SEGMENT_ROWS, max(1, SEGMENT_BYTES // row_bytes))
@@ -177,3 +178,18 @@ def _cuts(groups: npt.NDArray[np.int32], batch: pa.RecordBatch) -> list[tuple[in
         cuts.append((start, stop))
         start = stop
     return cuts
+
+
+def damage_of(file: StateFile, data: bytes) -> str:
+    """Return the reason why a whole file is damaged; "" if it is not."""
+    if len(data) != file.size:
+        return f"{len(data)} bytes, expected {file.size}"
+    try:
+        segments = parse_index(data[file.size - file.index_size :], file.checksum)
+    except DamagedError as error:
+        return str(error)
+    view = memoryview(data)
+    for each in segments:
+        if zlib.crc32(view[each.offset : each.offset + each.length]) != each.checksum:
+            return f"{each.length} bytes at {each.offset} fail their checksum"
+    return ""

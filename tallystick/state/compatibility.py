@@ -1,21 +1,95 @@
-"""Whether a pipeline can go on from the state that a checkpoint holds.
+"""Compares the keyed steps of a pipeline with the state that its checkpoint holds.
 
 State answers to a step's uid. What decides where an entry lies, the key, its hash and the number of
-key groups, cannot change under it; what a step's own states look like is `fields`'s to judge.
+key groups, cannot change under it. A step's own states each have an id, given once and kept for the
+life of the checkpoint.
+
+Invariant: an id is never used for two states. So the entries of a deleted state need no search:
+nothing reads them, and the next snapshot leaves them out.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tallystick.errors import OptionError
-from tallystick.state.handles import StepState
+from tallystick.state.catalog import StateField, StepState
+from tallystick.state.functions.processing import COLUMNS, DELETED, NO_TIME, StateDeclaration
 from tallystick.state.key_groups import default_max_parallelism
-from tallystick.state.key_hash import HASH_VERSION
-from tallystick.state.processing import NO_TIME
+from tallystick.state.keys import HASH_VERSION
+from tallystick.state.schema import ddl_of, schema_from_text
+
+STATE_ID_MAX = 0xEF
+"""Ids above are the step's own: timers and the index of entries that expire."""
+
+
+def settle(
+    uid: str, declared: Iterable[StateDeclaration], base: StepState | None
+) -> tuple[tuple[StateField, ...], int]:
+    """Match the states that a function uses with those that the checkpoint holds.
+
+    A state that is held but no longer declared is kept, as Spark keeps it: only a declaration of
+    kind `DELETED` (`deleteIfExists`) drops one.
+
+    Args:
+        uid: of the step, for messages.
+        declared: in the order of their declaration.
+        base: what the checkpoint holds of the step; None: nothing.
+
+    Returns:
+        The step's states and its next free id.
+
+    Raises:
+        OptionError: a state is held with another kind or schema, or there are too many.
+    """
+    held = {field.name: field for field in base.fields} if base else {}
+    next_id = base.next_id if base else 1
+    for state in declared:
+        if state.kind == DELETED:
+            held.pop(state.name, None)
+        elif state.name in held:
+            held[state.name] = _same(uid, state, held[state.name])
+        else:
+            if next_id > STATE_ID_MAX:
+                raise OptionError(
+                    f"step {uid}: no id is left for state {state.name!r}: {STATE_ID_MAX} states "
+                    f"were declared over the life of this checkpoint, and ids are not used twice. "
+                    f"Give the step a new uid, or start from a new checkpoint"
+                )
+            held[state.name] = StateField(
+                state.name, next_id, state.kind, state.key_schema, state.value_schema, state.ttl_ms
+            )
+            next_id += 1
+    return tuple(held.values()), next_id
+
+
+def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
+    # How long entries live may change; whether they end at all is part of how they are stored.
+    now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
+    before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
+    if now != before and state.kind == COLUMNS:
+        raise OptionError(
+            f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
+            f"Declare it as it was; or give the step a new uid, so that it begins without state, "
+            f"and start once with allow_dropped_state=[{uid!r}] to give up what is held"
+        )
+    if now != before:
+        raise OptionError(
+            f"step {uid}: the checkpoint holds state {state.name!r} as {before}, and the function "
+            f"declares it as {now}. Declare it as it was; or give the new one another name, and "
+            f"call deleteIfExists({state.name!r}) in init() to drop what is held"
+        )
+    return replace(held, ttl_ms=state.ttl_ms)
+
+
+def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
+    if kind == COLUMNS:
+        return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
+    schemas = f"{key_schema} -> {value_schema}" if key_schema else value_schema
+    return f"{kind} of {schemas}, {'with' if ttl_ms else 'without'} a TTL"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StepRequirement:
     """A keyed step as the pipeline has it.
 
     Args:
@@ -34,9 +108,11 @@ class Wanted:
 
 
 def check(
-    wanted: Sequence[Wanted], state: Iterable[StepState], allow_dropped: Collection[str] = ()
+    wanted: Sequence[StepRequirement],
+    state: Iterable[StepState],
+    allow_dropped: Collection[str] = (),
 ) -> Mapping[str, StepState]:
-    """The state that steps go on from, by uid; absent for a step that is new.
+    """Return the state that steps go on from, by uid; absent for a step that is new.
 
     Args:
         wanted: the keyed steps of the pipeline.
@@ -57,8 +133,8 @@ def check(
     return kept
 
 
-def starting_point(wanted: Wanted, held: StepState | None, task_count: int) -> StepState:
-    """What an epoch goes on from, with the parallelism that it has.
+def starting_point(wanted: StepRequirement, held: StepState | None, task_count: int) -> StepState:
+    """Return the state that an epoch goes on from, with the parallelism that it has.
 
     Args:
         wanted: the step.
@@ -91,7 +167,7 @@ def starting_point(wanted: Wanted, held: StepState | None, task_count: int) -> S
     )
 
 
-def _check_same(wanted: Wanted, held: StepState) -> None:
+def _check_same(wanted: StepRequirement, held: StepState) -> None:
     if wanted.max_parallelism not in (None, held.max_parallelism):
         raise OptionError(
             f"step {held.uid}: max_parallelism={wanted.max_parallelism}, but its state has "

@@ -1,4 +1,4 @@
-"""Which task owns a key: Flink's key groups, bit for bit.
+"""The task that owns a key: Flink's key groups, bit for bit.
 
 A key's hash code picks one of `max_parallelism` key groups, for the life of the job. Tasks own
 contiguous ranges of key groups, so a job is rescaled by handing over slices, never single keys.
@@ -32,12 +32,12 @@ class KeyGroupRange:
         return max(0, self.last - self.first + 1)
 
     def intersection(self, other: Self) -> "KeyGroupRange":
-        """The key groups that are in both; `EMPTY` where there are none."""
+        """Return the key groups that are in both; `EMPTY` where there are none."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first, last) if first <= last else EMPTY
 
     def parts(self, count: int) -> list["KeyGroupRange"]:
-        """The same in so many ranges of like size, or as many as there are key groups."""
+        """Return the same in `count` ranges of like size, or as many as there are key groups."""
         edges = [self.first + self.count * at // count for at in range(count + 1)]
         pairs = itertools.pairwise(edges)
         return [KeyGroupRange(start, stop - 1) for start, stop in pairs if start < stop]
@@ -46,25 +46,11 @@ class KeyGroupRange:
 EMPTY = KeyGroupRange(0, -1)
 
 
-def java_string_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 units, in 32 signed bits."""
-    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
-    code = 0
-    for unit in units.tolist():
-        code = (31 * code + unit) & 0xFFFFFFFF
-    return code - (1 << 32) if code >= 1 << 31 else code
-
-
-def assign_to_key_group(key_hash: int, max_parallelism: int) -> int:
-    """The key group of a key, by its Java hash code.
+def key_groups_of(key_hashes: npt.NDArray[np.int32], max_parallelism: int) -> npt.NDArray[np.int32]:
+    """Return the key groups of keys, by their Java hash codes.
 
     Source: Flink's `computeKeyGroupForKeyHash`.
     """
-    return int(key_groups_of(np.array([key_hash], np.int32), max_parallelism)[0])
-
-
-def key_groups_of(key_hashes: npt.NDArray[np.int32], max_parallelism: int) -> npt.NDArray[np.int32]:
-    """`assign_to_key_group` of a whole column of hash codes."""
     code = key_hashes.view(np.uint32) * np.uint32(0xCC9E2D51)
     code = (code << np.uint32(15)) | (code >> np.uint32(17))
     code = code * np.uint32(0x1B873593)
@@ -80,7 +66,7 @@ def key_groups_of(key_hashes: npt.NDArray[np.int32], max_parallelism: int) -> np
 
 
 def key_group_range(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRange:
-    """The key groups that task `index` of `parallelism` owns.
+    """Return the key groups that task `index` of `parallelism` owns.
 
     Source: Flink's `computeKeyGroupRangeForOperatorIndex`.
 
@@ -94,7 +80,7 @@ def key_group_range(max_parallelism: int, parallelism: int, index: int) -> KeyGr
 
 
 def operator_index(max_parallelism: int, parallelism: int, key_group: int) -> int:
-    """The task that owns a key group.
+    """Return the task that owns a key group.
 
     Source: Flink's `computeOperatorIndexForKeyGroup`.
     """

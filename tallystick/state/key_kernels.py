@@ -4,27 +4,23 @@ Invariant: no kernel reads or writes outside the arrays it is given; where the n
 it outside, it returns -1 and the caller raises.
 """
 
-from tallystick import kernel_cache  # noqa: I001  it must come before numba
-
 import numba
 import numpy as np
 
-assert kernel_cache  # imported for its effect
-
 NULL, PRESENT = 0, 1
-"""What a key's value begins with: nulls come first, as in Spark."""
+"""The first byte of a key's value: nulls come first, as in Spark."""
 
 ZERO_FOLLOWS = 0xFF
 """Stands behind a zero byte that is part of a text; a zero behind it would end the text."""
 
 END_SIZE = 2
 HEADER_SIZE = 3
-"""Of an entry: the key group in two bytes, the state's id."""
+"""An entry begins with the key group in two bytes and the state's id."""
 
 
 @numba.njit(cache=True, nogil=True)
 def hash_texts(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
-    """Java's String.hashCode of UTF-8 texts; 0 for a null. Over UTF-16 units, so surrogates too."""
+    """Compute Java's String.hashCode of UTF-8 texts, over UTF-16 units; 0 for a null."""
     for row in range(len(codes)):
         at, end = starts[row], starts[row] + lengths[row]
         code = np.uint64(0)  # the low 32 bits of what Java has: nothing flows down
@@ -52,7 +48,7 @@ def hash_texts(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def hash_bytes(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
-    """Java's Arrays.hashCode(byte[]), whose bytes are signed; 0 for a null."""
+    """Compute Java's Arrays.hashCode(byte[]), whose bytes are signed; 0 for a null."""
     for row in range(len(codes)):
         at, end = starts[row], starts[row] + lengths[row]
         if lengths[row] < 0 or at < 0 or end > len(data):

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.codec.spans import Spans, spans_of
 from tallystick.errors import ManifestError, OptionError
-from tallystick.spans import Spans, spans_of
 from tallystick.state import row_kernels
-from tallystick.state.fixed_width import (
+from tallystick.state.keys import binary_of, check_size
+from tallystick.state.numpy_columns import (
     checked_digits,
     column_of,
     is_fixed_width,
@@ -29,8 +30,7 @@ from tallystick.state.fixed_width import (
     validity_of,
     values_of,
 )
-from tallystick.state.key_bytes import binary_of, check_size
-from tallystick.state.schema_text import text_of
+from tallystick.state.schema import text_of
 
 _LENGTH = np.dtype("<u4")
 _NULLS = "nulls"
@@ -68,7 +68,7 @@ class ColumnsCodec:
         self._record = np.dtype([nulls, *((f"c{at}", width) for at, width in enumerate(widths))])
 
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
-        """The value of each row; null where all columns are."""
+        """Return the value of each row; null where all columns are."""
         assert columns.schema.equals(self.schema), (columns.schema, self.schema)
         count = columns.num_rows
         records = np.zeros(count, self._record)
@@ -92,7 +92,7 @@ class ColumnsCodec:
         return _joined(records, sizes, texts, present)
 
     def decode(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        """The columns of values that `encode` made.
+        """Return the columns of values that `encode` made.
 
         Raises:
             ManifestError: the bytes are not of these columns.
@@ -127,7 +127,7 @@ class ColumnsCodec:
         cursors: Int64Array,
         ends: Int64Array,
     ) -> pa.Array:
-        """One column; moves the cursors behind its bytes."""
+        """Return one column; moves the cursors past its bytes."""
         nulls = records[_NULLS][:, at // 8]
         valid = (nulls & np.uint8(1 << at % 8)) == 0 if nulls.any() else None
         if is_fixed_width(kind):
@@ -153,7 +153,7 @@ class ColumnsCodec:
 
 
 def changed_rows(before: pa.BinaryArray, after: pa.BinaryArray) -> BoolArray:
-    """Where the two columns are not the same."""
+    """Return an array that is true where the two columns differ."""
     assert len(before) == len(after), (len(before), len(after))
     one, two = spans_of(before, "before"), spans_of(after, "after")
     out = np.empty(len(before), np.bool_)
@@ -170,20 +170,16 @@ def warm_up() -> None:
     changed_rows(values, values)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
-
-
 def _is_storable(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         kind = kind.value_type
-    return is_fixed_width(kind) or _is_text(kind)
+    return bool(is_fixed_width(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _joined(
     records: NDArray[Any], sizes: Int64Array, texts: list[Spans], present: BoolArray
 ) -> pa.BinaryArray:
-    """Each present row's record and, behind it, its texts."""
+    """Return each present row's record, followed by its texts."""
     count, whole = len(records), bool(present.all())
     raw, width = records.view(np.uint8), records.dtype.itemsize
     if not whole:
@@ -205,7 +201,7 @@ def _joined(
 
 
 def _payload(column: pa.Array) -> Spans:
-    """The bytes of each row of a column that has no fixed width."""
+    """Return the bytes of each row of a column that has no fixed width."""
     if not pa.types.is_list(column.type):
         return spans_of(column, "state")
     count, offset = len(column), column.offset
@@ -245,7 +241,7 @@ def _text_from(
 def _list_from(
     data: NDArray[np.uint8], offsets: Int64Array, valid: BoolArray | None, kind: pa.DataType
 ) -> pa.Array | None:
-    """The column of lists whose elements these bytes are; None where they are not."""
+    """Return the column of lists whose elements these bytes are; None where they are not."""
     if is_fixed_width(kind):
         element = _element(kind)
         if (offsets % element.itemsize).any():

@@ -4,12 +4,8 @@ Invariant: no kernel reads or writes outside the arrays it is given; where the n
 it outside, it returns -1 and the caller raises.
 """
 
-from tallystick import kernel_cache  # noqa: I001  it must come before numba
-
 import numba
 import numpy as np
-
-assert kernel_cache  # imported for its effect
 
 LENGTH_SIZE = 4
 
@@ -108,7 +104,7 @@ def write_elements(data, starts, lengths, out, offsets):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def find_elements(data, starts, ends, counts, places, lengths):  # type: ignore[no-untyped-def]
-    """Where the elements of each list are, and how many; the number of all, or -1."""
+    """Find the elements of each list; return the number of all, or -1."""
     found = 0
     for row in range(len(starts)):
         at, end = starts[row], ends[row]
@@ -133,7 +129,7 @@ def find_elements(data, starts, ends, counts, places, lengths):  # type: ignore[
 
 @numba.njit(cache=True, nogil=True)
 def differs(data, starts, lengths, other, other_starts, other_lengths, out):  # type: ignore[no-untyped-def]
-    """Whether the bytes of each row differ between two columns of checked spans."""
+    """True if the bytes of each row differ between two columns of checked spans."""
     for row in range(len(out)):
         length = lengths[row]
         out[row] = length != other_lengths[row]

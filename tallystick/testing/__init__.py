@@ -1,4 +1,4 @@
-"""For your own tests: a real Kafka in the process tree of the test run, and pytest fixtures.
+"""A real Kafka for your own tests, and pytest fixtures.
 
     from tallystick.testing import EmbeddedKafka
 

@@ -9,8 +9,12 @@ conventions hold, and nothing but Java is needed. The whole list is in the lock,
 which takes a quarter of the time of a resolution.
 """
 
+import hashlib
 import importlib.util
 import os
+import re
+import ssl
+import struct
 import subprocess
 import tempfile
 import urllib.request
@@ -20,15 +24,36 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from xml.sax.saxutils import quoteattr
 
-from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import OptionError
-from tallystick.java import java_home
-from tallystick.testing.truststore import java_truststore
+from tallystick.host.java import java_home
+from tallystick.host.user_cache import cache_directory, one_process_at_a_time
+
+PASSWORD = "changeit"  # Java's own default: the store holds public certificates only
+CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def java_truststore(bundle: Path, target: Path) -> list[str]:
+    """Write the certificates of a PEM bundle as a JKS file; return Java's options to use it."""
+    certificates = CERTIFICATE.findall(bundle.read_text(errors="replace"))
+    data = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))  # magic, version, entries
+    for number, certificate in enumerate(certificates):
+        der = ssl.PEM_cert_to_DER_cert(certificate)
+        alias = b"%d" % number
+        data += struct.pack(">IH", 2, len(alias)) + alias  # 2: a trusted certificate
+        data += struct.pack(">QH", 0, 5) + b"X.509" + struct.pack(">I", len(der)) + der
+    salt = PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite"  # the format asks for it
+    target.write_bytes(data + hashlib.sha1(salt + data).digest())
+    return [
+        f"-Djavax.net.ssl.trustStore={target}",
+        "-Djavax.net.ssl.trustStoreType=JKS",
+        f"-Djavax.net.ssl.trustStorePassword={PASSWORD}",
+    ]
+
 
 KAFKA_VERSION = "4.3.0"
 LOCK_FILE = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256.txt")
 FETCH_TIMEOUT_S = 900.0
-TOLD_LINES = 12
+REPORT_LINES = 12
 """How much of Ivy's own report goes into an error: its summary of problems stands at the end."""
 
 SETTINGS = """\
@@ -57,13 +82,13 @@ class Jar:
 
 
 def locked_jars() -> tuple[Jar, ...]:
-    """The jars that make up a broker, in the order of the class path."""
+    """Return the jars that make up a broker, in the order of the class path."""
     lines = (line.split() for line in LOCK_FILE.read_text().splitlines())
     return tuple(Jar(digest, *coordinates.split(":")) for digest, coordinates in lines)
 
 
 def kafka_classpath() -> str:
-    """The class path of Kafka's broker, every jar of it verified; fetched first if need be.
+    """Return the class path of Kafka's broker, every jar of it verified; fetched first if need be.
 
     Raises:
         OptionError: The jars are not in the cache (or damaged there) and cannot be fetched.
@@ -78,7 +103,7 @@ def kafka_classpath() -> str:
 
 
 def damaged_jars(directory: Path) -> list[str]:
-    """What keeps a folder from being used: a line per jar that is missing or not the locked one."""
+    """Return a line per jar that is missing or not the locked one."""
     problems = []
     for jar in locked_jars():
         try:
@@ -96,14 +121,14 @@ def _install(directory: Path, problems: list[str]) -> None:
     """Fetch into a folder beside, verify, and swap it in by renames."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
         fetched = Path(work, "jars")
-        told = _fetch(Path(work), fetched)
+        report = _fetch(Path(work), fetched)
         if still := damaged_jars(fetched):
             raise OptionError(
                 f"Kafka {KAFKA_VERSION} is needed for the embedded broker. "
                 f"{directory} was tried first: {_first(problems)}. Then Maven: {_first(still)}. "
                 f"Connect to the network once (HTTPS_PROXY, SSL_CERT_FILE and TALLYSTICK_MAVEN_URL "
                 f"for a mirror are honoured), or copy that folder from a machine that has it. "
-                f"Ivy said:\n{told}"
+                f"Ivy said:\n{report}"
             )
         if directory.exists():
             os.rename(directory, Path(work, "damaged"))
@@ -133,7 +158,7 @@ def _fetch(work: Path, target: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"nothing for {FETCH_TIMEOUT_S:.0f} s; it was stopped."
-    return "\n".join(ran.stdout.decode(errors="replace").splitlines()[-TOLD_LINES:])
+    return "\n".join(ran.stdout.decode(errors="replace").splitlines()[-REPORT_LINES:])
 
 
 def _module_list() -> str:
@@ -164,7 +189,7 @@ def _ivy_jar() -> Path:
 
 
 def _network_options(work: Path) -> list[str]:
-    """What Python learns from the environment, and Java does not look at: proxy and CAs."""
+    """Return Java's options for proxy and CAs, which Python learns from the environment."""
     options = []
     if proxy := urllib.request.getproxies().get("https"):
         at = urlsplit(proxy if "//" in proxy else f"//{proxy}")

@@ -25,23 +25,26 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from tallystick.cache import cache_directory, one_process_at_a_time
 from tallystick.errors import BrokerUnavailableError, OptionError
-from tallystick.java import java_home
+from tallystick.host.java import java_home
+from tallystick.host.user_cache import cache_directory, one_process_at_a_time
 from tallystick.kafka import admin
-from tallystick.testing.free_ports import free_ports
 from tallystick.testing.jars import kafka_classpath
 from tallystick.testing.node import (
     HOST,
+    Holds,
     Node,
     Programs,
     cluster_id_of,
+    connected,
+    is_in_sync,
     lay_out,
+    names_all,
     new_cluster_id,
     server_properties,
+    wait_for,
 )
-from tallystick.testing.process import ProcessGroup
-from tallystick.testing.readiness import Holds, connected, is_in_sync, names_all, wait_for
+from tallystick.testing.process import ProcessGroup, free_ports
 from tallystick.testing.security import (
     PROTOCOL,
     SUPER_USER,
@@ -133,7 +136,7 @@ class EmbeddedKafka:
         return self.kafka_options_for(SUPER_USER)
 
     def kafka_options_for(self, user: str) -> dict[str, str]:
-        """The `kafka.*` options, as users of Spark's connector know them, of one user.
+        """Return the `kafka.*` options, as users of Spark's connector know them, of one user.
 
         Raises:
             OptionError: There is no such user.
@@ -141,7 +144,7 @@ class EmbeddedKafka:
         return {f"kafka.{name}": value for name, value in self._client_options(user).items()}
 
     def confluent_options(self, user: str = SUPER_USER) -> dict[str, str]:
-        """The same under librdkafka's names, for confluent-kafka.
+        """Return the same under librdkafka's names, for confluent-kafka.
 
         Raises:
             OptionError: There is no such user.
@@ -164,7 +167,7 @@ class EmbeddedKafka:
 
         Raises:
             OptionError: No Java, no jars, or no package that `security` needs.
-            BrokerUnavailableError: A node died or was not ready in time; its log's end is told.
+            BrokerUnavailableError: A node died or was not ready in time; with its log's end.
         """
         assert not self.nodes, "it is running already"
         self._programs = self._programs or _programs()
@@ -205,7 +208,7 @@ class EmbeddedKafka:
         """Wait until every running node names all running nodes; paused ones do not count.
 
         Raises:
-            BrokerUnavailableError: A node died, or the time is over; its log's end is told.
+            BrokerUnavailableError: A node died, or the time is over; with its log's end.
         """
         deadline = time.monotonic() + timeout_s
         for node in self._answering():
@@ -215,16 +218,16 @@ class EmbeddedKafka:
     def wait_until_in_sync(
         self, topics: Iterable[str] | None = None, timeout_s: float = READY_TIMEOUT_S
     ) -> None:
-        """Wait until, as each running node tells it, every running replica is in sync.
+        """Wait until every running node reports every running replica in sync.
 
-        Right after `kill` or `resume` a cluster still tells the old state for a moment.
+        Right after `kill` or `resume` a cluster still reports the old state for a moment.
 
         Args:
             topics: Which; None is all, Kafka's own included.
             timeout_s: How long at most.
 
         Raises:
-            BrokerUnavailableError: A node died, or the time is over; its log's end is told.
+            BrokerUnavailableError: A node died, or the time is over; with its log's end.
         """
         deadline = time.monotonic() + timeout_s
         names = None if topics is None else list(topics)
@@ -296,11 +299,11 @@ class EmbeddedKafka:
         self._put_out.discard(node_id)
 
     def is_running(self, node_id: int) -> bool:
-        """Whether the node's process lives, paused or not."""
+        """True if the node's process lives, paused or not."""
         return self._process(node_id).poll() is None
 
     def pid(self, node_id: int) -> int:
-        """The process of a node."""
+        """Return the process of a node."""
         return self._process(node_id).pid
 
     # Inside
@@ -320,11 +323,11 @@ class EmbeddedKafka:
         return self._processes[self._node(node_id).node_id]
 
     def _answering(self) -> list[Node]:
-        """The nodes that should answer; one that died by itself is among them, and will show."""
+        """Return the nodes that should answer, also one that died by itself."""
         return [node for node in self._started() if node.node_id not in self._put_out]
 
     def _start_nodes(self, directory: Path) -> None:
-        """With ports of our own choice, another process may have been quicker: try others."""
+        """Start all nodes; where another process took a port of our choice, try others."""
         for tries in range(1, START_TRIES_MAX + 1):
             ports = free_ports(2 * self.brokers, HOST)
             if self._port is not None:
@@ -393,7 +396,7 @@ def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Whether it ended before the deadline."""
+    """True if it ended before the deadline."""
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,11 +1,19 @@
-"""One node of the embedded Kafka: where it lives, what it is told, how its JVM is called."""
+"""One node of the embedded Kafka: its folder, its settings, its JVM, and whether it is ready."""
 
 import base64
 import re
+import subprocess
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tallystick.errors import BrokerUnavailableError
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
 
 HOST = "127.0.0.1"
 LOG_TAIL_LINES = 30
@@ -54,7 +62,7 @@ class Node:
 
     @property
     def log_path(self) -> Path:
-        """What the node says: one file over all its restarts."""
+        """Its log: one file over all its restarts."""
         return self.directory / "server.log"
 
     @property
@@ -69,12 +77,12 @@ class Node:
 
     @property
     def data_path(self) -> Path:
-        """Where its partitions are."""
+        """The folder of its partitions."""
         return self.directory / "data"
 
     @property
     def is_formatted(self) -> bool:
-        """Whether its data folder belongs to a cluster already."""
+        """True if its data folder belongs to a cluster already."""
         return (self.data_path / "meta.properties").exists()
 
     def write_settings(self, server_properties: str) -> None:
@@ -85,7 +93,7 @@ class Node:
         self.properties_path.write_text(server_properties)
 
     def log_tail(self) -> str:
-        """The end of its log, for errors."""
+        """Return the end of its log, for errors."""
         if not self.log_path.exists():
             return "(it has written no log)"
         lines = self.log_path.read_text(errors="replace").splitlines()
@@ -95,7 +103,7 @@ class Node:
 def lay_out(
     directory: Path, ports: Sequence[int], controller_ports: Sequence[int]
 ) -> tuple[Node, ...]:
-    """The nodes of a cluster, numbered from 1, each with a folder of its own."""
+    """Return the nodes of a cluster, numbered from 1, each with a folder of its own."""
     numbered = enumerate(zip(ports, controller_ports, strict=True), start=1)
     return tuple(Node(number, *both, directory / f"node-{number}") for number, both in numbered)
 
@@ -103,7 +111,7 @@ def lay_out(
 def server_properties(
     node: Node, nodes: Sequence[Node], protocol: str, more: Mapping[str, str]
 ) -> str:
-    """The text of a node's `server.properties`.
+    """Return the text of a node's `server.properties`.
 
     Args:
         node: Whose.
@@ -140,7 +148,7 @@ def _replication(brokers: int) -> dict[str, str]:
 
 
 def _escaped(value: str) -> str:
-    """A value as Java's properties format wants it."""
+    """Return a value as Java's properties format wants it."""
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
@@ -153,7 +161,7 @@ class Programs:
     archive: Path | None = None
     """The classes of a broker as an earlier one loaded them (AppCDS): 40 % less to do at start."""
     record_to: Path | None = None
-    """Where a server that is shut down in order leaves such an archive."""
+    """The path at which a server that is shut down in order leaves such an archive."""
 
     def server_command(self, node: Node, heap_mb: int) -> list[str]:
         """Run a node in the foreground."""
@@ -173,7 +181,7 @@ class Programs:
 
 
 def new_cluster_id() -> str:
-    """A random cluster id in Kafka's format: a UUID in base 64, not beginning with a dash."""
+    """Return a random cluster id in Kafka's format: a UUID in base 64 without a dash at first."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):
@@ -181,9 +189,89 @@ def new_cluster_id() -> str:
 
 
 def cluster_id_of(node: Node) -> str | None:
-    """The cluster that a node's data folder belongs to; None if it is not formatted."""
+    """Return the cluster that a node's data folder belongs to; None if it is not formatted."""
     if not node.is_formatted:
         return None
     text = (node.data_path / "meta.properties").read_text()
     found = re.search(r"^cluster\.id=(.+)$", text, re.MULTILINE)
     return found[1] if found else None
+
+
+ASK_TIMEOUT_S = 2.0
+"""How often to look whether the node's process still lives."""
+POLL_S = 0.05
+
+Holds = Callable[[Any], bool]
+"""True if a Metadata response is as expected."""
+
+
+@contextmanager
+def connected(options: Mapping[str, str]) -> Iterator[Client]:
+    """Yield a client for the length of a `with`."""
+    client = Client(KafkaConfig.from_options(options))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def wait_for(
+    node: Node,
+    process: subprocess.Popen[bytes],
+    options: Mapping[str, str],
+    deadline: float,
+    topics: Iterable[str] | None,
+    holds: Holds,
+) -> None:
+    """Ask one node for Metadata until `holds` of it.
+
+    Args:
+        node: Whom.
+        process: Of that node; it is not waited for any longer once this has ended.
+        options: How to reach the cluster; the address is replaced by the node's own.
+        deadline: `time.monotonic` when to give up.
+        topics: What to ask for; None is all topics.
+        holds: Whether an answer says what is waited for.
+
+    Raises:
+        BrokerUnavailableError: The process ended, or the deadline has come.
+    """
+    why = "its metadata were not as expected"
+    alone = {**options, "bootstrap.servers": node.address}
+    while process.poll() is None:
+        if time.monotonic() >= deadline:
+            raise _failed(node, f"was not ready in time ({why})")
+        try:
+            # A new client each time: one that knows the other nodes might ask those.
+            with connected(alone) as client:
+                ask_until = min(deadline, time.monotonic() + ASK_TIMEOUT_S)
+                if holds(client.metadata(topics, deadline=ask_until)):
+                    return
+        except BrokerUnavailableError as error:
+            why = str(error)
+        time.sleep(POLL_S)
+    raise _failed(node, f"ended with code {process.returncode}")
+
+
+def names_all(wanted: set[int], metadata: Any) -> bool:
+    """True if all these brokers are there."""
+    return wanted <= {broker.node_id for broker in metadata.brokers}
+
+
+def is_in_sync(alive: set[int], metadata: Any) -> bool:
+    """True if every partition has a leader alive, and all its replicas that are alive in sync."""
+    return all(
+        topic.error_code == 0
+        and all(
+            part.leader_id in alive and alive.intersection(part.replica_nodes) <= {*part.isr_nodes}
+            for part in topic.partitions
+        )
+        for topic in metadata.topics
+    )
+
+
+def _failed(node: Node, what: str) -> BrokerUnavailableError:
+    return BrokerUnavailableError(
+        f"node {node.node_id} of the embedded Kafka ({node.address}) {what}. "
+        f"The end of {node.log_path}:\n{node.log_tail()}"
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NewTopic(Protocol):
-    """What the fixture `tallystick_topic` gives."""
+    """A function that creates a topic: the fixture `tallystick_topic`."""
 
     def __call__(
         self,
@@ -43,7 +43,7 @@ class NewTopic(Protocol):
 
 @pytest.fixture(scope="session")
 def tallystick_kafka() -> Iterator["EmbeddedKafka"]:
-    """One real Kafka broker for the whole session, without security."""
+    """Yield one real Kafka broker for the whole session, without security."""
     from tallystick.testing import EmbeddedKafka
 
     with EmbeddedKafka() as kafka:
@@ -52,7 +52,7 @@ def tallystick_kafka() -> Iterator["EmbeddedKafka"]:
 
 @pytest.fixture
 def tallystick_topic(tallystick_kafka: "EmbeddedKafka") -> NewTopic:
-    """A function that makes topics for one test: `tallystick_topic("orders", partitions=6)`."""
+    """Return a function that creates topics: `tallystick_topic("orders", partitions=6)`."""
 
     def new_topic(
         prefix: str = "topic",

@@ -29,7 +29,7 @@ ResourceType = Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who may log in to the embedded Kafka.
+    """The users of the embedded Kafka.
 
     Args:
         users: Name -> password. `admin` must be among them; it may do everything, and the brokers
@@ -58,14 +58,14 @@ class Security:
         return f"Security(users={sorted(self.users)})"
 
     def login(self, user: str) -> str:
-        """The `sasl.jaas.config` of a user."""
+        """Return the `sasl.jaas.config` of a user."""
         return (
             "org.apache.kafka.common.security.scram.ScramLoginModule required "
             f'username="{user}" password="{self.password(user)}";'
         )
 
     def password(self, user: str) -> str:
-        """The password of a user.
+        """Return the password of a user.
 
         Raises:
             OptionError: There is no such user.
@@ -75,7 +75,7 @@ class Security:
         return self.users[user]
 
     def format_arguments(self) -> list[str]:
-        """What makes `StorageTool format` create the users."""
+        """Return the arguments by which `StorageTool format` creates the users."""
         return [
             argument
             for user, password in self.users.items()
@@ -92,7 +92,7 @@ class Stores:
 
 
 def broker_properties(security: Security, stores: Stores) -> dict[str, str]:
-    """The part of `server.properties` that turns security on, apart from the listeners' list."""
+    """Return the part of `server.properties` that turns security on, without the listeners."""
     return {
         "listener.security.protocol.map": f"{PROTOCOL}:{PROTOCOL},CONTROLLER:PLAINTEXT",
         "inter.broker.listener.name": PROTOCOL,
@@ -111,7 +111,7 @@ def broker_properties(security: Security, stores: Stores) -> dict[str, str]:
 
 
 def client_options(security: Security, stores: Stores, user: str) -> dict[str, str]:
-    """A user's options under the names of Kafka's Java client."""
+    """Return a user's options under the names of Kafka's Java client."""
     return {
         "security.protocol": PROTOCOL,
         "sasl.mechanism": MECHANISM,
@@ -122,7 +122,7 @@ def client_options(security: Security, stores: Stores, user: str) -> dict[str, s
 
 
 def confluent_options(security: Security, stores: Stores, user: str) -> dict[str, str]:
-    """A user's options under the names of librdkafka, as confluent-kafka takes them."""
+    """Return a user's options under the names of librdkafka, as confluent-kafka takes them."""
     return {
         "security.protocol": PROTOCOL,
         "sasl.mechanism": MECHANISM,

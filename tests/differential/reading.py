@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from tests.spark import jvm
 from tests.spark.flow import finish
 
 SESSION = {
@@ -15,8 +16,7 @@ SESSION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # Many small queries: the thorough compiler would cost more than it gains.
-    "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": jvm.options(),
 }
 PLACE = [(name, "ascending") for name in ("topic", "partition", "offset")]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-from tallystick.spark.source import FORMAT
+from tallystick.spark.streaming.source import FORMAT
 from tallystick.testing import EmbeddedKafka
 from tests.differential.cases import CASES, DIFFERENT
 from tests.differential.connector_process import ConnectorProcess

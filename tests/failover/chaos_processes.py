@@ -21,11 +21,11 @@ from typing import Any, Self
 from tallystick.errors import EpochAbortedError, ForeignRowsError, RetriableError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import Prepared
-from tallystick.sink.transaction import Producer
-from tallystick.state.handles import StepState
-from tallystick.task import Report, WritePlan
-from tallystick.topic_partition import TopicPartition
+from tallystick.run.task import Report, WritePlan
+from tallystick.state.catalog import StepState
+from tallystick.values import Producer, TopicPartition
 from tests.failover.job import Job
 from tests.failover.known_rows import Shape
 from tests.failover.wire import write_as_zombie
@@ -138,7 +138,7 @@ def be_task(settings: Settings, index: int) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         producer = Producer(**order["producer"])
-        plan = WritePlan(config, producer, settings.transaction_version)
+        plan = WritePlan(KafkaProduce(config, settings.transaction_version), producer)
         report = plan.write(settings.shape.frames(order["epoch"], partitions), attempt_number=0)
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(report.to_json() + "\n")

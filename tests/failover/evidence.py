@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as Assigned
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.records import ControlType, batch_headers, decode
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 from tests.failover.known_rows import Shape
 
 FETCH_BYTES_MAX = 4 << 20

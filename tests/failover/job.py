@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.facts import Identity, Request
+from tallystick.epoch import protocol as c
+from tallystick.epoch.facts import Identity, Request
 from tallystick.errors import RetriableError
-from tallystick.job import Driver, Target
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.thread_client import client_for
+from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import Engine, PlannedEpoch, Prepared
-from tallystick.sink.transaction import Producer
+from tallystick.run.driver import Driver, Target
+from tallystick.run.task import WritePlan
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.state.handles import StepState
-from tallystick.storage import FileStorage, SystemClock
-from tallystick.task import WritePlan
-from tallystick.topic_partition import TopicPartition
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage, SystemClock
+from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import RowsEngine, Shape
 
 PARTITIONS = 3
@@ -222,4 +222,4 @@ class Job:
 
     def _write_plan(self, producer: Producer) -> WritePlan:
         self.producer = producer
-        return WritePlan(self.config, producer, self.broker.transaction_version)
+        return WritePlan(KafkaProduce(self.config, self.broker.transaction_version), producer)

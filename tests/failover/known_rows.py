@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tallystick.exchange import GROUP_FRAMES, Frame
 from tallystick.kafka.records import encode
 from tallystick.ports import Prepared
-from tallystick.sink.transaction import Producer
-from tallystick.state.handles import StepState
-from tallystick.task import WritePlan
+from tallystick.run.exchange import GROUP_FRAMES, Frame
+from tallystick.run.task import WritePlan
+from tallystick.state.catalog import StepState
+from tallystick.values import Producer
 
 TIMESTAMP_MS = 1_700_000_000_000
 ZOMBIE = "zombie"

@@ -13,7 +13,7 @@ from tallystick.errors import FencedError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay
 from tests.failover.job import Death, Job, token_group, transactional_id
 from tests.failover.known_rows import Shape

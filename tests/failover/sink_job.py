@@ -25,29 +25,28 @@ from confluent_kafka import TopicPartition as Assigned
 from pyspark import SparkContext
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.facts import Identity, Request
+from tallystick.api.kafka_sink import topology_of
+from tallystick.epoch import protocol as c
+from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.two_phase import Sink
 from tallystick.errors import RetriableError
-from tallystick.job import Driver
 from tallystick.kafka import thread_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import list_open_ids
-from tallystick.kafka_sink import written
-from tallystick.keyed_epoch import NO_STEPS
 from tallystick.ports import Prepared
 from tallystick.postgres.connection import close_kept
-from tallystick.sink.transaction import Producer
-from tallystick.sink.two_phase import Sink
+from tallystick.run.driver import Driver
+from tallystick.run.keyed_epoch import NO_STEPS
+from tallystick.run.task import Outlet, send
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.session import SETTINGS
 from tallystick.spark.sinks import Sinks
-from tallystick.state.handles import StepState
-from tallystick.storage import FileStorage
-from tallystick.task import Outlet, send
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 from tests.failover.job import Death
 
 PARTITIONS = 3
@@ -208,7 +207,7 @@ class SinkJob:
     def start(self) -> tuple[Sinks, Driver]:
         """Begin a run, as `Pipeline.start` does."""
         cluster = spark_with(self.parallelism)
-        sinks = Sinks(written(self.sinks), self.name, cluster, self.trigger_interval_ms)
+        sinks = Sinks(topology_of(self.sinks), self.name, cluster, self.trigger_interval_ms)
         try:
             sinks.check()
             storage = FileStorage(str(self.folder))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tests.failover.sink_job import SinkJob
 
 ROOT = Path(__file__).parents[2]

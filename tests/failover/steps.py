@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import Enum
 
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tallystick.kafka.broker import KafkaBroker
 from tests.failover.wire import Wire
 

@@ -15,7 +15,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tallystick.errors import DataLossError, FencedError, OptionError
 from tallystick.testing import EmbeddedKafka
 from tests.failover.sink_job import (
@@ -36,12 +36,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 UNDECIDED, DECIDED = c.OutputCounted, c.TransactionCommitted
 WAYS = {
-    "epoch": {"transactions": "epoch"},
     "task": {"transactions": "task"},
     "at_least_once": {"guarantee": "at_least_once"},
     "none": {"guarantee": "none"},
 }
-"""Every way of one Kafka sink to write."""
+"""Every way of one Kafka sink to write that leaves the decision to the checkpoint."""
 names = (f"changed-{number}" for number in count())
 MakeJob = Callable[..., SinkJob]
 
@@ -84,10 +83,10 @@ def assert_nothing_open(kafka: EmbeddedKafka, job: SinkJob) -> None:
     assert not [each for each in open_ids(kafka) if job.name in each]
 
 
-def test_the_guarantee_and_the_mode_change(
+def test_the_guarantee_changes(
     kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
 ) -> None:
-    """FlinkKafkaProducerITCase.testMigrateFromAtLeastOnceToExactlyOnce and back: all twelve ways.
+    """FlinkKafkaProducerITCase.testMigrateFromAtLeastOnceToExactlyOnce and back: all six ways.
 
     Rows that a run without transactions has written are visible, so what was not decided is there
     twice; nothing else is.
@@ -109,35 +108,121 @@ def test_the_guarantee_and_the_mode_change(
         assert_nothing_open(kafka, job)
 
 
-PREFIXED = [
-    ("epoch", "epoch"),
-    ("epoch", "task"),
-    ("task", "epoch"),
-    ("task", "task"),
-]
+EPOCH, TASK = {"transactions": "epoch"}, {"transactions": "task"}
+TEAM = {"transactional_id_prefix": "team-"}
+OTHER_DECIDERS = {
+    "mode": (EPOCH, TASK),
+    "mode, back": (TASK, EPOCH),
+    "guarantee": (EPOCH, {"guarantee": "at_least_once"}),
+    "guarantee, back": ({"guarantee": "none"}, EPOCH),
+    "prefix": (EPOCH, EPOCH | TEAM),
+    "mode and prefix": (TASK, EPOCH | TEAM),
+}
 
 
-@pytest.mark.parametrize(("before", "after"), PREFIXED)
-def test_the_prefix_changes(
+@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED, DECIDED], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("change", OTHER_DECIDERS)
+def test_another_decider_is_refused_and_nothing_is_changed(
     kafka: EmbeddedKafka,
     make_job: MakeJob,
     new_topic: Callable[[], str],
-    before: str,
-    after: str,
+    change: str,
+    event: type,
 ) -> None:
-    """Several times, with the mode, and back to the first one in the end."""
+    """Whatever is pending stays so, and the job goes on as soon as it is started as before.
+
+    Also if the run before died in its first epoch, without a manifest.
+    """
     topic = new_topic()
-    job = make_job(kafka_sink(kafka, topic, transactions=before))
+    before, after = OTHER_DECIDERS[change]
+    job = make_job(kafka_sink(kafka, topic, **before))
+    for epochs in (0, 2):
+        job.run_until(epochs)
+        job.die_at(event)
+        files, is_open = checkpoint_files(job), open_ids(kafka)
+        job.restart(kafka_sink(kafka, topic, **after))
+        with pytest.raises(OptionError, match=r"are decided by .*as before with availableNow"):
+            job.run_next()
+        assert (checkpoint_files(job), open_ids(kafka)) == (files, is_open)
+
+        job.restart(kafka_sink(kafka, topic, **before))
+        job.run_until(job.logged + 1)
+        if "guarantee" in before:  # what was not decided is there twice
+            until(lambda: not flat(job.expected()) - flat(read_topic(kafka, topic)))
+        else:
+            assert read_topic(kafka, topic) == job.expected()
+            assert_nothing_open(kafka, job)
+
+
+def checkpoint_files(job: SinkJob) -> dict[str, bytes]:
+    found = (path for path in Path(job.folder).rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in found if "tallystick" in path.parts}
+
+
+@pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
+def test_the_other_decider_comes_while_a_run_lives(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str], event: type
+) -> None:
+    """It fences nobody: the run that lives goes on."""
+    topic, refused = new_topic(), list[OptionError]()
+
+    def intrude(fact: c.Event) -> None:
+        if isinstance(fact, event) and job.logged == 2 and not refused:
+            other = job.leave()
+            other.sinks = [kafka_sink(kafka, topic, transactions="task")]
+            with pytest.raises(OptionError) as error:
+                other.run_next()
+            refused.append(error.value)
+            other.close()
+
+    job = make_job(kafka_sink(kafka, topic, transactions="epoch"), on_event=intrude)
+    job.run_until(4)
+
+    assert len(refused) == 1
+    assert read_topic(kafka, topic) == job.expected()
+    assert_nothing_open(kafka, job)
+
+
+def test_the_prefix_of_tasks_changes(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
+) -> None:
+    """Several times, and back to the first one in the end: the checkpoint decides all along."""
+    topic = new_topic()
+    job = make_job(kafka_sink(kafka, topic, transactions="task"))
     for number, event in enumerate([UNDECIDED, DECIDED, c.EpochRan, UNDECIDED]):
         job.run_until(job.logged + 1)
         job.die_at(event)
         prefix = f"team-{number}-" if number < 3 else "tallystick-"
-        mode = (after, before)[number % 2]
-        job.restart(kafka_sink(kafka, topic, transactions=mode, transactional_id_prefix=prefix))
+        job.restart(kafka_sink(kafka, topic, transactions="task", transactional_id_prefix=prefix))
         job.run_until(job.logged + 1)
 
         assert read_topic(kafka, topic) == job.expected()
         assert_nothing_open(kafka, job)
+
+
+@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED], ids=lambda event: event.__name__)
+def test_a_run_under_the_old_prefix_that_wakes_up_is_fenced(
+    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str], event: type
+) -> None:
+    topic = new_topic()
+    new: list[SinkJob] = []
+
+    def overtake(fact: c.Event) -> None:
+        if isinstance(fact, event) and old.logged == 2 and not new:
+            new.append(old.leave())
+            prefixed = kafka_sink(
+                kafka, topic, transactions="task", transactional_id_prefix="other-"
+            )
+            new[0].sinks = [prefixed]
+            new[0].run_until(4)
+
+    old = make_job(kafka_sink(kafka, topic, transactions="task"), on_event=overtake)
+    with pytest.raises(FencedError):
+        old.run_until(4)
+    new[0].run_until(5)
+
+    assert read_topic(kafka, topic) == new[0].expected()
+    new[0].close()
 
 
 def test_the_prefix_of_a_sink_that_does_not_decide_changes(
@@ -159,37 +244,6 @@ def test_the_prefix_of_a_sink_that_does_not_decide_changes(
     assert read_topic(kafka, first) == job.expected()
     assert read_topic(kafka, second) == job.expected()
     assert_nothing_open(kafka, job)
-
-
-@pytest.mark.parametrize(("before", "after"), PREFIXED)
-@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED], ids=lambda event: event.__name__)
-def test_a_run_under_the_old_prefix_that_wakes_up_is_fenced(
-    kafka: EmbeddedKafka,
-    make_job: MakeJob,
-    new_topic: Callable[[], str],
-    before: str,
-    after: str,
-    event: type,
-) -> None:
-    topic = new_topic()
-    new: list[SinkJob] = []
-
-    def overtake(fact: c.Event) -> None:
-        if isinstance(fact, event) and old.logged == 2 and not new:
-            new.append(old.leave())
-            prefixed = kafka_sink(
-                kafka, topic, transactions=after, transactional_id_prefix="other-"
-            )
-            new[0].sinks = [prefixed]
-            new[0].run_until(4)
-
-    old = make_job(kafka_sink(kafka, topic, transactions=before), on_event=overtake)
-    with pytest.raises(FencedError):
-        old.run_until(4)
-    new[0].run_until(5)
-
-    assert read_topic(kafka, topic) == new[0].expected()
-    new[0].close()
 
 
 @pytest.mark.parametrize("mode", ["epoch", "task"])
@@ -274,20 +328,6 @@ def topics_of_tokens(kafka: EmbeddedKafka, job: SinkJob) -> set[str]:
     (group,) = [each.group_id for each in groups if job.name in each.group_id]
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
     return {each.topic for each in asked[group].result().topic_partitions}
-
-
-def test_a_run_that_died_before_its_first_manifest_had_another_mode(
-    kafka: EmbeddedKafka, make_job: MakeJob, new_topic: Callable[[], str]
-) -> None:
-    """No manifest tells that tasks had transactions of their own: the log of decisions does."""
-    topic = new_topic()
-    job = make_job(kafka_sink(kafka, topic, transactions="task"))
-    job.die_at(c.EpochRan)
-    job.restart(kafka_sink(kafka, topic, transactions="epoch"))
-    job.run_until(2)
-
-    assert read_topic(kafka, topic) == job.expected()
-    assert_nothing_open(kafka, job)
 
 
 @pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])

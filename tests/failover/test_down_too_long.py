@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
+from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.sink.two_phase import Committable, Outcome
 from tallystick.testing import EmbeddedKafka
 from tests.failover.job import Death
 from tests.failover.sink_job import (

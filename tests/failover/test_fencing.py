@@ -11,10 +11,10 @@ from tallystick.errors import BrokerUnavailableError, EpochAbortedError, FencedE
 from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.thread_client import client_for
-from tallystick.sink.transaction import Producer
-from tallystick.task import WritePlan
+from tallystick.kafka.writer import KafkaProduce
+from tallystick.run.task import WritePlan
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import Shape
 from tests.failover.sink_job import read_topic, until
 from tests.failover.wire import Loss, Wire
@@ -57,7 +57,8 @@ def write(shape: Shape) -> Write:
 
     def write(broker: KafkaBroker, producer: Producer) -> None:
         config = broker.client.config
-        report = WritePlan(config, producer, broker.transaction_version).write(shape.frames(0), 0)
+        produce = KafkaProduce(config, broker.transaction_version)
+        report = WritePlan(produce, producer).write(shape.frames(0), 0)
         assert not report.error, report.message
         client_for(config).close()
 

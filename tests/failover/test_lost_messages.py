@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tallystick.errors import BrokerUnavailableError
-from tallystick.sink.transaction import Producer
 from tallystick.testing import EmbeddedKafka
+from tallystick.values import Producer
 from tests.failover.job import Job, MakeJob
 from tests.failover.losses import (
     AT_THE_NEXT_START,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tallystick.errors import OptionError
 from tallystick.testing import EmbeddedKafka
 from tests.failover.sink_job import PARTITIONS, SinkJob, kafka_sink, open_ids, read_topic, until

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tallystick.errors import DataLossError, EpochAbortedError, FencedError, OptionError
 from tallystick.testing import EmbeddedKafka
 from tests.failover.job import Death

@@ -11,8 +11,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.network import Posted
 from tallystick.kafka.records import encode, stamp
-from tallystick.sink.transaction import Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import TIMESTAMP_MS, ZOMBIE
 
 Loss = Literal["request", "answer"]

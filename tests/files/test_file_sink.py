@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from tallystick import participants
+from tallystick.epoch.two_phase import Committable, Outcome, Owner
 from tallystick.errors import (
     DataLossError,
     ManifestError,
@@ -25,12 +25,13 @@ from tallystick.errors import (
     RecordError,
     StorageError,
 )
-from tallystick.files import committing, writing
+from tallystick.files import drafts as file_drafts
+from tallystick.files import writing
 from tallystick.files.drafts import name_of, parse_draft, parse_name
 from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
 from tallystick.files.sink import FileSink
-from tallystick.participants import OpenSinks
-from tallystick.sink.two_phase import Committable, Outcome, Owner
+from tallystick.run import participants
+from tallystick.run.participants import OpenSinks
 from tests.files.file_sinks import (
     OWNER,
     files_below,
@@ -61,7 +62,7 @@ def test_rows_are_hidden_until_the_commit_and_there_once_after_it(tmp_path):
     assert visible(tmp_path) == list(range(9))
 
     again = pickle.loads(pickle.dumps(opened(tmp_path)._plan))  # noqa: S301  as Spark does
-    assert committing.Commits(again.folder).commit(second[0]) is Outcome.COMMITTED
+    assert file_drafts.Commits(again.folder).commit(second[0]) is Outcome.COMMITTED
     assert visible(tmp_path) == list(range(12))
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == [
         final(place(task=0)),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.files.drafts import name_of
-from tallystick.sink.two_phase import Outcome
 from tests.files.file_sinks import (
     OWNER,
     files_below,

@@ -9,10 +9,10 @@ import textwrap
 import pytest
 from pyarrow import fs
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import DataLossError, OptionError, StorageError
-from tallystick.sink.two_phase import Outcome
 from tests.files.file_sinks import OWNER, opened, place, prepared, rows, visible
-from tests.test_storage_s3 import Server
+from tests.storage.test_storage_s3 import Server
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_server_that_is_gone_leaves_the_outcome_open(tmp_path):
 KILLED = textwrap.dedent(
     """
     import json, os, signal, sys
-    from tallystick.sink.two_phase import Committable
+    from tallystick.epoch.two_phase import Committable
     from tests.files.file_sinks import opened
 
     class Killing:

@@ -13,9 +13,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.sink.transaction import ProducedRange, Producer
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 
 @pytest.fixture(scope="module")

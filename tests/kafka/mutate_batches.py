@@ -21,10 +21,10 @@ from handmade_batches import (
     with_checksum,
 )
 
+from tallystick.codec.records.compression import CODEC_IDS, compress, decompress
 from tallystick.errors import CorruptRecordError
-from tallystick.kafka.compression import CODEC_IDS, compress, decompress
 from tallystick.kafka.records import batch_headers, decode
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 BODY_AT = 61
 ROW = ("key", "value", "offset", "timestamp", "headers")

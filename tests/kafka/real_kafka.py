@@ -8,16 +8,14 @@ from typing import Any
 import confluent_kafka
 
 from tallystick.kafka import offsets, protocol
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.partitions import partitions_of
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.source.split import SplitRange
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 GROUP = "tallystick-test-token"
 numbers = itertools.count()

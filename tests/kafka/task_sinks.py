@@ -9,51 +9,57 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pickle import dumps, loads  # as Spark sends plans to tasks
 from typing import Any
 
 import pyarrow as pa
 
+from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place, RunFacts
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.task_transaction import TaskPlan
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
 
 LINEAGE = "lineage-1"
 
 
-def settings_of(config: KafkaConfig, topic: str, pipeline: str, **changes: Any) -> Any:
+def output_of(config: KafkaConfig, topic: str, **changes: Any) -> KafkaOutput:
     """Settings as `KafkaSink` would make them."""
-    values: dict[str, Any] = {
-        "config": config,
-        "topic": topic,
-        "token_topic": topic,
-        "json": False,
-        "key": None,
-        "compression": "lz4",
-        "batch_bytes": 900_000,
-        "transaction_timeout_ms": 120_000,
-        "dead_letter_topic": None,
-        "guarantee": Guarantee.EXACTLY_ONCE,
-        "id_prefix": f"tallystick-{pipeline}",
-    }
-    return KafkaTaskSettings(**(values | changes))
+    values = {"token_topic": topic, "transaction_timeout_ms": 120_000, **changes}
+    return KafkaOutput(config, topic, **values)
 
 
 @contextmanager
 def opened(
-    config: KafkaConfig, topic: str, pipeline: str, lineage: str = LINEAGE, **changes: Any
+    config: KafkaConfig,
+    topic: str,
+    pipeline: str,
+    lineage: str = LINEAGE,
+    id_prefix: str | None = None,
+    earlier_prefixes: frozenset[str] = frozenset(),
+    **changes: Any,
 ) -> Iterator[KafkaTaskSink]:
     """A sink named `out` for one run."""
-    owner = Owner(pipeline, "out", lineage)
-    sink = KafkaTaskSink(settings_of(config, topic, pipeline, **changes), owner, RunFacts(tasks=2))
+    sink = KafkaTaskSink(
+        output_of(config, topic, **changes),
+        Owner(pipeline, "out", lineage),
+        RunFacts(tasks=2),
+        id_prefix=id_prefix or f"tallystick-{pipeline}",
+        earlier_prefixes=earlier_prefixes,
+    )
     try:
         yield sink
     finally:
         sink.close()
+
+
+def with_output(plan: TaskPlan, **changes: Any) -> TaskPlan:
+    """The plan of a task whose output has other settings."""
+    return replace(plan, output=replace(plan.output, **changes))
 
 
 def place_of(

@@ -23,8 +23,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.connection import Connection
-from tallystick.sink.transaction import Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 
 PRODUCER = Producer("tallystick-test", 7, 3)
 pytestmark = pytest.mark.timeout(60)  # what a deadline is missed by if nothing keeps it

@@ -17,11 +17,9 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.sink.transaction import ProducedRange
-from tallystick.source.discovery import FoundTopic
-from tallystick.source.split import SplitRange
+from tallystick.source.subscription import FoundTopic
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.codec.records.compression import CODEC_IDS, compress, decompress
 from tallystick.errors import CorruptRecordError
-from tallystick.kafka.compression import CODEC_IDS, compress, decompress
 
 NAMES = sorted(CODEC_IDS)
 LARGE = b"".join(b"%07d some words that repeat " % number for number in range(200_000))

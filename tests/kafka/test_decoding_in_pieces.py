@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from handmade_batches import ABORT, COMMIT, marker, transactional, values
 
+from tallystick.codec.records.decoder import RECORD_SCHEMA, DecodedBatch, decode, decode_pieces
 from tallystick.errors import CorruptRecordError
-from tallystick.kafka.decoder import RECORD_SCHEMA, Decoded, decode, decode_pieces
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 PARTITION = TopicPartition("orders", 0)
 LOG = [
@@ -25,7 +25,7 @@ LOG = [
 ABORTED = [(7, 2), (9, 6)]
 
 
-def pieces(piece_bytes: int, start: int = 0, stop: int = 13) -> list[Decoded]:
+def pieces(piece_bytes: int, start: int = 0, stop: int = 13) -> list[DecodedBatch]:
     return list(
         decode_pieces(
             b"".join(LOG),

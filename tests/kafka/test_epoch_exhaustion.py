@@ -9,10 +9,10 @@ import pytest
 from real_kafka import numbers, read_back
 from task_sinks import committed, opened, place_of, written_by
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.sink.two_phase import Outcome
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(150)]
 LAST_EPOCH = 32_766

@@ -17,14 +17,12 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import turns
+from tallystick.kafka import fetch_scheduler
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.offsets import EARLIEST, list_offsets
 from tallystick.kafka.records import encode, stamp
-from tallystick.sink.transaction import Producer
-from tallystick.source.split import SplitRange
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
 RECORDS_PER_BATCH = 4
@@ -154,7 +152,7 @@ def test_a_missing_topic_is_a_loss_that_names_it(broker: FakeBroker) -> None:
 def test_a_topic_that_is_created_again_meanwhile_is_a_loss(
     broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "CERTAIN_AFTER_S", 0.3)
+    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.3)
 
     def fetched(request: Any) -> Any:
         response = log.fetch(request)

@@ -9,14 +9,14 @@ from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 from real_kafka import numbers, read_back
 from task_sinks import committed, opened, place_of, rows_of, state_of, until, written_by
 
+from tallystick.epoch.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError
 from tallystick.kafka import offsets
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import Finder, list_open_ids
-from tallystick.sink.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,8 +11,8 @@ from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import cluster, offsets, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.topic_ids import topic_id_from, topic_id_text
-from tallystick.source.discovery import FoundTopic
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.subscription import FoundTopic
+from tallystick.values import TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
 TOPIC_ID = topic_id_text(uuid.UUID(int=7))

@@ -26,14 +26,15 @@ from handmade_batches import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallystick.codec.records import decoder, kernels
+from tallystick.codec.records.compression import CODEC_IDS, compress
+from tallystick.codec.spans import spans_of
 from tallystick.errors import CorruptRecordError, RecordError
-from tallystick.kafka import decoder, kernels
-from tallystick.kafka.compression import CODEC_IDS, compress
 from tallystick.kafka.records import (
     RECORD_SCHEMA,
     RECORD_SCHEMA_WITH_HEADERS,
     ControlType,
-    Decoded,
+    DecodedBatch,
     EncodedBatch,
     batch_headers,
     decode,
@@ -41,9 +42,7 @@ from tallystick.kafka.records import (
     stamp,
     warm_up,
 )
-from tallystick.sink.transaction import Producer
-from tallystick.spans import spans_of
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, TopicPartition
 
 PARTITION = TopicPartition("orders", 3)
 PRODUCER = Producer("tallystick-test", 4711, 7)
@@ -54,7 +53,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-def decoded(data: bytes, start: int = 0, stop: int = END, **keywords: object) -> Decoded:
+def decoded(data: bytes, start: int = 0, stop: int = END, **keywords: object) -> DecodedBatch:
     options: dict[str, object] = {"aborted": [], "headers": False, **keywords}
     return decode(
         data,
@@ -65,11 +64,11 @@ def decoded(data: bytes, start: int = 0, stop: int = END, **keywords: object) ->
     )
 
 
-def contents(result: Decoded) -> list[bytes | None]:
+def contents(result: DecodedBatch) -> list[bytes | None]:
     return result.batch.column("value").to_pylist()
 
 
-def offsets(result: Decoded) -> list[int]:
+def offsets(result: DecodedBatch) -> list[int]:
     return result.batch.column("offset").to_pylist()
 
 

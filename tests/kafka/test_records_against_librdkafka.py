@@ -9,17 +9,16 @@ import confluent_kafka
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.codec.rows import partition_of
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
-from tallystick.kafka.compression import CODEC_IDS
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.sink.partitioner import partition_of
-from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker
 

@@ -14,11 +14,9 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.source.split import SplitRange
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.security import Grant, Security, create_acls
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker
 TOPIC = "guarded"

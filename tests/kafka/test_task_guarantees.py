@@ -13,23 +13,14 @@ from real_kafka import numbers, read_back, read_in_order
 from task_sinks import (
     committed,
     opened,
+    output_of,
     place_of,
     rows_of,
-    settings_of,
     until,
     written_by,
 )
 
-from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
-from tallystick.kafka import admin, idempotent_producers, protocol
-from tallystick.kafka.client import Client
-from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.partitions import partitions_of
-from tallystick.kafka.records import encode
-from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.kafka.unawaited import UnawaitedWriter
-from tallystick.kafka.written import describe_producers
-from tallystick.sink.two_phase import (
+from tallystick.epoch.two_phase import (
     Guarantee,
     Outcome,
     RunFacts,
@@ -37,7 +28,16 @@ from tallystick.sink.two_phase import (
     TransactionPlan,
     TwoPhaseCommitSink,
 )
-from tallystick.topic_partition import TopicPartition
+from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
+from tallystick.kafka import admin, idempotent_producers, protocol
+from tallystick.kafka.acks0 import UnawaitedWriter
+from tallystick.kafka.audit import describe_producers
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.records import encode
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.values import TopicPartition
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -195,12 +195,12 @@ def messages(config: KafkaConfig, topic: str, count: int) -> list[Any]:
 def test_what_cannot_work_is_refused_with_all_numbers(
     config: KafkaConfig, topic: str, pipeline: str
 ) -> None:
-    settings = settings_of(config, topic, pipeline)
+    output, prefix = output_of(config, topic), f"tallystick-{pipeline}"
     owner = place_of(pipeline).owner
 
     def told(facts: RunFacts = RunFacts(), **changes: Any) -> str:  # noqa: B008  a frozen value
         with pytest.raises(OptionError) as error:
-            KafkaTaskSink(replace(settings, **changes), owner, facts)
+            KafkaTaskSink(replace(output, **changes), owner, facts, id_prefix=prefix)
         return str(error.value)
 
     assert "brokers allow 900000" in told(transaction_timeout_ms=1_000_000)
@@ -210,8 +210,11 @@ def test_what_cannot_work_is_refused_with_all_numbers(
     )
     assert "660000" in both
     assert "delivery.timeout.ms is 20000" in both
-    with pytest.raises(OptionError, match="had theirs"):
-        KafkaTaskSink(settings, owner, RunFacts()).plan().begin(place_of(pipeline, attempt=16))
+    with (
+        opened(config, topic, pipeline) as sink,
+        pytest.raises(OptionError, match="had theirs"),
+    ):
+        sink.plan().begin(place_of(pipeline, attempt=16))
 
 
 def open_sockets() -> int:
@@ -235,10 +238,10 @@ def test_nothing_is_left_of_a_run(
             for each in done.prepare():
                 assert committed(client, sink, each) is Outcome.COMMITTED
             assert open_sockets() > before[0]
-    too_long = settings_of(config, topic, pipeline, transaction_timeout_ms=1_000_000)
+    too_long = output_of(config, topic, transaction_timeout_ms=1_000_000)
     if guarantee is Guarantee.EXACTLY_ONCE:
         with pytest.raises(OptionError):
-            KafkaTaskSink(too_long, place_of(pipeline).owner, RunFacts())
+            KafkaTaskSink(too_long, place_of(pipeline).owner, RunFacts(), id_prefix=pipeline)
     assert (open_sockets(), threading.active_count()) == before
 
 

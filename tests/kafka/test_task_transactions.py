@@ -18,10 +18,12 @@ from task_sinks import (
     state_of,
     taken_over,
     until,
+    with_output,
     written_by,
     written_in_another_process,
 )
 
+from tallystick.epoch.two_phase import Outcome, Owner
 from tallystick.errors import (
     BrokerUnavailableError,
     DataLossError,
@@ -31,8 +33,7 @@ from tallystick.errors import (
 )
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.participants import OpenSinks
-from tallystick.sink.two_phase import Outcome, Owner
+from tallystick.run.participants import OpenSinks
 from tallystick.testing.kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -129,7 +130,7 @@ def test_what_timed_out_is_lost(
     with opened(config, topic, pipeline) as sink:
         before = written_by(sink.plan(), place_of(pipeline, 0), "before")
         assert committed(client, sink, before) is Outcome.COMMITTED
-        plan = replace(sink.plan(), transaction_timeout_ms=300)
+        plan = with_output(sink.plan(), transaction_timeout_ms=300)
         prepared = written_by(plan, place_of(pipeline, 1), "timed out")
         until(lambda: state_of(client, prepared) == "CompleteAbort")
 
@@ -293,7 +294,7 @@ def test_commits_that_nobody_answers_share_one_deadline(
     threads = threading.active_count()
     with opened(impatient, topic, pipeline) as sink:
         sinks = OpenSinks({"out": sink}, {"out": place_of(pipeline).owner})
-        plan = replace(sink.plan(), config=config)
+        plan = with_output(sink.plan(), config=config)
         prepared = tuple(
             written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
         )
@@ -314,7 +315,7 @@ def test_aborts_that_nobody_answers_share_one_deadline(
     impatient = replace(config, delivery_timeout_ms=timeout_s * 1000, request_timeout_ms=2_000)
     with opened(impatient, topic, pipeline) as sink:
         sinks = OpenSinks({"out": sink}, {"out": place_of(pipeline).owner})
-        plan = replace(sink.plan(), config=config)
+        plan = with_output(sink.plan(), config=config)
         prepared = tuple(
             written_by(plan, place_of(pipeline, 0, task), f"{task:02}") for task in range(tasks)
         )
@@ -335,7 +336,7 @@ def test_right_before_the_decision_it_is_known_what_is_gone(
         late = written_by(sink.plan(), place_of(pipeline, 0, 1), "b")
         sinks.check_prepared((prepared,))
 
-        plan = replace(sink.plan(), transaction_timeout_ms=300)
+        plan = with_output(sink.plan(), transaction_timeout_ms=300)
         timed_out = written_by(plan, place_of(pipeline, 0, 2), "c")
         until(lambda: state_of(client, timed_out) == "CompleteAbort")
         taken_over(config, late)

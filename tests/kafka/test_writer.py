@@ -20,8 +20,7 @@ from tallystick.kafka import attempts, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.records import EncodedBatch, batch_headers, encode
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
 PRODUCER = Producer("tallystick-test", 7, 3)
@@ -378,18 +377,15 @@ def test_a_topic_that_was_created_again_before_is_no_trouble(broker: FakeBroker,
     assert sequences(log) == [0]
 
 
-def test_a_partition_that_somebody_has_written_to_is_not_touched(
-    broker: FakeBroker, log: Log
-) -> None:
+def test_what_somebody_has_written_with_this_producer_shows(broker: FakeBroker, log: Log) -> None:
     writer = writer_for(broker)
-    writer.check_untouched([ORDERS, OTHER])
+    assert writer.last_sequences([ORDERS, OTHER]) == {}
     log.record_counts[1] = 5
 
-    with pytest.raises(EpochAbortedError, match="orders-1 already holds rows"):
-        writer.check_untouched([ORDERS, OTHER])
+    assert writer.last_sequences([ORDERS, OTHER]) == {OTHER: 4}
 
 
-def test_where_nobody_may_look_the_check_passes(broker: FakeBroker, log: Log) -> None:
+def test_where_nobody_may_look_it_does_not_tell(broker: FakeBroker, log: Log) -> None:
     def refused(request: Any) -> Any:
         response = log.describe(request)
         response.topics[0].partitions[0].error_code = CODES["TopicAuthorizationFailed"]
@@ -397,4 +393,4 @@ def test_where_nobody_may_look_the_check_passes(broker: FakeBroker, log: Log) ->
 
     broker.handlers["DescribeProducers"] = refused
 
-    writer_for(broker).check_untouched([ORDERS])
+    assert writer_for(broker).last_sequences([ORDERS]) is None

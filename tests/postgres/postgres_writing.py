@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.postgres.sink import PostgresSink
-from tallystick.sink.two_phase import (
+from tallystick.epoch.two_phase import (
     Committable,
     Owner,
     Place,
@@ -15,6 +14,7 @@ from tallystick.sink.two_phase import (
     Transaction,
     TwoPhaseCommitSink,
 )
+from tallystick.postgres.sink import PostgresSink
 
 OWNER = Owner("late flights", "postgres-1", "7a1d5f1c-lineage")
 COLUMNS = "a bigint, b text"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from postgres_writing import attempted, begun, opened
 from real_postgres import PostgresServer
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import OptionError, RecordError
 from tallystick.postgres.binary_copy import CHUNK_ROWS
-from tallystick.sink.two_phase import Outcome
 
 Create = Callable[..., str]
 _numbers = count(1)

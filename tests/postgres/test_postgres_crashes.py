@@ -31,12 +31,12 @@ from postgres_writing import (
 )
 from real_postgres import PostgresServer
 
+from tallystick.epoch.two_phase import Committable, Outcome, commit_all, to_abort
 from tallystick.errors import RetriableError
-from tallystick.participants import CommitsBeside, OpenSinks
 from tallystick.postgres import connection as connection_module
 from tallystick.postgres import driver as driver_module
 from tallystick.postgres.connection import close_kept, connect
-from tallystick.sink.two_phase import Committable, Outcome, commit_all, to_abort
+from tallystick.run.participants import CommitsBeside, OpenSinks
 
 Create = Callable[..., str]
 HERE = Path(__file__).parent
@@ -170,6 +170,13 @@ def test_a_server_killed_between_prepare_and_commit() -> None:
         server.stop()
 
 
+def _stop(*servers: PostgresServer | None) -> None:
+    close_kept()
+    for each in servers:
+        if each is not None:
+            each.stop()
+
+
 def test_a_standby_is_refused_until_it_is_the_primary() -> None:
     """It does not show what is prepared: asked, it would prove a loss that is none."""
     primary = PostgresServer()
@@ -194,10 +201,7 @@ def test_a_standby_is_refused_until_it_is_the_primary() -> None:
         assert numbers(standby, "t") == [1, 2]
         later.close()
     finally:
-        close_kept()
-        for each in (primary, standby):
-            if each is not None:
-                each.stop()
+        _stop(primary, standby)
 
 
 class Died(BaseException):
@@ -649,10 +653,7 @@ def test_a_commit_that_its_server_shows_waits_for_the_standby_all_the_same(
         assert numbers(standby, "t") == [1, 2]
         later.close()
     finally:
-        close_kept()
-        for each in (primary, standby):
-            if each is not None:
-                each.stop()
+        _stop(primary, standby)
 
 
 @pytest.mark.parametrize("timeout", ["statement_timeout", "transaction_timeout"])

@@ -9,7 +9,7 @@ from postgres_writing import opened, place_of, prepared
 from real_postgres import PostgresServer
 
 from tallystick import OptionError, RecordError
-from tallystick.sink.two_phase import Outcome
+from tallystick.epoch.two_phase import Outcome
 
 Create = Callable[..., str]
 UPSERTS = {"transactions": "staged", "key": ["k"]}

@@ -12,11 +12,11 @@ import pytest
 from postgres_writing import COLUMNS, OWNER, attempted, begun, opened, prepared, rows_of
 from real_postgres import PostgresServer
 
+from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
 from tallystick.postgres.connection import close_kept, connect
 from tallystick.postgres.names import application_prefix, owner_prefix
 from tallystick.postgres.schema import lock_without_code
-from tallystick.sink.two_phase import Committable, Outcome
 
 Create = Callable[..., str]
 HIGH, LOW = '"The ""high"" one"', '"o\'Low"'

@@ -25,12 +25,7 @@ from postgres_writing import (
 )
 from real_postgres import PostgresServer
 
-from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
-from tallystick.postgres import driver as driver_module
-from tallystick.postgres.connection import close_kept, connect
-from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
-from tallystick.postgres.sink import PostgresSink
-from tallystick.sink.two_phase import (
+from tallystick.epoch.two_phase import (
     Committable,
     Outcome,
     Owner,
@@ -39,6 +34,11 @@ from tallystick.sink.two_phase import (
     Sink,
     TwoPhaseCommitSink,
 )
+from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
+from tallystick.postgres import driver as driver_module
+from tallystick.postgres.connection import close_kept, connect
+from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
+from tallystick.postgres.sink import PostgresSink
 
 Create = Callable[..., str]
 
@@ -866,6 +866,29 @@ def test_a_role_without_create_is_told_what_to_run(postgres: PostgresServer, nam
     driver.close()
     postgres.query("DROP OWNED BY writer")
     postgres.query("DROP ROLE writer")
+
+
+def test_a_role_without_what_recovery_needs_is_told_at_the_start(
+    postgres: PostgresServer, name: str
+) -> None:
+    function = "FUNCTION pg_logical_emit_message(boolean, text, text{})"
+    is_new = postgres.query("SHOW server_version_num")[0][0] >= "170000"
+    function = function.format(", boolean" if is_new else "")
+    schema = name.split(".")[0]
+    postgres.query("CREATE ROLE recoverer LOGIN")
+    postgres.query(f"GRANT ALL ON SCHEMA {schema} TO recoverer")
+    postgres.query(f"GRANT ALL ON {name} TO recoverer")
+    postgres.query(f"REVOKE EXECUTE ON {function} FROM PUBLIC")
+    dsn = postgres.dsn.replace("user=postgres", "user=recoverer")
+    try:
+        with pytest.raises(OptionError, match="GRANT EXECUTE ON FUNCTION pg_logical_emit_message"):
+            opened(dsn, name)
+        postgres.query(f"GRANT EXECUTE ON {function} TO recoverer")
+        opened(dsn, name).close()
+    finally:
+        postgres.query(f"GRANT EXECUTE ON {function} TO PUBLIC")
+        postgres.query("DROP OWNED BY recoverer")
+        postgres.query("DROP ROLE recoverer")
 
 
 def test_a_lock_is_not_waited_for_without_end(postgres: PostgresServer, name: str) -> None:

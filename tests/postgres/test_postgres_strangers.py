@@ -23,11 +23,11 @@ from postgres_writing import (
 )
 from real_postgres import PostgresServer
 
+from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import OptionError, RecordError, RetriableError
 from tallystick.postgres import outcome
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.names import application_of
-from tallystick.sink.two_phase import Outcome
 
 Create = Callable[..., str]
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from tallystick.checkpoint import protocol as c
-from tallystick.run import part_times
-from tallystick.run.part_times import PartTimes
-from tallystick.run.profile import profile_text
-from tallystick.stopwatch import (
+from tallystick.epoch import protocol as c
+from tallystick.host.stopwatch import (
     EXCHANGE,
     FUNCTIONS,
     READ,
@@ -22,6 +19,9 @@ from tallystick.stopwatch import (
     stopwatch,
     timed,
 )
+from tallystick.run import part_times
+from tallystick.run.part_times import PartTimes
+from tallystick.run.profile import profile_text
 
 RAN = c.EpochRan((), ())
 FACTS: list[tuple[float, c.Event]] = [

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tallystick.keyed_epoch import KeyedSteps
+from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.loop import EpochEnded, EpochLoop
 from tallystick.run.part_times import PartTimes
 from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
@@ -14,7 +14,7 @@ from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
 from tallystick.spark.pipeline_loop import PlannedByUs
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 
 PARTITION = TopicPartition("in", 0)
 ENDED = EpochEnded(began_s=0.0, took_s=1.0)

@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
+from tallystick.epoch.rights import GROUP, READ, TRANSACTIONAL_ID, WRITE, Right, committing, writing
+from tallystick.epoch.rights import TOPIC as TOPIC_OF
+from tallystick.epoch.tokens import decode_token
 from tallystick.errors import AuthorizationError, DataLossError
 from tallystick.kafka import cluster, rights
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.preflight import Settings, check
-from tallystick.sink.rights import GROUP, READ, TRANSACTIONAL_ID, WRITE, Right, committing, writing
-from tallystick.sink.rights import TOPIC as TOPIC_OF
-from tallystick.sink.tokens import decode_token
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay
 from tests.failover.job import Job, readers_group, token_group
 from tests.failover.known_rows import Shape
@@ -25,13 +26,6 @@ from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of
 pytestmark = pytest.mark.broker
 
 EPOCHS = 3
-SETTINGS = Settings(
-    transaction_timeout_ms=300_000,
-    delivery_timeout_ms=120_000,
-    batch_bytes=900_000,
-    trigger_interval_ms=None,
-    speculation=False,
-)
 
 
 def job_of(kafka: EmbeddedKafka, user: str, folder: Path, **how: Any) -> Job:
@@ -66,7 +60,7 @@ def test_four_rights_are_enough_for_the_whole_protocol(
     assert problems(job, guarded) == []
     assert shown == {source: EPOCHS}
     stored = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(stored) == EPOCHS
+    assert len(stored) == EPOCHS + 1, "the manifests, and the name of the decider"
     assert_no_secret(caplog.text, job.config, job, *stored)
 
 
@@ -224,9 +218,10 @@ def test_settings_that_may_not_be_seen_are_warned_of_and_do_not_stop_anything(
     assert alice.transaction_version == observer.transaction_version == 2
     assert alice.partition_verification is None
     assert alice.transaction_timeout_max_ms is None
-    found = check(alice, SETTINGS)
+    output = KafkaOutput(config_of(guarded, "alice"), TOPIC, TOPIC, transaction_timeout_ms=300_000)
+    found = check(alice, output, trigger_interval_ms=None)
     assert found.problems == ()
     assert len(found.warnings) == 2
     assert all("DESCRIBE_CONFIGS on the cluster" in warning for warning in found.warnings)
     assert observer.partition_verification is True
-    assert check(observer, SETTINGS).warnings == ()
+    assert check(observer, output, trigger_interval_ms=None).warnings == ()

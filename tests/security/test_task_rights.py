@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tallystick.epoch.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
 from tallystick.errors import AuthorizationError
 from tallystick.kafka import cluster
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction
-from tallystick.kafka.task_sink import KafkaTaskSettings, KafkaTaskSink
-from tallystick.kafka.written import transaction_state
-from tallystick.sink.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.testing import EmbeddedKafka
 from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of
 
@@ -31,20 +32,11 @@ def sink_of(
     facts: RunFacts = RunFacts(),  # noqa: B008  a frozen value
     **changes: Any,
 ) -> Iterator[KafkaTaskSink]:
-    values: dict[str, Any] = {
-        "config": config_of(kafka, user),
-        "topic": TOPIC,
-        "token_topic": TOPIC,
-        "json": False,
-        "key": None,
-        "compression": "lz4",
-        "batch_bytes": 900_000,
-        "transaction_timeout_ms": 300_000,
-        "dead_letter_topic": None,
-        "guarantee": Guarantee.EXACTLY_ONCE,
-        "id_prefix": f"tallystick-{user}-tasks",
-    }
-    sink = KafkaTaskSink(KafkaTaskSettings(**(values | changes)), owner, facts)
+    id_prefix = changes.pop("id_prefix", f"tallystick-{user}-tasks")
+    earlier: frozenset[str] = changes.pop("earlier_prefixes", frozenset())
+    values = {"token_topic": TOPIC, "transaction_timeout_ms": 300_000, **changes}
+    output = KafkaOutput(config_of(kafka, user), TOPIC, **values)
+    sink = KafkaTaskSink(output, owner, facts, id_prefix=id_prefix, earlier_prefixes=earlier)
     try:
         yield sink
     finally:

@@ -6,9 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.source.assigner import assign, java_string_hash, share_out, share_pieces
-from tallystick.source.planner import cut_splits
-from tallystick.source.split import SplitRange
+from tallystick.source.splits import assign, cut_splits, java_string_hash, share_out, share_pieces
+from tallystick.values import SplitRange
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/flink_partition_owner.json").read_text())
 

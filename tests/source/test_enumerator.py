@@ -5,15 +5,12 @@ import json
 import pytest
 
 from tallystick.errors import LogTruncatedError, PartitionRemovedError, TopicRecreatedError
-from tallystick.source.assigner import share_out
-from tallystick.source.discovery import FoundTopic
 from tallystick.source.enumerator import Enumerator
 from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.planner import plan_splits
-from tallystick.source.split import SplitRange
-from tallystick.source.subscription import Assignment, TopicList, TopicPattern
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.splits import plan_splits, share_out
+from tallystick.source.subscription import Assignment, FoundTopic, TopicList, TopicPattern
+from tallystick.values import SplitRange, TopicPartition
 
 T0, T1, T2 = (TopicPartition("t", index) for index in range(3))
 READ_T = TopicList(("t",))

@@ -11,13 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tallystick.source.discovery import FoundTopic
 from tallystick.source.enumerator import Enumerator
 from tallystick.source.losses import LENIENT
 from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.planner import plan_splits
-from tallystick.source.subscription import TopicPattern
-from tallystick.topic_partition import TopicPartition
+from tallystick.source.splits import plan_splits
+from tallystick.source.subscription import FoundTopic, TopicPattern
+from tallystick.values import TopicPartition
 
 TOPICS = ("flights-a", "flights-b", "flights-c", "other")
 topics = st.sampled_from(TOPICS)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jvm
 import lines_sink
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
@@ -27,14 +28,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
-from tallystick.job import Driver, Listener
-from tallystick.participants import OpenSinks
+from tallystick.epoch import protocol as c
+from tallystick.epoch.two_phase import Committable, Outcome
+from tallystick.run.driver import Driver, Listener
+from tallystick.run.participants import OpenSinks
 from tallystick.run.query import Query
-from tallystick.sink.two_phase import Committable, Outcome
-from tallystick.spark.query import EpochRunner
+from tallystick.run.task import Report, WritePlan
+from tallystick.spark.context import JAVA_OPTIONS
 from tallystick.spark.sinks import SinkCluster, Sinks
-from tallystick.task import Report, WritePlan
+from tallystick.spark.streaming.foreach_batch import EpochRunner
 
 CALL, WRITE_PLAN = EpochRunner.__call__, SinkCluster.write_plan
 COMMIT_ONE, MAKE_DRIVER = OpenSinks._commit_one, Sinks.make_driver
@@ -239,7 +241,7 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
         master=master,
         config={
             "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            JAVA_OPTIONS: config.get(JAVA_OPTIONS) or jvm.options(),
             **{name: value for name, value in config.items() if name.startswith("spark.")},
         },
     )

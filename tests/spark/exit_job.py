@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jvm
+
 import tallystick as ts
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.context import LIGHT_JVM
-from tallystick.spark.group_offsets import GroupOffsets
+from tallystick.spark.streaming.group_offsets import GroupOffsets
 
 
 def die_before(position: int) -> Callable[..., bool]:
@@ -30,7 +31,7 @@ def die_before(position: int) -> Callable[..., bool]:
 def main() -> None:
     """Run a query to the noop sink over all that is there."""
     spec = json.loads(sys.argv[1])
-    config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": f"-Xss16m {LIGHT_JVM}"}
+    config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": jvm.options()}
     spark = ts.spark_session("exit", master="local[2]", config=config)
     ts.register(spark)
     if (position := spec["die_before_showing"]) is not None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import WAIT_S, assert_exact, numbered, produce
 

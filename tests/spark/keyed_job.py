@@ -17,8 +17,8 @@ from crash_job import kill
 from pyspark import cloudpickle
 
 import tallystick as ts
-from tallystick.state.key_bytes import KeyCodec
-from tallystick.state.processing import Declared, Processor, Work
+from tallystick.state.functions.processing import Processor, StateDeclaration, Work
+from tallystick.state.keys import KeyCodec
 
 FLIGHT = "id bigint, carrier string, dest string"
 NUMBERED = "id bigint, carrier string, dest string, n bigint"
@@ -59,7 +59,7 @@ class Mortal:
         """As it is."""
         return self.inner.has_timers
 
-    def declared(self, key: KeyCodec) -> tuple[Declared, ...]:
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """As it is."""
         return self.inner.declared(key)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tallystick.sink.two_phase import Committable, Outcome, Owner, Place, RunFacts, Timeout
+from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place, RunFacts, Timeout
 
 PART = ".part"
 

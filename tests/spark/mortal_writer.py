@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tallystick.checkpoint.protocol import Event
+from tallystick.epoch.protocol import Event
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.spark.source import TallystickSource
-from tallystick.spark.stream_writer import StreamWriter, TaskWriter
+from tallystick.spark.streaming.source import TallystickSource
+from tallystick.spark.streaming.stream_writer import StreamWriter, TaskWriter
 
 PREPARED = "TaskPrepared"
 DUE = "CommitOfOneTaskDue"

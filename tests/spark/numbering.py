@@ -4,8 +4,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.vectorised import Vectorised, vectorised
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.vectorised import VectorisedFunction, vectorised
 
 
 def picked() -> Any:
@@ -17,7 +17,7 @@ def picked() -> Any:
     return only_values
 
 
-def numbering() -> Vectorised:
+def numbering() -> VectorisedFunction:
     """Each row with its number among the rows of its key."""
 
     def number(batch: KeyedBatch) -> Update:

@@ -25,7 +25,7 @@ AHEAD, SERVING = "ahead", "serving"
 
 def look(_: Any) -> Iterator[tuple[int, int, bool]]:
     """Who runs this task, by whom it was forked, and whether it found everything loaded."""
-    module = sys.modules.get("tallystick.kafka.kernels")
+    module = sys.modules.get("tallystick.codec.records.kernels")
     is_warm = module is not None and bool(module.scan_records.signatures)
     yield os.getpid(), os.getppid(), is_warm and "tallystick.spark.gang.member" in sys.modules
 

@@ -15,9 +15,8 @@ from typing import Self
 
 import pyspark
 
-from tallystick.java import spark_java_home
-from tallystick.testing.free_ports import free_ports
-from tallystick.testing.process import ProcessGroup
+from tallystick.host.java import spark_java_home
+from tallystick.testing.process import ProcessGroup, free_ports
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 HOST = "127.0.0.1"

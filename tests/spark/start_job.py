@@ -9,12 +9,13 @@ import os
 import sys
 from typing import Any
 
+import jvm
 import pyarrow as pa
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.java import spark_java_home
+from tallystick.host.java import spark_java_home
 
 WAIT_S = 150
 
@@ -68,7 +69,11 @@ def given(kind: str) -> SparkContext | None:
     if kind == "nothing":
         return None
     conf = (
-        SparkConf().setMaster("local[2]").setAppName("start-job").set("spark.ui.enabled", "false")
+        SparkConf()
+        .setMaster("local[2]")
+        .setAppName("start-job")
+        .set("spark.ui.enabled", "false")
+        .set("spark.driver.extraJavaOptions", jvm.options())
     )
     return SparkContext(conf=conf)
 

@@ -7,16 +7,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
-from tallystick.checkpoint.facts import Identity
-from tallystick.job import Driver
-from tallystick.kafka_sink import written
+from tallystick.api.kafka_sink import topology_of
+from tallystick.epoch.facts import Identity
+from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.executions import QueryRun
-from tallystick.spark.listening import at_end
-from tallystick.spark.query import EpochRunner
-from tallystick.spark.running import PipelineRun
-from tallystick.spark.source import FORMAT, register
-from tallystick.storage import FileStorage, as_spark_takes_it
+from tallystick.spark.pipeline_run import PipelineRun
+from tallystick.spark.streaming.executions import QueryRun
+from tallystick.spark.streaming.foreach_batch import EpochRunner
+from tallystick.spark.streaming.offset_reporter import at_end
+from tallystick.spark.streaming.source import FORMAT, register
+from tallystick.storage.file_storage import FileStorage
 
 
 def streamed(
@@ -34,7 +34,7 @@ def streamed(
         cluster=Cluster.of(spark),
         source_options=pipeline.source.to_options(pipeline.name),
         steps=pipeline.steps,
-        written=written(pipeline.sinks),
+        topology=topology_of(pipeline.sinks),
         listener=listener,
     )
     run.check(None, is_new=not FileStorage(str(checkpoint)).names("offsets"))
@@ -49,7 +49,7 @@ def streamed(
         .options(**run.source_options)
         .load()
         .writeStream.queryName(run.name)
-        .option("checkpointLocation", as_spark_takes_it(str(checkpoint)))
+        .option("checkpointLocation", str(checkpoint))
         .foreachBatch(runner)
         .trigger(**(trigger or {"availableNow": True}))
         .start()

@@ -187,7 +187,7 @@ class Sunk:
 
 def open_ids(flow: Flow) -> list[str]:
     """The pipeline's open transactions, as the broker lists them."""
-    config = flow.sink().config
+    config = flow.sink().output.config
     client = Client(config)
     try:
         return [each for each in list_open_ids(client) if re.search(rf"\b{flow.name}\b", each)]

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.testing import EmbeddedKafka
-from tallystick.testing.free_ports import free_ports
+from tallystick.testing.process import free_ports
 from tests.spark.flow import Facts, Flow
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.checkpoint import manifest as m
+from tallystick.epoch import manifest as m
 from tallystick.errors import StorageError
-from tallystick.storage import FileStorage
+from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Facts, Flow
 from tests.spark.topics import read_committed
 

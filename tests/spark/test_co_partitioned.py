@@ -11,18 +11,18 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
-from tallystick.fan_out import FanOut
+from tallystick.codec.layout import Layout
+from tallystick.codec.rows import RowLayout
 from tallystick.kafka.config import KafkaConfig
-from tallystick.keyed_epoch import NO_STEPS, KeyedEpoch
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transaction import Producer
-from tallystick.source.columns import Layout
-from tallystick.source.split import SplitRange
+from tallystick.kafka.fetcher import KafkaFetch
+from tallystick.kafka.writer import KafkaProduce
+from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch
+from tallystick.run.sink_task import FanOut
+from tallystick.run.task import EncodePlan, ReadPlan, Report, WritePlan
 from tallystick.spark.engine import SplitsEngine
 from tallystick.spark.tasks import Unread, share
-from tallystick.task import EncodePlan, ReadPlan, Report, WritePlan
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.spark.flow import Flow
 from tests.spark.topics import WAIT_S, numbered, produce, wait_until_nothing_is_pending
 
@@ -46,11 +46,11 @@ class Recorder:
 def planned(topics: list[str], last: Any) -> tuple[Unread, Any]:
     """What reads, and where it sends its rows."""
     splits = tuple(SplitRange(topic, at, 0, 10) for topic in topics for at in range(8))
-    unread = Unread(share(2, splits, None), ReadPlan(CONFIG, Layout()))
+    unread = Unread(share(2, splits, None), ReadPlan(KafkaFetch(CONFIG), Layout()))
     tasks = Recorder()
 
     def write(producer: Producer) -> WritePlan:
-        return WritePlan(CONFIG, producer, 2)
+        return WritePlan(KafkaProduce(CONFIG, 2), producer)
 
     engine = SplitsEngine(tasks, unread, lambda _: last, write, NO_STEPS)
     engine.run_epoch(1, Producer("id", 1, 0), ())

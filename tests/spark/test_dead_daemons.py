@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.coordinator import ATTEMPTS_MAX
+from tallystick.epoch import protocol as c
+from tallystick.epoch.coordinator import ATTEMPTS_MAX
+from tallystick.run.task import Report, WritePlan
 from tallystick.spark.failures import run_until_alive
 from tallystick.spark.sinks import SinkCluster
-from tallystick.task import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow

@@ -10,7 +10,7 @@ from pyarrow import fs
 
 import tallystick as ts
 from tests.spark.flow import Facts, Flow, pass_on
-from tests.test_storage_s3 import Server
+from tests.storage.test_storage_s3 import Server
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -12,26 +12,27 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from tallystick import savepoints
-from tallystick.checkpoint import manifest as m
+from tallystick.checkpoint.spark_log import SparkLog
+from tallystick.epoch import manifest as m
+from tallystick.epoch.two_phase import Committable
 from tallystick.errors import (
     BrokerUnavailableError,
     DataLossError,
     OptionError,
+    QueryEndedError,
     StorageError,
     TallystickError,
 )
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
+from tallystick.ops import savepoints
 from tallystick.ops.ask_kafka import asking
-from tallystick.participants import OpenSinks
-from tallystick.sink.two_phase import Committable
-from tallystick.spark import epochs
+from tallystick.run.participants import OpenSinks
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.executions import active_runs, current_run_id
-from tallystick.spark.query import EpochRunner
-from tallystick.spark_log import SparkLog
-from tallystick.storage import FileStorage
+from tallystick.spark.streaming import epochs, foreach_batch
+from tallystick.spark.streaming.executions import active_runs, current_run_id
+from tallystick.spark.streaming.foreach_batch import EpochRunner
+from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
 
@@ -382,21 +383,43 @@ def fail_and_catch(
     return count
 
 
+ENDED = "00000000-0000-0000-0000-000000000000"
+"""The id of a query that does not run."""
+
+
 class TimeIsUp(BaseException):
     """As libraries raise it in the thread of a call that takes too long."""
 
 
+def limit(patched: pytest.MonkeyPatch, where: object, name: str, limits: list[str]) -> None:
+    """The time of the first call that comes here is up."""
+    original = getattr(where, name)
+
+    def limited(*args: Any, **settings: Any) -> Any:
+        if name not in limits:
+            limits.append(name)
+            raise TimeIsUp
+        return original(*args, **settings)
+
+    patched.setattr(where, name, limited)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [(DataFrameEngine, "run_epoch")],
+        [(foreach_batch, "current_run_id")],
+        [(EpochRunner, "_take")],
+        [(DataFrameEngine, "run_epoch"), (foreach_batch, "note")],
+    ],
+    ids=["in the epoch", "before its run is known", "before its turn", "while it is noted"],
+)
 def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, places: list[tuple[object, str]]
 ) -> None:
     rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    limits: list[str] = []
     sink, swallowed = flow.sink(), []
-    original = DataFrameEngine.run_epoch
-
-    def limited(self: DataFrameEngine, *told: Any) -> Any:
-        if not swallowed:
-            raise TimeIsUp
-        return original(self, *told)
 
     def swallows(df: DataFrame, batch_id: int) -> None:
         try:
@@ -406,8 +429,10 @@ def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
 
     flow.feed(60)
     with monkeypatch.context() as patched:
-        patched.setattr(DataFrameEngine, "run_epoch", limited)
+        for where, name in places:
+            limit(patched, where, name, limits)
         error_of(lambda: write(flow, rows, swallows))
+    assert limits == [name for _, name in places]
     told = error_of(lambda: write(flow, rows, sink))
     assert "begun, and not committed: 0" in told
     word = told.partition("accept='")[2].partition("'")[0]
@@ -626,6 +651,52 @@ def test_a_call_from_a_thread_of_the_users_own_is_a_call_of_its_micro_batch(flow
     before = numbers(flow)
     write(flow, rows, flow.sink(accept=words))
     assert len(numbers(flow)) == len(before) + 10
+
+
+def test_a_thread_that_served_another_query_serves_the_one_whose_rows_it_gets(flow: Flow) -> None:
+    """A pool's thread keeps what Spark told the one that it first worked for."""
+    assert flow.spark is not None
+    context, sink = flow.spark.sparkContext, flow.sink()
+    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    flow.feed(60)
+    other = flow.spark.readStream.format("rate").load().writeStream.format("noop").start()
+
+    def in_the_others(df: DataFrame, batch_id: int) -> None:
+        context.setLocalProperty("sql.streaming.queryId", other.id)
+        sink(df, batch_id)
+
+    def in_a_pool(df: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(in_the_others, df, batch_id).result()
+
+    try:
+        write(flow, rows, in_a_pool)
+        assert other.isActive
+    finally:
+        other.stop()
+    flow.assert_exact()
+
+
+def test_a_call_that_outlives_its_query_is_refused_and_stops_no_other(flow: Flow) -> None:
+    rows, sink, refused = stream(flow).select("key", "value"), flow.sink(), []
+    assert flow.spark is not None
+    spark = flow.spark
+
+    def late(batch_id: int) -> None:
+        spark.sparkContext.setLocalProperty("sql.streaming.queryId", ENDED)
+        with pytest.raises(QueryEndedError, match="has ended"):
+            sink(spark.createDataFrame([], rows.schema), batch_id)
+        refused.append(batch_id)
+
+    def beside(df: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(late, batch_id).result()
+        sink(df, batch_id)
+
+    flow.feed(30)
+    write(flow, rows, beside)
+    assert refused == [0]
+    flow.assert_exact()
 
 
 def test_a_second_call_is_noted_also_where_the_checkpoint_cannot_be_read(

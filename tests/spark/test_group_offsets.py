@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.group_offsets import (
+from tallystick.spark.progress import source_progress
+from tallystick.spark.streaming.group_offsets import (
     COUNTS,
     GroupOffsets,
     SourceClient,
@@ -32,9 +33,8 @@ from tallystick.spark.group_offsets import (
     in_transaction,
     shown_in_transaction,
 )
-from tallystick.spark.progress import source_progress
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition as Partition
+from tallystick.values import TopicPartition as Partition
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import WAIT_S, ends, produce
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import protocol as c
 from tests.spark.flow import Flow, pass_on
 from tests.spark.test_sinks_together import rows_in
 from tests.spark.topics import read_committed
@@ -19,12 +19,10 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
 
 WAYS: list[tuple[dict[str, Any], str, int]] = [
     ({"transactions": "task"}, "TransactionCommitted", 2),  # the first one begins the lineage
-    ({"transactions": "epoch"}, "OutputCounted", 1),
-    ({"transactions": "epoch", "transactional_id_prefix": "team-"}, "OutputCounted", 1),
     ({"transactions": "task", "transactional_id_prefix": "team-"}, "TransactionCommitted", 1),
     ({"guarantee": "at_least_once"}, "OutputCounted", 1),
 ]
-"""How to write, and the fact at which the driver dies: decided, or not."""
+"""How to write where the checkpoint decides, and the fact at which the driver dies."""
 
 
 class DeathError(Exception):

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 
 import tallystick as ts
 from tallystick.errors import OptionError
-from tallystick.testing.free_ports import free_ports
+from tallystick.testing.process import free_ports
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.flow import Flow, finish, pass_on
 

@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.m
 
 RANDOM = ("EpochPlanned", 2, 0.5)
 """Any time up to half a second after the second plan: before, in or after its tasks."""
+EPOCH_RECORDS = {"jobs": 300, "resident": 30}
+"""An epoch of resident tasks takes a tenth of the time: neither run is over when it is killed."""
 FEW_KILLS = [("EpochRan", 1, 0.0), RANDOM, ("TransactionCommitted", 3, 0.0)]
 MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS), *[RANDOM] * 12]
 """The fact behind which the driver dies, the how-manieth of its kind, how much later at most."""
@@ -59,7 +61,7 @@ def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
         run = flights.spec(
             next(parallelisms),
             execution=execution,
-            epoch_records=300,
+            epoch_records=EPOCH_RECORDS[execution],
             kill_at=fact,
             occurrence=occurrence,
             delay_s=chance.uniform(0, later_s),

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import tallystick as ts
-from tallystick.checkpoint import manifest as m
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.processing import EVENT_TIME
-from tallystick.state.vectorised import vectorised
+from tallystick.epoch import manifest as m
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.processing import EVENT_TIME
+from tallystick.state.functions.vectorised import vectorised
 from tests.spark.flow import Facts, Flow
 from tests.spark.numbering import numbering, picked
 from tests.spark.topics import (
@@ -106,7 +106,7 @@ def copies(flow: Flow) -> Path:
 
 def newest(flow: Flow) -> m.Manifest:
     """What the newest epoch left."""
-    path = max((flow.checkpoint / m.FOLDER).glob("*.json"))
+    path = max((flow.checkpoint / m.FOLDER).glob("0*.json"))
     return m.decode(path.read_bytes(), str(path))
 
 

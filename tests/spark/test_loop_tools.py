@@ -17,16 +17,16 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 import tallystick as ts
-from tallystick import metrics, savepoints
-from tallystick.checkpoint import protocol as c
-from tallystick.cli import app
-from tallystick.inspection import DECIDED, KAFKA_KNOWS, SETTLED, UNDECIDED, Report, inspect
+from tallystick.checkpoint.newest_epoch import Ask
+from tallystick.epoch import protocol as c
 from tallystick.kafka.config import KafkaConfig
-from tallystick.newest_epoch import Ask
+from tallystick.ops import metrics, savepoints
 from tallystick.ops.ask_kafka import asking
+from tallystick.ops.cli import app
+from tallystick.ops.inspection import DECIDED, KAFKA_KNOWS, SETTLED, UNDECIDED, Report, inspect
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
-from tallystick.spark import listening
+from tallystick.spark.streaming import offset_reporter
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.flow import Facts, Flow, pass_on
 from tests.spark.streamed import streamed
@@ -128,7 +128,7 @@ def test_a_savepoint_goes_on_exactly_where_kafka_stands_and_else_only_if_told(
     assert newest >= 3
     assert f"Saved epoch {newest}" in created.output, created.output
     (listed,) = json.loads(tools.call("savepoint", "list", tmp_path / "s", "--json").output)
-    assert (listed["epoch"], listed["pipeline"], listed["copy"]) == (newest, tools.flow.name, True)
+    assert (listed["epoch"], listed["pipeline"]) == (newest, tools.flow.name)
     for name in ("new", "again"):
         assert (
             tools.call("savepoint", "restore", tmp_path / "s/one", tmp_path / name).exit_code == 0
@@ -354,7 +354,7 @@ def test_metrics_and_progress_are_those_of_every_query(tools: Tools) -> None:
         gone = registry.get_sample_value("tallystick_source_position", {**at, "partition": "0"})
         assert gone is None, "the query has ended"
     finally:
-        listening.OBSERVERS.remove(collector.observe)
+        offset_reporter.OBSERVERS.remove(collector.observe)
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ def postgres() -> Iterator[PostgresServer]:
     server.stop()
 
 
-def test_what_a_dead_loop_has_decided_is_committed_by_hand_in_every_sink(
+def test_what_a_dead_loop_has_decided_is_committed_by_a_recovery_in_every_sink(
     flow: Flow, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """Kafka decides; a table and files are to follow."""
@@ -378,18 +378,22 @@ def test_what_a_dead_loop_has_decided_is_committed_by_hand_in_every_sink(
     where = ("--bootstrap-servers", servers, "--checkpoint", str(flow.checkpoint))
     where += ("--postgres", postgres.dsn, "--files", str(sunk.folders[0]))
 
-    def call(command: str, *words: str) -> Result:
-        return CliRunner().invoke(app, ["transactions", command, *words, *where])
+    def listed() -> list[dict[str, Any]]:
+        words = ["transactions", "list", "--json", "--pipeline", flow.name, *where]
+        found: list[dict[str, Any]] = json.loads(CliRunner().invoke(app, words).stdout)[
+            "transactions"
+        ]
+        return found
 
     assert sunk.counts() == [160, 100, 100]
-    listed = call("list", "--json", "--pipeline", flow.name)
-    open_ones = json.loads(listed.stdout)["transactions"]
-    assert {each["system"] for each in open_ones} == {"postgres", "files"}
-    for each in open_ones:
-        assert (each["standing"], each["epoch"], each["commit"]) == ("due", 2, True)
-        assert call("abort", each["transaction"], "--quiet-for", "0").exit_code == 3
-        assert call("commit", each["transaction"]).exit_code == 0
+    assert {each["system"] for each in listed()} == {"postgres", "files"}
+    assert {(each["standing"], each["epoch"]) for each in listed()} == {("due", 2)}
 
+    done = sunk.pipeline().recover(checkpoint=str(flow.checkpoint))
+
+    assert (done.epoch, done.decider) == (2, "kafka-1")
+    assert all(each.committed and not each.aborted for each in done.sinks)
+    assert listed() == []
     sunk.assert_exact()
     flow.feed(40)
     flow.run(sunk.pipeline(), execution=LOOP)

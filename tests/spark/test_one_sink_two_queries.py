@@ -15,9 +15,9 @@ from unittest.mock import Mock
 import pytest
 
 import tallystick as ts
-from tallystick.checkpoint.manifest import FOLDER
+from tallystick.epoch.manifest import FOLDER
 from tallystick.errors import OptionError, SecondCallError, TallystickError
-from tallystick.spark import epochs, query
+from tallystick.spark.streaming import epochs, foreach_batch
 
 WAIT_S = 20.0
 
@@ -92,10 +92,10 @@ class Queries:
     ends_within: str = ""
     opened: list[str] = field(default_factory=list)
 
-    def current_run(self, spark: Any) -> query.QueryRun:
+    def current_run(self, spark: Any) -> foreach_batch.QueryRun:
         """As Spark would say it of the calling thread."""
         name = self.thread.run.rstrip("'")
-        return query.QueryRun(spark, f"id-{name}", name, str(self.folder / name), None)
+        return foreach_batch.QueryRun(spark, f"id-{name}", name, str(self.folder / name), None)
 
     def run(self, run: str, *batch_ids: int) -> None:
         """Micro-batches of a run; a quote after the query's name makes it another run."""
@@ -121,11 +121,11 @@ committed: list[tuple[str, tuple[str, ...], FakeSinks]] = []
 @pytest.fixture
 def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries]:
     found = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
-    monkeypatch.setattr(query, "current_run", found.current_run)
-    monkeypatch.setattr(query, "current_run_id", lambda _: found.thread.run)
-    monkeypatch.setattr(query, "check_is_read", lambda *_: None)
-    monkeypatch.setattr(query, "_sink_of_run", {})
-    monkeypatch.setattr(query, "active_runs", lambda _: set(found.active))
+    monkeypatch.setattr(foreach_batch, "current_run", found.current_run)
+    monkeypatch.setattr(foreach_batch, "current_run_id", lambda _: found.thread.run)
+    monkeypatch.setattr(foreach_batch, "check_is_read", lambda *_: None)
+    monkeypatch.setattr(foreach_batch, "_sink_of_run", {})
+    monkeypatch.setattr(foreach_batch, "active_runs", lambda _: set(found.active))
     monkeypatch.setattr(epochs, "Cluster", Mock())  # the true one would start a Spark of its own
     monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
     monkeypatch.setattr(epochs, "engine_of", lambda sinks, *_: sinks)

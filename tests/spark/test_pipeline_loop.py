@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint import protocol as c
+from tallystick.epoch import manifest as m
+from tallystick.epoch import protocol as c
 from tallystick.errors import OptionError, TallystickError
 from tallystick.run.query import Query
 from tallystick.run.sizing import Reason
@@ -288,7 +288,7 @@ def test_the_parallelism_changes_while_the_pipeline_runs(flow: Flow) -> None:
     with pytest.raises(TallystickError, match="has ended"):
         query.rescale(parallelism=2)
 
-    paths = sorted((flow.checkpoint / m.FOLDER).glob("*.json"))
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
     states = [m.decode(path.read_bytes(), str(path)).state for path in paths]
     assert [step.parallelism for (step,) in filter(None, states)][-1] == 3
     found = read_committed(flow.confluent, flow.topic_out)

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tallystick import early_daemon, kernel_cache
-from tallystick.java import java_home
-from tallystick.spark import class_archive
+from tallystick.host import kernel_cache
+from tallystick.host.java import java_home
+from tallystick.spark import class_archive, early_daemon
 from tests.spark.mischief import wait_until_gone
 
 pytestmark = pytest.mark.spark
@@ -30,7 +30,7 @@ JOB = Path(__file__).with_name("quick_job.py")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home that held nothing before `tallystick warm-up` ran there; options divide at spaces."""
     home = tmp_path_factory.mktemp("somebody's home")
-    command = [sys.executable, "-m", "tallystick.cli", "warm-up"]
+    command = [sys.executable, "-m", "tallystick.ops.cli", "warm-up"]
     done = subprocess.run(
         command, env=environment(home), capture_output=True, text=True, timeout=300
     )
@@ -88,7 +88,7 @@ def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
 
 def test_an_archive_is_made_once(home: Path) -> None:
     made = archive_in(home).stat()
-    command = [sys.executable, "-m", "tallystick.cli", "warm-up"]
+    command = [sys.executable, "-m", "tallystick.ops.cli", "warm-up"]
     subprocess.run(command, env=environment(home), check=True, timeout=300)
     assert archive_in(home).stat() == made
 

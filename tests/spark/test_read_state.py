@@ -7,15 +7,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.manifest import Manifest
-from tallystick.checkpoint.micro_batches import OWN_LOOP, settled_path
-from tallystick.sink.transaction import Producer
-from tallystick.state.handles import StepState, Version
-from tallystick.state.retention import extend
-from tallystick.state_files import write_changelog
-from tallystick.storage import FileStorage
-from tests.test_state_columns import A_DAY, STEP, USERS, entries_of
+from tallystick.checkpoint.state_files import write_changelog
+from tallystick.epoch import manifest as m
+from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.micro_batches import OWN_LOOP, settled_path
+from tallystick.state.catalog import StepState, Version
+from tallystick.state.file_sets import extend
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import Producer
+from tests.ops.test_state_columns import A_DAY, STEP, USERS, entries_of
 
 pytestmark = pytest.mark.spark
 

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 import tallystick as ts
-from tallystick import migration, savepoints
-from tallystick.checkpoint import manifest as m
-from tallystick.checkpoint.micro_batches import settled_path
-from tallystick.cli import app
-from tallystick.inspection import inspect
-from tallystick.storage import FileStorage
+from tallystick.epoch import manifest as m
+from tallystick.epoch.micro_batches import settled_path
+from tallystick.ops import migration, savepoints
+from tallystick.ops.cli import app
+from tallystick.ops.inspection import inspect
+from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow
 from tests.spark.numbering import numbering, picked
 from tests.spark.topics import produce, read_committed
@@ -101,7 +101,7 @@ def test_a_savepoint_goes_on_exactly_where_kafka_stands_and_else_only_if_told(
     savepoints.create(folder(flow.checkpoint), folder(old))
     counting.feed(70)
     flow.run(counting.pipeline())
-    savepoints.create(folder(flow.checkpoint), folder(new), reference=True)
+    savepoints.create(folder(flow.checkpoint), folder(new))
 
     # The newest one: exactly, with another parallelism, though the checkpoint is a new one.
     savepoints.restore(folder(new), folder(tmp_path / "from-new"))
@@ -110,7 +110,7 @@ def test_a_savepoint_goes_on_exactly_where_kafka_stands_and_else_only_if_told(
     assert counting.output() == counting.expected(0, 280)
 
     # The older one: refused, until a person has stated what the message asks for.
-    savepoints.restore(folder(old), folder(tmp_path / "from-old"), claim=True)
+    savepoints.restore(folder(old), folder(tmp_path / "from-old"))
     for _ in range(2):
         with pytest.raises(ts.DataLossError, match="is written a second time") as refused:
             flow.run(counting.pipeline(), checkpoint=tmp_path / "from-old")

@@ -42,7 +42,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         flow.feed(30)
         driver.run(flow.spec(show=True, reading_dies=True))
         error = driver.wait_for_end() or ""
-    broker = KafkaBroker(flow.sink().config)
+    broker = KafkaBroker(flow.sink().output.config)
     token = broker.group_offsets(f"tallystick-{flow.name}-token")
     broker.close()
 
@@ -51,7 +51,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         "error": error,
         "token": str(token),
         "source": repr(flow.source()) + repr(flow.source().config),
-        "sink": repr(flow.sink()) + repr(flow.sink().settings),
+        "sink": repr(flow.sink()) + repr(flow.sink().output),
         "pipeline": repr(flow.pipeline()),
     }
     for path in (*left.rglob("*"), *flow.checkpoint.rglob("*")):

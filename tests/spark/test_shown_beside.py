@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.group_offsets import GroupOffsetsBeside
-from tallystick.topic_partition import TopicPartition
+from tallystick.spark.streaming.group_offsets import GroupOffsetsBeside
+from tallystick.values import TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
 PATIENCE_S = 20.0

@@ -19,8 +19,10 @@ from pyspark.errors import StreamingQueryException
 import tallystick as ts
 from tallystick.demo.flights import load
 from tallystick.errors import RetriableError
-from tallystick.participants import OpenSinks
-from tallystick.spark.query import EpochRunner
+from tallystick.ops.inspection import inspect
+from tallystick.run.participants import OpenSinks
+from tallystick.spark.streaming.foreach_batch import EpochRunner
+from tallystick.storage.file_storage import FileStorage
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow, finish
@@ -438,3 +440,47 @@ def test_counts_and_their_files_go_on_over_deaths_and_rescales(
     mortal.at = ("", 0)
     flow.run(numbering(flow, 2))
     assert_counted(flow, flights)
+
+
+IN_EPOCH_2 = [
+    ("EpochRan", 2, 1),
+    ("ManifestWritten", 3, 1),  # the first is a lineage's
+    ("TransactionCommitted", 3, 2),  # so here
+    (ONE_COMMITTED, 12, 2),  # each epoch has ten
+]
+"""Between prepare, decision and commits: the fact, and the epoch that is decided then."""
+
+
+@pytest.mark.parametrize("execution", ["resident", "jobs"])
+@pytest.mark.parametrize(("fact", "occurrence", "epoch"), IN_EPOCH_2)
+def test_what_a_killed_driver_left_is_recovered_without_spark(
+    sunk: Sunk, drivers: Drivers, fact: str, occurrence: int, epoch: int, execution: str
+) -> None:
+    """Every sink shows exactly the decided epochs; then the pipeline goes on."""
+    sunk.lines().kafka(transactions="task").prepared().staged().files()
+    sunk.flow.feed(90)
+    driver = drivers.take(spares=1)
+    driver.run(
+        sunk.spec(kill_at=fact, occurrence=occurrence, epoch_records=30, execution=execution)
+    )
+    driver.wait_until_killed()
+    driver.stop()
+
+    done = sunk.pipeline().recover(checkpoint=str(sunk.flow.checkpoint))
+    again = sunk.pipeline().recover(checkpoint=str(sunk.flow.checkpoint))
+
+    assert (done.epoch, done.runs_again, again.epoch) == (epoch, None, epoch)
+    assert all(each.committed and not each.lost and not each.failures for each in done.sinks)
+    assert [each.aborted > 0 for each in done.sinks] == [epoch == 1] * 5
+    assert not any(each.committed or each.aborted for each in again.sinks)
+    sunk.assert_nothing_lingers()
+    assert set(sunk.counts()) == {visible_rows(sunk)}
+    sunk.flow.feed(30)
+    sunk.flow.run(sunk.pipeline(max_offsets_per_trigger=60))
+    sunk.assert_exact()
+
+
+def visible_rows(sunk: Sunk) -> int:
+    """How many records the newest decided epoch, and those before it, have read."""
+    report = inspect(FileStorage(str(sunk.flow.checkpoint)))
+    return sum(offset for source in report.positions for offset in source.values())

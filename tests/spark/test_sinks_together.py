@@ -13,7 +13,7 @@ from pyspark import TaskContext
 
 import tallystick as ts
 from tests.spark.flow import Flow, pass_on
-from tests.spark.topics import assert_exact
+from tests.spark.topics import assert_exact, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -45,18 +45,30 @@ def test_files_and_kafka_hold_the_same(flow: Flow, tmp_path: Path, transactions:
     assert rows_in(folder) == sorted(flow.input)
 
 
-def test_a_mode_may_change_with_every_start(flow: Flow, tmp_path: Path) -> None:
+def test_a_start_with_another_decider_is_refused_and_changes_nothing(flow: Flow) -> None:
+    flow.feed(150)
+    flow.run(pipeline(flow, flow.sink(transactions="epoch")))
+    flow.assert_exact()
+    seen = len(flow.input)
+    flow.feed(150)
     for transactions, prefix in (
-        ("epoch", "tallystick-"),
         ("task", "tallystick-"),
-        ("epoch", "tallystick-"),
         ("epoch", "team-a-"),
         ("task", "team-b-"),
     ):
+        other = flow.sink(transactions=transactions, transactional_id_prefix=prefix)
+        with pytest.raises(ts.OptionError, match="its epochs are decided by Kafka transactions of"):
+            flow.run(pipeline(flow, other))
+        assert len(read_committed(flow.confluent, flow.topic_out)) == seen
+    flow.run(pipeline(flow, flow.sink(transactions="epoch")))
+    flow.assert_exact()
+
+
+def test_the_prefix_of_a_sink_that_does_not_decide_may_change_with_every_start(flow: Flow) -> None:
+    for prefix in ("tallystick-", "team-a-", "team-b-"):
         flow.feed(150)
-        flow.run(
-            pipeline(flow, flow.sink(transactions=transactions, transactional_id_prefix=prefix))
-        )
+        sink = flow.sink(transactions="task", transactional_id_prefix=prefix)
+        flow.run(pipeline(flow, sink))
         flow.assert_exact()
 
 

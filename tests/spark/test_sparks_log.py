@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from tallystick.checkpoint import protocol as c
-from tallystick.checkpoint.coordinator import Coordinator
-from tallystick.storage import FileStorage
+from tallystick.epoch import protocol as c
+from tallystick.epoch.coordinator import Coordinator
+from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow, finish
 from tests.spark.test_foreach_batch_sink import stream
 from tests.spark.topics import read_committed

@@ -11,8 +11,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter, _Log
-from tallystick.sink.transaction import ProducedRange, Producer
-from tallystick.topic_partition import TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicPartition
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
 from tests.spark.topics import read_committed

@@ -10,18 +10,17 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from tallystick.codec.layout import Layout
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.config import KafkaConfig
-from tallystick.options import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
-from tallystick.source.columns import Layout
+from tallystick.options.source import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
 from tallystick.source.offsets import SourceOffsets, from_json, next_tick
-from tallystick.source.planner import plan_splits
-from tallystick.spark import planning
-from tallystick.spark.planning import StreamPlanner
-from tallystick.spark.source import StreamReader
+from tallystick.source.splits import plan_splits
+from tallystick.spark.streaming import planning
+from tallystick.spark.streaming.planning import StreamPlanner
+from tallystick.spark.streaming.source import StreamReader
 from tallystick.testing import EmbeddedKafka
-from tallystick.topic_partition import TopicPartition as Partition
+from tallystick.values import TopicPartition as Partition
 from tests.spark.test_changing_topics import wait_until
 from tests.spark.topics import WAIT_S, numbered, produce
 
@@ -39,7 +38,7 @@ def planner(kafka: EmbeddedKafka) -> Iterator[NewPlanner]:
     def make(**options: str) -> StreamPlanner:
         asked = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options}
         parsed = parse_source_options(asked, streaming=True)
-        brokers.append(KafkaBroker(KafkaConfig.from_options(parsed.client)))
+        brokers.append(KafkaBroker(parsed.config))
         return StreamPlanner(brokers[-1], parsed)
 
     yield make

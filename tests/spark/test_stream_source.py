@@ -258,7 +258,7 @@ def test_json_values_are_typed_columns_and_a_malformed_one_is_named_kept_or_drop
 WRONG: list[tuple[dict[str, str], str]] = [
     ({"subscribe": "a", "subcribe": "a"}, "unknown option 'subcribe'.*did you mean 'subscribe'"),
     ({"subscribe": "a", "minPartitions": "two"}, "minPartitions='two': expected a whole number"),
-    ({"subscribe": "a", "assign": "{}"}, "expected exactly one of .*; found subscribe, assign"),
+    ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of .*; found subscribe, assign"),
     ({"subscribe": "a", "kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
     ({"subscribe": "a", "kafka.sasl.mechanisms": "PLAIN"}, "librdkafka's name; use sasl.mechanism"),
     ({"subscribe": "no-such-topic"}, "'no-such-topic'"),

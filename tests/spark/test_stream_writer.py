@@ -205,7 +205,7 @@ def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epo
 
     write(flow, copied(flow).mapInArrow(beside_a_loser, "key binary, value binary"))
 
-    client = Client(flow.sink().config)
+    client = Client(flow.sink().output.config)
     assert marker.read_text() not in list_open_ids(client)
     client.close()
     flow.assert_exact()

@@ -12,10 +12,14 @@ import pytest
 from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark import listening
-from tallystick.spark.group_offsets import GroupOffsets, SourceClient, shown_in_transaction
-from tallystick.spark.listening import Run
-from tallystick.topic_partition import TopicPartition
+from tallystick.spark.streaming import offset_reporter
+from tallystick.spark.streaming.group_offsets import (
+    GroupOffsets,
+    SourceClient,
+    shown_in_transaction,
+)
+from tallystick.spark.streaming.offset_reporter import Run
+from tallystick.values import TopicPartition
 
 HERE = TopicPartition("t", 0)
 WAIT_S = 20.0
@@ -127,13 +131,15 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     log = Log()
-    monkeypatch.setattr(listening, "committed_batch", lambda _: log.newest)
+    monkeypatch.setattr(offset_reporter, "committed_batch", lambda _: log.newest)
     monkeypatch.setattr(
-        listening,
+        offset_reporter,
         "committed_sources",
         lambda cluster, batch_id: (batch_id, at(10 * batch_id, cluster)),
     )
-    monkeypatch.setattr(listening, "sources_of", lambda told: at(10 * told.batchId, told.cluster))
+    monkeypatch.setattr(
+        offset_reporter, "sources_of", lambda told: at(10 * told.batchId, told.cluster)
+    )
     yield log
     for run in log.runs:
         run.end()
@@ -197,7 +203,7 @@ def test_a_run_waits_until_the_last_one_of_its_query_has_ended(log: Log) -> None
 
 def test_a_run_that_does_not_end_is_replaced(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is not told of when its session was stopped."""
-    monkeypatch.setattr(listening, "PREVIOUS_WAIT_S", 0.0)
+    monkeypatch.setattr(offset_reporter, "PREVIOUS_WAIT_S", 0.0)
     cluster = FakeCluster("x", offset=0)
     old = log.start(cluster)
     new = log.start(cluster, old)

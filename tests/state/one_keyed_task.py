@@ -5,13 +5,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.state.by_columns import ByColumns
-from tallystick.state.fields import settle
-from tallystick.state.handles import StateField
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.state.catalog import StateField
+from tallystick.state.compatibility import settle
+from tallystick.state.functions.processing import Processor, Work
+from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.processing import Processor, Work
-from tallystick.state.view import EpochTime, Overlay
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import EpochTime, Overlay
 
 MAX_PARALLELISM = 16
 

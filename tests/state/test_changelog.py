@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tallystick.state import changelog
 from tallystick.state.changelog import DamagedError, decode, encode, parse_index, segments_of
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.view import ENTRIES
+from tallystick.state.overlay import ENTRIES
 
 ALL = KeyGroupRange(0, 32767)
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.state.compatibility import Wanted, check, starting_point
-from tallystick.state.handles import StateFile, StepState, Version
-from tallystick.state.key_hash import HASH_VERSION
-from tallystick.state.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
+from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.compatibility import StepRequirement, check, starting_point
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
+from tallystick.state.keys import HASH_VERSION
 
 KEY = '[["user","string"]]'
 FILE = StateFile("keyed-state/count/0.changelog", "changelog", 0, 0, 127, 100, 10, 1, 3)
 HELD = StepState("count", 128, 2, KEY, HASH_VERSION, files=(FILE,), trail=(Version(0, "x"),))
-COUNT = Wanted("count", KEY)
+COUNT = StepRequirement("count", KEY)
 
 
 def test_a_step_goes_on_from_the_state_with_its_uid_and_a_new_one_from_none():
-    assert check([Wanted("new", KEY), COUNT], [HELD]) == {"count": HELD}
+    assert check([StepRequirement("new", KEY), COUNT], [HELD]) == {"count": HELD}
 
 
 @pytest.mark.parametrize("parallelism", [1, 5, 128])

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from test_restore import changelog, snapshot
+from test_file_sets import changelog, snapshot
 
-from tallystick.state.handles import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
-from tallystick.state.key_groups import KeyGroupRange, key_group_range
-from tallystick.state.retention import (
+from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.file_sets import (
     MERGED_BYTES_MAX,
     SNAPSHOT_BYTES,
     TRAIL_LENGTH,
@@ -16,6 +15,7 @@ from tallystick.state.retention import (
     due_snapshots,
     extend,
 )
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
 
 MIB = 1 << 20
 GROUPS = 128
@@ -103,7 +103,7 @@ def test_files_of_other_epochs_are_a_bug(files):
 
 
 def test_an_epoch_is_later_than_its_base():
-    with pytest.raises(AssertionError, match="epoch 4 behind 4"):
+    with pytest.raises(AssertionError, match="epoch 4 is not after 4"):
         extend(extend(empty(), Version(4, "a"), []), Version(4, "b"), [])
 
 

@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.state.key_bytes import KeyCodec
+from tallystick.source.splits import java_string_hash
 from tallystick.state.key_groups import (
     EMPTY,
     KeyGroupRange,
-    assign_to_key_group,
     default_max_parallelism,
-    java_string_hash,
     key_group_range,
     key_groups_of,
     operator_index,
 )
+from tallystick.state.keys import KeyCodec
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flink_key_groups.json").read_text())
 ARROW_TYPES = {"String": pa.string(), "Integer": pa.int32(), "Long": pa.int64()}
@@ -46,7 +45,7 @@ def test_whole_columns_of_keys_have_flinks_hash_codes_groups_and_tasks(java_type
 
 def test_groups_of_hash_codes_are_flinks() -> None:
     for key_hash, max_parallelism, group in GOLDEN["key_group_for_key_hash"]:
-        assert assign_to_key_group(key_hash, max_parallelism) == group
+        assert key_groups_of(np.array([key_hash], np.int32), max_parallelism) == [group]
 
 
 def test_ranges_of_tasks_are_flinks() -> None:

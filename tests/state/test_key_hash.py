@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.state.key_bytes import KeyCodec
-from tallystick.state.key_hash import HASH_VERSION
+from tallystick.state.keys import HASH_VERSION, KeyCodec
 
 UTC = dt.UTC
 FROZEN: list[tuple[pa.DataType, Any, int]] = [

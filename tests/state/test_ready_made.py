@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.state import ready_made as ready
-from tallystick.state.sessions import sessions
-from tallystick.state.vectorised import Vectorised
+from tallystick.state.functions import ready_made as ready
+from tallystick.state.functions.sessions import sessions
+from tallystick.state.functions.vectorised import VectorisedFunction
 
 SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64()), ("name", pa.string())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -387,7 +387,7 @@ def test_a_column_of_another_type_is_named() -> None:
         sessions(5, "x"),
     ],
 )
-def test_what_is_put_out_has_the_columns_that_were_told(function: Vectorised) -> None:
+def test_what_is_put_out_has_the_columns_that_were_told(function: VectorisedFunction) -> None:
     task = OneTask(function, KEY)
     rows = rows_of([("a", 1, "x"), ("a", 2, "y")])
 
@@ -408,7 +408,7 @@ def test_what_is_put_out_has_the_columns_that_were_told(function: Vectorised) ->
     ],
 )
 def test_a_column_does_not_take_the_place_of_another(
-    function: Vectorised, key: str, told: str
+    function: VectorisedFunction, key: str, told: str
 ) -> None:
     with pytest.raises(OptionError, match=f"puts out a column {told}"):
         function.output(pa.schema([(key, pa.int64())]), SCHEMA)

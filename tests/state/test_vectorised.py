@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
 from tallystick.errors import OptionError
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.processing import EVENT_TIME, PROCESSING_TIME
-from tallystick.state.vectorised import vectorised
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.functions.vectorised import vectorised
 
 KEYS = st.sampled_from([None, "", "a", "b", "ü", "a\0", "😀"])
 NUMBERS = st.none() | st.integers(-5, 5)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from tallystick.cache import cache_directory
 from tallystick.errors import BrokerUnavailableError, OptionError
+from tallystick.host.user_cache import cache_directory
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
@@ -210,7 +210,7 @@ def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp
 
 @pytest.mark.broker
 def test_the_command_runs_until_it_is_told_to_stop(tmp_path):
-    command = [sys.executable, "-m", "tallystick.cli", "broker", "start", "--port", "20999"]
+    command = [sys.executable, "-m", "tallystick.ops.cli", "broker", "start", "--port", "20999"]
     ran = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

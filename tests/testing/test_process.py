@@ -38,7 +38,7 @@ time.sleep(600)
 S3 = """
 import sys, time
 from pathlib import Path
-from tests.test_storage_s3 import Server
+from tests.storage.test_storage_s3 import Server
 
 server = Server(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -16,16 +16,16 @@ from typing import Any, NoReturn
 from pyspark import TaskContext
 
 from tallystick.errors import WorkerOrphanedError
-from tallystick.exchange import Frame
-from tallystick.gang.inbox import EpochCancelledError, Inbox
-from tallystick.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
-from tallystick.gang.share import Share
-from tallystick.parent_process import bind_to_forker
+from tallystick.host.parent_process import bind_to_forker
+from tallystick.run.exchange import Frame
+from tallystick.run.gang.inbox import EpochCancelledError, Inbox
+from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
+from tallystick.run.gang.share import Share
+from tallystick.run.task import Report, send
 from tallystick.spark.gang.heap import keep_freed_memory
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
 from tallystick.spark.shipment import Parcel
-from tallystick.task import Report, send
 
 HEAD = struct.Struct("!BqiiiiiiqHQ")
 """Kind, run, stage, target, source, sequence, partition, records, attempt; lengths."""

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from pyspark import cloudpickle as pyspark_cloudpickle
 
 from tallystick.errors import TallystickError
-from tallystick.fan_out import CollectPlan
-from tallystick.keyed_task import ProcessPlan
+from tallystick.run.keyed_task import ProcessPlan
+from tallystick.run.sink_task import CollectPlan
+from tallystick.run.task import Outlet, WritePlan
 from tallystick.spark.tasks import Unread
-from tallystick.task import Outlet, WritePlan
 
 cloudpickle: Any = pyspark_cloudpickle
 PicklingError = pickle.PicklingError

@@ -9,8 +9,9 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from tallystick.fan_out import CollectPlan
-from tallystick.keyed_epoch import KeyedEpoch
+from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.sink_task import CollectPlan
+from tallystick.run.task import Report, WritePlan
 from tallystick.spark.execution import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
@@ -22,7 +23,6 @@ from tallystick.spark.gang.gang import (
 from tallystick.spark.gang.messages import Order
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
-from tallystick.task import Report, WritePlan
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from tallystick.exchange import Frame
+from tallystick.host.stopwatch import WRITE
+from tallystick.run.exchange import Frame
+from tallystick.run.task import Opened, Passing, Report, send
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
-from tallystick.stopwatch import WRITE
-from tallystick.task import Opened, Passing, Report, send
 
 WAIT_S = 30.0
 LEFT_SOMETHING = 7

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.exchange import Frame
-from tallystick.gang.inbox import EpochCancelledError, Inbox
+from tallystick.run.exchange import Frame
+from tallystick.run.gang.inbox import EpochCancelledError, Inbox
 
 WAIT_S = 30.0
 STAGE = 1

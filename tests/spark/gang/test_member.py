@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tallystick.errors import TallystickError
-from tallystick.exchange import Frame
+from tallystick.run.exchange import Frame
+from tallystick.run.task import Report
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, GangLostError, Size
 from tallystick.spark.gang.link import Link, listen
 from tallystick.spark.gang.member import Spec, serve
 from tallystick.spark.shipment import Parcel
-from tallystick.task import Report
 from tests.spark.gang.forked import (
     WAIT_S,
     Numbers,

@@ -9,19 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.layout import Layout
+from tallystick.codec.rows import RowLayout
 from tallystick.errors import TallystickError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.keyed_epoch import KeyedSteps
-from tallystick.sink.rows import RowLayout
-from tallystick.sink.transaction import Producer
-from tallystick.source.columns import Layout
-from tallystick.source.json_reader import JsonReader
-from tallystick.source.split import SplitRange
+from tallystick.kafka.fetcher import KafkaFetch
+from tallystick.kafka.writer import KafkaProduce
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.task import EncodePlan, ReadPlan, WritePlan
 from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
 from tallystick.spark.tasks import Unread
-from tallystick.state.keyed_batch import KeyedBatch, Update
-from tallystick.state.vectorised import vectorised
-from tallystick.task import EncodePlan, ReadPlan, WritePlan
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.values import Producer, SplitRange
 from tests.keyed_job import EVENTS, MemoryDoors, step
 
 CONFIG = KafkaConfig("broker-1.of.some.cluster:9092,broker-2.of.some.cluster:9092")
@@ -44,7 +45,7 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
     functions, doors = (look_up,), MemoryDoors()
     processor = vectorised(numbering, state="n bigint")
     steps = tuple(step(processor, uid=uid, functions=functions) for uid in ("one", "two"))
-    read = ReadPlan(CONFIG, Layout(JsonReader(EVENTS)), functions=functions)
+    read = ReadPlan(KafkaFetch(CONFIG), Layout(JsonReader(EVENTS)), functions=functions)
     encode = EncodePlan(RowLayout({"out": 3}, "out", json=True, key="user"), 3, "none", 1 << 20)
     epoch = KeyedSteps(steps, task_count=4, doors=doors).epoch(7, 1, "token", (), encode)
     shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))
@@ -54,7 +55,7 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
         first=epoch.first,
         plans=epoch.plans,
         writer_count=epoch.writer_count,
-        write=WritePlan(CONFIG, Producer("tallystick:p", 5, 6), 2),
+        write=WritePlan(KafkaProduce(CONFIG, 2), Producer("tallystick:p", 5, 6)),
     )
     return order, (CONFIG, read.layout, functions, doors, *steps)
 

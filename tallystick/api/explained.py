@@ -1,0 +1,183 @@
+"""Describe what a pipeline will do; nothing is started for it, and Kafka is not asked."""
+
+import re
+from collections.abc import Iterator
+
+from tallystick.api.kafka_sink import KafkaSink
+from tallystick.api.kafka_source import KafkaSource
+from tallystick.epoch.manifest import FOLDER, Manifest, attempt_of, decode, manifests
+from tallystick.epoch.two_phase import Sink
+from tallystick.errors import OptionError
+from tallystick.options.source import parse_source_options
+from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.steps import MapBatches, Process, Step
+from tallystick.spark.execution import JOBS, is_local, members_max
+from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
+from tallystick.spark.sinks import OutputTopology
+from tallystick.state.schema import ddl_of
+from tallystick.storage.file_storage import FileStorage
+
+_WIDTH = 16
+
+
+def explained(
+    run: PipelineRun,
+    source: KafkaSource,
+    steps: tuple[Step, ...],
+    topology: OutputTopology,
+    checkpoint: str | None,
+) -> str:
+    """Return what a pipeline will do, a fact per line.
+
+    Args:
+        run: the pipeline, with all types known; not started.
+        source: what it reads.
+        steps: what the user wrote.
+        topology: its sinks.
+        checkpoint: its folder; None: nobody said.
+
+    Raises:
+        DataLossError: the checkpoint is another pipeline's.
+    """
+    manifest = None if checkpoint is None else _newest(FileStorage(checkpoint), run.name)
+    lines = [
+        ("pipeline", run.name),
+        ("source", _source(source)),
+        ("", _values(run, source)),
+        *_steps(run, steps, manifest),
+        *_sinks(topology),
+        ("checkpoint", _checkpoint(checkpoint, manifest)),
+        ("execution", _execution(run)),
+        ("slots", _slots(run)),
+    ]
+    return "\n".join(f"{name:{_WIDTH}} {text}" for name, text in lines)
+
+
+def _newest(storage: FileStorage, name: str) -> Manifest | None:
+    """Return the newest manifest, committed or not; None: the checkpoint is new."""
+    check_checkpoint(storage, name)
+    paths = manifests(storage.names(FOLDER))
+    if not paths:
+        return None
+    path = max(paths, key=attempt_of)
+    return decode(storage.get(path) or b"", path)
+
+
+def _source(source: KafkaSource) -> str:
+    if isinstance(source.topics, re.Pattern):
+        what = f"topics like {source.topics.pattern!r}"
+    elif source.topics is not None:
+        what = f"topic{'s' if len(source.topics) > 1 else ''} {', '.join(source.topics)}"
+    else:
+        what = f"partitions {dict(source.assignment or {})}"
+    return f"{what} at {source.bootstrap_servers}"
+
+
+def _values(run: PipelineRun, source: KafkaSource) -> str:
+    options = parse_source_options(run.source_options, streaming=True)
+    group = f"group {options.shown_group}" if options.shown_group else "no group"
+    if source.value is None:
+        return f"values stay binary; {group} shows how far it is read"
+    kind = type(source.value).__name__
+    return (
+        f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or 'string'}"
+        f"; {group} shows how far it is read"
+    )
+
+
+def _steps(
+    run: PipelineRun, steps: tuple[Step, ...], manifest: Manifest | None
+) -> Iterator[tuple[str, str]]:
+    keyed = iter(run.keyed.steps)
+    held = {} if manifest is None else {each.uid: each for each in manifest.state}
+    try:
+        starts = {each.uid: each for each in run.keyed.check(held.values())}
+    except OptionError as error:  # the newest epoch may be one that never was committed
+        yield "state", f"does not fit: {error}"
+        held, starts = {}, {each.uid: each for each in run.keyed.check(())}
+    for number, step in enumerate(steps, start=1):
+        name = f"step {number}"
+        if not isinstance(step, Process):
+            word = "map_batches" if isinstance(step, MapBatches) else "transform"
+            yield name, f"{word} {getattr(step.function, '__name__', repr(step.function))}"
+            continue
+        its = next(keyed)
+        start = starts[its.uid]
+        has_state = its.uid in held
+        yield name, f"process, uid {its.uid}, key_by {', '.join(its.key.names)}"
+        yield "", f"state: {_state(its)}{'' if has_state or manifest is None else ' (new)'}"
+        yield "", f"puts out: {ddl_of(its.output)}"
+        groups = f"{start.max_parallelism} key groups"
+        if not run.cluster.is_there and its.parallelism is None:
+            least = "" if has_state or its.max_parallelism else "at least "
+            yield "", f"parallelism: as many tasks as run at a time; {least}{groups}"
+        else:
+            why = "as many as run at a time" if its.parallelism is None else "parallelism="
+            yield "", f"parallelism: {start.parallelism} tasks ({why}); {groups}"
+
+
+def _state(step: KeyedStep) -> str:
+    found = [
+        f"{each.name} {each.kind} {each.value_schema}"
+        f"{f' (kept for {each.ttl_ms} ms)' if each.ttl_ms else ''}"
+        for each in step.declared
+    ]
+    time = f"time mode {step.processor.time_mode}"
+    if step.event_time is not None:
+        time += f" by {step.event_time}, {step.watermark_delay_ms} ms late at most"
+    return f"{', '.join(found) or 'none'}; {time}"
+
+
+def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
+    if topology.sink is not None:
+        yield f"sink {topology.uid}", f"{_sink(topology.sink)}: one transaction per epoch"
+    for uid, sink in topology.others:
+        yield f"sink {uid}", f"{_sink(sink)}: a transaction per task, committed when all is decided"
+    decider = "the checkpoint's own log of decisions"
+    if topology.sink is not None:
+        decider = f"the transaction of {topology.uid}"
+    yield "decision", f"{decider} says whether an epoch counts, for all sinks"
+
+
+def _sink(sink: Sink) -> str:
+    if not isinstance(sink, KafkaSink):
+        return repr(sink)
+    topic = "the topics that rows name" if sink.topic is None else f"topic {sink.topic}"
+    letters = f", dead letters to {sink.dead_letter_topic}" if sink.dead_letter_topic else ""
+    return (
+        f"{topic} at {sink.bootstrap_servers}{letters}, guarantee {sink.guarantee}, "
+        f"transactions={sink.transactions!r}, timeout {sink.transaction_timeout_ms} ms"
+    )
+
+
+def _checkpoint(checkpoint: str | None, manifest: Manifest | None) -> str:
+    if checkpoint is None:
+        return "as given to start(); explain(checkpoint=…) describes it"
+    location = FileStorage(checkpoint).location
+    if manifest is None:
+        return f"{location}: new"
+    uids = ", ".join(each.uid for each in manifest.state) or "no step"
+    return (
+        f"{location}: up to epoch {manifest.checkpoint_id}; whether that one is committed, Kafka "
+        f"is asked at the start. State of {uids}"
+    )
+
+
+def _execution(run: PipelineRun) -> str:
+    kind, reason = run.execution
+    if kind == JOBS:
+        return f"jobs, each epoch is a Spark job: {reason}"
+    unless = "" if run.cluster.is_there else ", unless Spark's settings are in the way"
+    return f"resident, tasks stay in the same processes{unless}"
+
+
+def _slots(run: PipelineRun) -> str:
+    if not run.cluster.is_there:
+        return "not known without Spark: explain(spark) says it"
+    there = run.cluster.parallelism
+    if run.execution.kind == JOBS:
+        return f"{there} there; taken by each epoch's job, and free between epochs"
+    if is_local(run.cluster.context):
+        return f"{there} there; 1 needed, whose task forks the others"
+    needed = min(run.keyed.task_count, members_max(there))
+    return f"{there} there; {needed} needed as long as the pipeline runs"

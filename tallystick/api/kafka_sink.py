@@ -1,0 +1,283 @@
+"""`KafkaSink`, and which of several sinks decides an epoch."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tallystick.api.kafka_source import client_config
+from tallystick.codec.formats import Json
+from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
+from tallystick.epoch.two_phase import (
+    Guarantee,
+    Owner,
+    RunFacts,
+    Sink,
+    TwoPhaseCommitSink,
+    guarantee_problem,
+)
+from tallystick.errors import OptionError
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
+from tallystick.kafka.output import BATCH_BYTES, COMPRESSION, TIMEOUT_WARNING_SHARE, KafkaOutput
+from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.options.sink import SINK
+from tallystick.spark.sinks import OutputTopology
+from tallystick.spark.streaming.epochs import foreach_batch_runner
+from tallystick.spark.streaming.foreach_batch import RunnerPerRun
+
+EPOCH, TASK = "epoch", "task"
+UID_LENGTH_MAX = 60
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """A topic to write to, exactly once.
+
+    The last step of a pipeline, or the function of `writeStream.foreachBatch` of any query; there
+    the rows have the columns of Spark's own Kafka sink (value, and if present key, topic,
+    partition, headers, timestamp).
+
+    The page "Writing exactly once" says which mode and guarantee to choose, and what each risks.
+
+    Args:
+        bootstrap_servers: `host:port,host:port`.
+        topic: where rows go; None: each row names its topic in column `topic`.
+        key: with `value=Json()`, the column whose text is the record's key.
+        value: Json(): the value is made of all columns, one JSON object per row; None: columns
+            `key`, `value`, … are written as they are.
+        compression: none, gzip, snappy, lz4 or zstd.
+        batch_bytes: how large a record batch becomes before compression.
+        transactions: "epoch": one transaction per epoch over all partitions, which decides it for
+            the whole pipeline. "task": one per task, without an exchange of rows; committed after
+            the decision, so a down time longer than the timeout may lose it.
+        guarantee: "exactly_once", "at_least_once" (rows are visible at once; an epoch that runs
+            again writes them again) or "none" (nothing is waited for; rows may be lost too).
+        transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
+            wait no longer than this for a pipeline that died. The client's own timeouts follow from
+            it unless `options` sets them.
+        timeout_warning_share: a commit that comes later than at this share of the timeout, counted
+            from the transaction's first row, is warned about.
+        max_recovery_ms: with transactions="task": how long the pipeline may be down between the end
+            of an epoch's work and its commit without losing output; the start is refused if the
+            timeout is too short for it. None: not checked.
+        dead_letter_topic: where records go that cannot be parsed, inside the same transaction; for
+            pipelines whose source has `mode="deadletter"`.
+        token_topic: an existing topic under whose name the pipeline's token is kept; None: `topic`.
+        transactional_id_prefix: put before the pipeline's name in transactional ids, and in the
+            groups of its tokens, for clusters whose ACLs ask for one.
+        uid: names the sink in the pipeline, for as long as its transactions may be pending; None:
+            `kafka-1` for the first one, and so on.
+        name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
+        accept: for foreachBatch only: decisions to state, as an error message names them.
+        options: further client settings under the names of Spark's connector.
+
+    Raises:
+        OptionError: a setting is of the wrong type, or contradicts another.
+    """
+
+    bootstrap_servers: str
+    _: KW_ONLY
+    topic: str | None = None
+    key: str | None = None
+    value: Json | None = None
+    compression: str = COMPRESSION
+    batch_bytes: int = BATCH_BYTES
+    transactions: str = EPOCH
+    guarantee: str = Guarantee.EXACTLY_ONCE.value
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    timeout_warning_share: float = TIMEOUT_WARNING_SHARE
+    max_recovery_ms: int | None = None
+    dead_letter_topic: str | None = None
+    token_topic: str | None = None
+    transactional_id_prefix: str = ID_PREFIX
+    uid: str | None = None
+    name: str | None = None
+    accept: Collection[str] = ()
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.topic is None and self.token_topic is None:
+            raise OptionError(
+                "rows name their topics themselves (topic is None), so token_topic= must name an "
+                "existing topic under which the pipeline's token is kept"
+            )
+        if self.key is not None and self.value is None:
+            raise OptionError(
+                f"key={self.key!r} names a column for value=Json(); without it, the record's key "
+                f"is the column 'key'"
+            )
+        if self.transactions not in (EPOCH, TASK):
+            raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
+        if problem := guarantee_problem(self.guarantee):
+            raise OptionError(problem)
+        if not 0 < self.timeout_warning_share <= 1:
+            raise OptionError(
+                f"timeout_warning_share={self.timeout_warning_share}: expected more than 0, and 1 "
+                f"at most"
+            )
+        if self.max_recovery_ms is not None and self.transactions == EPOCH:
+            raise OptionError(
+                "max_recovery_ms is for transactions='task': with one transaction per epoch an "
+                "epoch that timed out runs again, and nothing is lost however long it takes"
+            )
+        if self.max_recovery_ms is not None and self.guarantee != Guarantee.EXACTLY_ONCE.value:
+            raise OptionError(
+                f"max_recovery_ms is for guarantee='exactly_once': with {self.guarantee!r} no "
+                f"transaction waits for its commit, and no down time is too long. Leave it out"
+            )
+        if self.name is not None:
+            check_name(self.name)
+        _ = self.output
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch in one transaction; for `foreachBatch`.
+
+        A function of your own around it calls one sink once per micro-batch, or not at all, and
+        does not catch what it raises.
+
+        Raises:
+            SecondCallError: a sink was called in this micro-batch already.
+            DataLossError: going on needs a person's decision.
+            TallystickError: the epoch was aborted.
+        """
+        self._runner(rows, batch_id)
+
+    @cached_property
+    def _runner(self) -> RunnerPerRun:
+        made = foreach_batch_runner(
+            self, lambda: topology_of([self]), self.name, frozenset(self.accept)
+        )
+        # cached_property has no lock, and two queries may come here at once: the first one stays.
+        runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
+        return runner
+
+    @cached_property
+    def output(self) -> KafkaOutput:
+        """The settings as one value, which travels in place of the sink."""
+        token_topic = self.token_topic or self.topic
+        assert token_topic is not None, "one of them is set"
+        return KafkaOutput(
+            **SINK.of(self),
+            config=client_config(
+                self.bootstrap_servers,
+                self.options,
+                transaction_timeout_ms=self.transaction_timeout_ms,
+            ),
+            token_topic=token_topic,
+            json=self.value is not None,
+            guarantee=Guarantee(self.guarantee),
+            timeout_warning_share=self.timeout_warning_share,
+            dead_letter_topic=self.dead_letter_topic,
+            id_prefix=self.transactional_id_prefix,
+        )
+
+    @property
+    def decides(self) -> bool:
+        """True if its transaction can decide epochs."""
+        return self.transactions == EPOCH and self.guarantee == Guarantee.EXACTLY_ONCE.value
+
+    @property
+    def kind(self) -> str:
+        """See `epoch.two_phase.Sink`."""
+        return "kafka"
+
+    def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
+        """See `epoch.two_phase.Sink`; for a sink that does not decide."""
+        return KafkaTaskSink(
+            self.output,
+            owner,
+            facts,
+            id_prefix=checkpoint_prefix(
+                f"{self.transactional_id_prefix}{owner.pipeline}", owner.lineage
+            ),
+            earlier_prefixes=frozenset(
+                checkpoint_prefix(each, owner.lineage) for each in facts.earlier_ids
+            ),
+        )
+
+    def check_columns(self, columns: pa.Schema) -> None:
+        """Refuse what the last step puts out, if no records can be made of it.
+
+        Raises:
+            OptionError: a column is missing or of a type that Kafka cannot store.
+        """
+        try:
+            self.output.rows({}).check(columns)
+        except OptionError as error:
+            raise OptionError(f"KafkaSink(topic={self.topic!r}): {error}") from error
+
+
+def check_for_pipeline(sinks: Sequence[Sink]) -> None:
+    """Refuse what is for `foreachBatch` only, and has no effect in a pipeline.
+
+    Raises:
+        OptionError: there is some.
+    """
+    for sink in sinks:
+        if not isinstance(sink, KafkaSink):
+            continue
+        if sink.name is not None:
+            raise OptionError(
+                f"KafkaSink(name={sink.name!r}) is for foreachBatch: here the pipeline's name "
+                f"counts, Pipeline(name). Leave it out"
+            )
+        if sink.accept:
+            raise OptionError(
+                "KafkaSink(accept=...) is for foreachBatch: here decisions are stated at the "
+                "start, Pipeline.start(accept=...). Move it there"
+            )
+
+
+def topology_of(sinks: Sequence[Sink]) -> OutputTopology:
+    """Return which sink decides, and the uids of the others.
+
+    Raises:
+        OptionError: two could decide, or two have one uid.
+    """
+    deciders = [each for each in sinks if isinstance(each, KafkaSink) and each.decides]
+    if len(deciders) > 1:
+        topics = ", ".join(str(each.topic) for each in deciders)
+        raise OptionError(
+            f"several KafkaSinks with transactions='epoch' (topics {topics}): one transaction "
+            f"decides an epoch. Give all but one transactions='task'; or write to several topics "
+            f"with one sink, whose rows name theirs in column 'topic'"
+        )
+    by_uid = _by_uid(sinks)
+    others = {uid: each for uid, each in by_uid.items() if each not in deciders}
+    kafka = [each for each in sinks if isinstance(each, KafkaSink)]
+    letters = [each.dead_letter_topic for each in kafka if each.dead_letter_topic is not None]
+    if len(letters) > 1:
+        raise OptionError(f"several sinks with a dead_letter_topic ({', '.join(letters)}): one may")
+    if letters and deciders and deciders[0].dead_letter_topic is None:
+        raise OptionError(
+            f"dead_letter_topic={letters[0]!r}: malformed records go with the epoch's own "
+            f"transaction: name the topic in the KafkaSink that has transactions='epoch'"
+        )
+    return OutputTopology(
+        decider=deciders[0].output if deciders else None,
+        sink=deciders[0] if deciders else None,
+        uid=next((uid for uid, each in by_uid.items() if each in deciders), ""),
+        others=tuple(others.items()),
+        dead_letter_topic=letters[0] if letters else None,
+        id_prefix=kafka[0].transactional_id_prefix if kafka else ID_PREFIX,
+    )
+
+
+def _by_uid(sinks: Sequence[Sink]) -> dict[str, Sink]:
+    count: Counter[str] = Counter()
+    found: dict[str, Sink] = {}
+    for sink in sinks:
+        count[sink.kind] += 1
+        uid = sink.uid or f"{sink.kind}-{count[sink.kind]}"
+        plain = uid.replace(".", "").replace("_", "").replace("-", "")
+        if not (plain.isascii() and plain.isalnum()) or len(uid) > UID_LENGTH_MAX:
+            raise OptionError(
+                f"uid={uid!r}: expected up to {UID_LENGTH_MAX} letters, digits, '.', '_' and '-'"
+            )
+        if uid in found:
+            raise OptionError(f"two sinks have the uid {uid!r}: give each its own")
+        found[uid] = sink
+    return found

@@ -1,0 +1,243 @@
+"""`KafkaSource`: the topics that a pipeline reads, as a value."""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from tallystick.codec.formats import Avro, Json, Text
+from tallystick.epoch.transactional_ids import default_prefix, token_owner
+from tallystick.errors import OptionError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.options.source import parse_source_options
+from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX
+from tallystick.source.losses import LossPolicy
+
+Offsets = str | Mapping[str, Mapping[int, int]]
+"""`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
+Times = datetime | Mapping[str, Mapping[int, datetime]]
+"""A time for all partitions, or one per topic and partition."""
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """Topics to read, as a pipeline's first step.
+
+    Every argument stands for options of `readStream.format("tallystick")`, which the page "Reading
+    from Kafka" explains; what has no argument goes into `options` under its name there.
+
+    Args:
+        bootstrap_servers: `host:port,host:port`.
+        topics: a list of names, or a compiled pattern that a whole name must match.
+        assignment: exactly these partitions per topic, instead of `topics`.
+        starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
+        starting_time: start at the first record at or after a time, instead of `starting_offsets`.
+        ending_offsets: where reading ends for good; None: never.
+        max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: what fits
+            into a second, or into the trigger's interval if that is longer.
+        max_bytes_per_task: rows that a keyed task holds in memory at a time; None: 64 MiB. The rows
+            of one key group stay together.
+        min_partitions: cut large partitions for at least this many readers. Order per partition is
+            kept, so there is no cut where the readers write by themselves: no keyed step, and any
+            sink but KafkaSink(transactions="epoch").
+        value: how values are parsed; None: they stay binary, in column `value`.
+        metadata_prefix: put before the names of Kafka's own columns when `value` is parsed.
+        headers: whether to read headers, into column `headers`.
+        losses: what to do when Kafka no longer has what was still to be read; by default, stop.
+        group_id: the consumer group under which Kafka's tools see the progress; None: the
+            pipeline's name with `tallystick-` before it; "": nowhere. Not one that keeps the token
+            of a pipeline: `tallystick-<name>-token`.
+        options: further options: those of the data source, and settings of the Kafka client with
+            `kafka.` before them, such as `kafka.security.protocol`.
+
+    Raises:
+        OptionError: a setting is of the wrong type, or contradicts another.
+    """
+
+    bootstrap_servers: str
+    _: KW_ONLY
+    topics: Sequence[str] | re.Pattern[str] | None = None
+    assignment: Mapping[str, Collection[int]] | None = None
+    starting_offsets: Offsets | None = None
+    starting_time: Times | None = None
+    ending_offsets: Offsets | None = None
+    max_offsets_per_trigger: int | Literal["all"] | None = None
+    max_bytes_per_task: int | None = None
+    min_partitions: int | None = None
+    value: Json | Text | Avro | None = None
+    metadata_prefix: str = ""
+    headers: bool = False
+    losses: LossPolicy = field(default_factory=LossPolicy)
+    group_id: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topics, str):
+            raise OptionError(
+                f"topics={self.topics!r}: expected a list, [{self.topics!r}], or a compiled "
+                f"pattern, re.compile({self.topics!r})"
+            )
+        parse_source_options(self.to_options("check"), streaming=True)
+        _ = self.config
+
+    def to_options(self, pipeline: str) -> dict[str, str]:
+        """The options of `readStream.format("tallystick")` that mean the same."""
+        given = {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            **self._what(),
+            **self._where(),
+            **_loss_options(self.losses),
+            GROUP_OPTION: default_prefix(pipeline) if self.group_id is None else self.group_id,
+            "includeHeaders": str(self.headers),
+            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "maxBytesPerTask": self.max_bytes_per_task,
+            "minPartitions": self.min_partitions,
+            **_value_options(self.value, self.metadata_prefix),
+        }
+        own = {name: str(value) for name, value in given.items() if value is not None}
+        if owner := token_owner(own[GROUP_OPTION]):
+            raise OptionError(
+                f"group {own[GROUP_OPTION]!r} is that in which pipeline {owner!r} keeps its token: "
+                f"positions in it would stop that one for good. Give this KafkaSource another "
+                f"group_id= ('' for none), or rename the pipeline"
+            )
+        _refuse_twice(own, self.options)
+        return {**own, **self.options}
+
+    def _what(self) -> dict[str, str | None]:
+        if isinstance(self.topics, re.Pattern):
+            topics = {"subscribePattern": _pattern_text(self.topics)}
+        else:
+            topics = {} if self.topics is None else {"subscribe": ",".join(self.topics)}
+        if self.assignment is None:
+            return dict(topics)
+        return {
+            **topics,
+            "assign": json.dumps({t: list(ps) for t, ps in self.assignment.items()}),
+        }
+
+    def _where(self) -> dict[str, str | None]:
+        where = {
+            "startingOffsets": _offsets_text(self.starting_offsets),
+            "endingOffsets": _offsets_text(self.ending_offsets),
+        }
+        match self.starting_time:
+            case None:
+                return where
+            case datetime():
+                return {**where, "startingTimestamp": str(_ms(self.starting_time))}
+            case times:
+                by_topic = {t: {p: _ms(at) for p, at in ps.items()} for t, ps in times.items()}
+                return {**where, "startingOffsetsByTimestamp": json.dumps(by_topic)}
+
+    @property
+    def config(self) -> KafkaConfig:
+        """How to reach the cluster."""
+        client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
+        return client_config(self.bootstrap_servers, client)
+
+
+def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[str, str]:
+    for name in options:
+        if not name.startswith(KAFKA_PREFIX):
+            raise OptionError(
+                f"options: {name!r}: expected names that begin with {KAFKA_PREFIX!r}, as Spark's "
+                f"connector has them; everything else is an argument"
+            )
+    return {"kafka.bootstrap.servers": bootstrap_servers, **options}
+
+
+def client_config(
+    bootstrap_servers: str,
+    options: Mapping[str, str],
+    *,
+    transaction_timeout_ms: int | None = None,
+) -> KafkaConfig:
+    """Return how to reach a cluster, by settings under the names of Spark's connector.
+
+    Args:
+        bootstrap_servers: where to begin.
+        options: the settings, with `kafka.` before their names.
+        transaction_timeout_ms: of the transactions that are written there; None: there are none.
+
+    Raises:
+        OptionError: a setting is not known, or contradicts another.
+    """
+    return KafkaConfig.from_options(
+        {
+            name.removeprefix(KAFKA_PREFIX): value
+            for name, value in _client_options(bootstrap_servers, options).items()
+        },
+        transaction_timeout_ms=transaction_timeout_ms,
+    )
+
+
+def _pattern_text(pattern: re.Pattern[str]) -> str:
+    """Return the pattern with its flags, which the option has no place for but in the text."""
+    if not isinstance(pattern.pattern, str):
+        raise OptionError(f"topics={pattern!r}: expected a pattern of text, re.compile('…')")
+    letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
+    flags = "".join(letter for flag, letter in letters.items() if pattern.flags & flag)
+    return f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
+
+
+def _offsets_text(offsets: Offsets | None) -> str | None:
+    return offsets if offsets is None or isinstance(offsets, str) else json.dumps(offsets)
+
+
+def _ms(at: datetime) -> int:
+    if at.tzinfo is None:
+        raise OptionError(
+            f"starting_time={at!r} has no time zone: give it one, e.g. datetime(…, tzinfo=UTC)"
+        )
+    return round(at.timestamp() * 1000)
+
+
+def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
+    """Return what differs from the default, so that `options` may say the rest."""
+    names = {
+        "when.expired": "expired",
+        "when.removed": "removed",
+        "when.removed.keep.ms": "keep_ms",
+        "when.recreated": "recreated",
+        "when.truncated": "truncated",
+    }
+    return {
+        name: str(getattr(losses, field_name))
+        for name, field_name in names.items()
+        if getattr(losses, field_name) != getattr(LossPolicy(), field_name)
+    }
+
+
+def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, str | None]:
+    form: dict[str, str | None]
+    prefixed = {"metadata.prefix": prefix or None}
+    match value:
+        case None:
+            return prefixed
+        case Text(mode):
+            return {"value.format": "string", "value.mode": mode, **prefixed}
+        case Json(None):
+            raise OptionError(
+                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
+            )
+        case Json(schema, mode):
+            form = {"value.format": "json"}
+        case Avro(schema, registry, schemas, mode, user_info, ca):
+            form = {
+                "value.format": "avro",
+                "value.registry.url": registry,
+                "value.registry.file": schemas,
+                "value.registry.user.info": user_info,
+                "value.registry.ca": ca,
+            }
+    return {**form, "value.schema": schema, "value.mode": mode, **prefixed}
+
+
+def _refuse_twice(own: Mapping[str, str], options: Mapping[str, str]) -> None:
+    arguments = {name.lower(): name for name in own}
+    for name in options:
+        if name.lower() in arguments and name.lower() != "includeheaders":
+            raise OptionError(f"options: {name!r} is set by an argument already: say it once")

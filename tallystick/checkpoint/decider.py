@@ -1,0 +1,125 @@
+"""The one decider of a checkpoint: who decides its epochs, from the first start on.
+
+    tallystick/decider.json     {decided_by, transactional_id, cluster_id}
+
+Invariants:
+    * The file is created before the first fence and never changed (`Storage.put_new`): of two first
+      starts with different deciders, one is refused before it has fenced or written anything.
+    * A start with another decider is refused. So whoever runs asks, and fences, the only place
+      where an epoch of this checkpoint can be decided.
+"""
+
+from typing import NamedTuple
+
+from tallystick.checkpoint.decision_log import newest_entry
+from tallystick.epoch import manifest as m
+from tallystick.epoch.manifest import CHECKPOINT, FOLDER, KAFKA
+from tallystick.epoch.sealed import seal, unseal
+from tallystick.errors import OptionError, StorageError
+from tallystick.ports import Storage
+
+PATH = f"{FOLDER}/decider.json"
+VERSION = 1
+
+
+class DeciderName(NamedTuple):
+    """Who decides the epochs of a checkpoint.
+
+    Args:
+        decided_by: `KAFKA` or `CHECKPOINT`, as manifests name it.
+        transactional_id: whose transactions decide; "" where the checkpoint's log does.
+        cluster_id: of their cluster; "": not known, or the checkpoint's log decides.
+    """
+
+    decided_by: str
+    transactional_id: str = ""
+    cluster_id: str = ""
+
+    def __str__(self) -> str:
+        """Name it for a message."""
+        if self.decided_by == CHECKPOINT:
+            return "the checkpoint's own log (no KafkaSink(transactions='epoch'))"
+        where = f" on cluster {self.cluster_id!r}" if self.cluster_id else ""
+        return f"Kafka transactions of {self.transactional_id!r}{where}"
+
+
+LOG = DeciderName(CHECKPOINT)
+
+
+def decider_name(decided_by: str, transactional_id: str, cluster_id: str) -> DeciderName:
+    """Return the name of a run's decider; the log's has no transactional id."""
+    return LOG if decided_by == CHECKPOINT else DeciderName(KAFKA, transactional_id, cluster_id)
+
+
+def decider_of(checkpoint: Storage) -> DeciderName | None:
+    """Return who decides a checkpoint; None if nothing can have been decided there.
+
+    Where the file is missing, the newest manifests or the log of decisions name the decider.
+
+    Raises:
+        ManifestError: a file is damaged.
+    """
+    data = checkpoint.get(PATH)
+    return _decode(data) if data is not None else _implied(checkpoint)
+
+
+def claim(checkpoint: Storage, decider: DeciderName) -> None:
+    """Make sure that this decider, and no other, decides the epochs of the checkpoint.
+
+    Args:
+        checkpoint: its location.
+        decider: of the run that starts.
+
+    Raises:
+        OptionError: another one decides; nothing was fenced or written.
+        StorageError: whether the file is there is unknown: claim again.
+        ManifestError: a file is damaged.
+    """
+    data = checkpoint.get(PATH)
+    if data is None:
+        _refuse_another(checkpoint, _implied(checkpoint), decider)
+        if checkpoint.put_new(PATH, seal(VERSION, decider._asdict())):
+            return
+        data = checkpoint.get(PATH)
+        if data is None:
+            raise StorageError(
+                f"checkpoint {checkpoint.location}: {PATH} exists and cannot be read. Start again."
+            )
+    _refuse_another(checkpoint, _decode(data), decider)
+
+
+def _implied(checkpoint: Storage) -> DeciderName | None:
+    """Return the decider of a checkpoint without the file, as its manifests or its log tell."""
+    paths = sorted(m.manifests(checkpoint.names(FOLDER)), key=m.attempt_of, reverse=True)
+    for path in paths:
+        data = checkpoint.get(path)
+        manifest = None if data is None else m.decode(data, path)
+        if manifest is None or manifest.origin is not None:
+            continue  # removed since it was listed; or a savepoint's, which others decided
+        if manifest.decided_by == CHECKPOINT:
+            return LOG
+        return DeciderName(KAFKA, manifest.producer.transactional_id)
+    return None if newest_entry(checkpoint) is None else LOG
+
+
+def _refuse_another(checkpoint: Storage, found: DeciderName | None, decider: DeciderName) -> None:
+    if found is None or found == decider:
+        return
+    if found == decider._replace(cluster_id="") and found.decided_by == KAFKA:
+        return  # manifests do not name the cluster
+    raise OptionError(
+        f"checkpoint {checkpoint.location}: its epochs are decided by {found}, and with these "
+        f"settings they would be decided by {decider}. The decider of a checkpoint does not "
+        f"change: which epoch was committed last is not asked elsewhere. Nothing was fenced or "
+        f"written. Start as before (transactions=, transactional_id_prefix= and cluster of the "
+        f"KafkaSink). Or, to change it: start once as before with availableNow, take a savepoint, "
+        f"and restore that into a new checkpoint."
+    )
+
+
+def _decode(data: bytes) -> DeciderName:
+    remedy = (
+        "Who decides the epochs of this checkpoint cannot be told. Nothing was changed. Put back "
+        "a whole copy of the checkpoint; or start from a new one, stating where to read from."
+    )
+    return unseal(data, PATH, (VERSION,), remedy, lambda held: DeciderName(**held))

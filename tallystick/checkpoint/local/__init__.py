@@ -1,0 +1,1 @@
+"""Copies of state on a worker's own disk, in LMDB."""

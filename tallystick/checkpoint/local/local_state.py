@@ -1,0 +1,80 @@
+"""The doors of a keyed task for real: the checkpoint's files, and copies of state on this host.
+
+What lies below the local root is needed by nothing: it only saves reading the checkpoint again.
+"""
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.errors import OptionError
+from tallystick.ports import StateStore, Storage
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.storage.file_storage import FileStorage
+
+ROOT_VARIABLE = "TALLYSTICK_STATE_DIR"
+"""Names the folder for local copies of state, on each host; else the system's temporary folder."""
+
+_OPEN_TO_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
+_storages: dict[tuple[int, str], FileStorage] = {}
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What a worker has of a checkpoint.
+
+    Args:
+        checkpoint: its URI.
+        lineage: its id, so that copies of two checkpoints do not meet.
+    """
+
+    checkpoint: str = field(repr=False)  # credentials may stand in it
+    lineage: str
+
+    def storage(self) -> Storage:
+        """The checkpoint's files; never a connection that was made before a fork."""
+        key = (os.getpid(), self.checkpoint)
+        if key not in _storages:
+            _storages[key] = FileStorage(self.checkpoint)
+        return _storages[key]
+
+    def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
+        """The copy of a step's key groups on this host."""
+        return open_store(state_root(), self.lineage, uid, groups)
+
+
+def state_root() -> Path:
+    """The folder for copies of state, made where it is not there; no one else may change it.
+
+    Into the one below the system's temporary folder nobody else may even look.
+
+    Raises:
+        OptionError: somebody else owns it, or could change it.
+    """
+    named = os.environ.get(ROOT_VARIABLE)
+    if named:
+        root = Path(named)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.stat()  # a link of the administrator's may be what is named
+        refused, what = _WRITABLE_BY_OTHERS, "that only this user can change"
+        remedy = (
+            f"Name a folder in it that is not there yet in {ROOT_VARIABLE}, or give this one to "
+            f"the user that Spark's executors run as, and take others' right to write (chmod go-w)"
+        )
+    else:
+        root = Path(tempfile.gettempdir(), f"tallystick-{os.getuid()}")
+        root.mkdir(mode=0o700, exist_ok=True)
+        found = root.lstat()
+        refused, what = _OPEN_TO_OTHERS, "that only this user can use"
+        remedy = f"Remove it, or name another folder in {ROOT_VARIABLE}"
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_ours or stat.S_IMODE(found.st_mode) & refused:
+        raise OptionError(
+            f"{root}: expected a folder {what}, for copies of state; it is of user {found.st_uid}, "
+            f"mode {stat.S_IMODE(found.st_mode):o}. {remedy}"
+        )
+    return root

@@ -1,0 +1,325 @@
+"""What a checkpoint has decided last, which of its epochs are settled, and which manifest counts.
+
+The one answer for everything that reads a checkpoint without being its driver: savepoints,
+`inspect`, `read_state`, and the commands for transactions.
+
+Invariants:
+    * An epoch is settled when it is decided, and committed in every sink. What is decided and not
+      settled may be visible in part only: nothing is restored from it.
+    * In a query of Spark's an epoch is settled when Spark has logged it as done; but for one of
+      which a call failed, or was refused: a user's function may return all the same. See `doubts`.
+      And but for one that a killed run began, and the function then left out. See `is_denied`.
+    * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
+      from it (that was written behind its last commit), when a run has noted so, or when it is
+      decided and other sinks hold nothing of it.
+    * Whether the newest manifest is decided, only its decider knows: Kafka's token, or the
+      checkpoint's log of decisions. Where that cannot be asked, nobody guesses.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tallystick.checkpoint.decision_log import newest_entry
+from tallystick.checkpoint.integrity import read_manifest
+from tallystick.epoch import manifest as m
+from tallystick.epoch import savepoint as s
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.epoch.micro_batches import (
+    OWN_LOOP,
+    doubts,
+    failures,
+    settled_path,
+    traces_between,
+)
+from tallystick.epoch.tokens import Token
+from tallystick.errors import ManifestError
+from tallystick.ports import Storage
+
+DECIDING_EPOCHS = 2
+"""Of so many of the newest epochs the deciders are asked: a change of mode is at most one old."""
+NOT_ASKED = "only Kafka knows whether it is decided, and was not asked (--bootstrap-servers)"
+
+
+class Heard(NamedTuple):
+    """What Kafka said of a pipeline's token.
+
+    Args:
+        token: None: it holds none, or it cannot be told.
+        doubt: why it cannot be told; "": it holds none.
+    """
+
+    token: Token | None
+    doubt: str = ""
+
+
+Ask = Callable[[str, str], Heard]
+"""What Kafka holds of a deciding transactional id, and a lineage."""
+
+
+def ask_nobody(transactional_id: str, lineage: str) -> Heard:
+    """Answer in Kafka's place where it cannot be asked; see `Ask`."""
+    return Heard(None, NOT_ASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """What is known of the end of a checkpoint.
+
+    Args:
+        settled: the newest epoch that is certainly settled; -1: none is.
+        settled_path: its manifest; "": several attempts left one, see `Epochs.counting`.
+        decided: the newest decision; None: there is none, or nobody could be asked.
+        doubt: why it cannot be told what is decided last; "": it can.
+    """
+
+    settled: int
+    settled_path: str
+    decided: Token | None
+    doubt: str
+
+
+class Epochs:
+    """The epochs of a checkpoint, at one look.
+
+    Args:
+        checkpoint: its location.
+    """
+
+    def __init__(self, checkpoint: Storage) -> None:
+        self._checkpoint = checkpoint
+        self._logged = s.epochs_logged(checkpoint.names("commits"))
+        self._planned = s.epochs_logged(checkpoint.names("offsets"))
+        names = checkpoint.names(m.FOLDER)  # behind Spark's log: of all that it has there is one
+        self.paths = sorted(m.manifests(names), key=m.attempt_of)
+        self._names = names
+        self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
+        self.is_loops = OWN_LOOP in names or not self._planned
+        self._manifests: dict[str, Manifest] = {}
+
+    @property
+    def lineage(self) -> str:
+        """Of the newest manifest.
+
+        Raises:
+            ManifestError: it is damaged.
+        """
+        return self.manifest(self.paths[-1]).lineage if self.paths else ""
+
+    @property
+    def newest_begun(self) -> int:
+        """The newest epoch that Spark has planned, or that has left a manifest; -1: none."""
+        planned = () if self.is_loops else self._planned
+        return max((*planned, *map(m.epoch_of, self.paths)), default=-1)
+
+    def of(self, epoch: int) -> list[str]:
+        """The manifests of an epoch, of all its attempts."""
+        return [path for path in self.paths if m.epoch_of(path) == epoch]
+
+    def manifest(self, path: str) -> Manifest:
+        """Return a manifest.
+
+        Raises:
+            ManifestError: it is missing or damaged.
+        """
+        if path not in self._manifests:
+            self._manifests[path] = read_manifest(self._checkpoint, path)
+        return self._manifests[path]
+
+    def settled(self) -> int:
+        """The newest epoch that is settled by what the files say; -1: none is."""
+        newest = self._logged[-1] if self._logged else -1
+        if not self.is_loops:
+            return newest
+        known = (path for path in self.paths if path in self._noted or m.is_seed(path))
+        newest = max(newest, max(map(m.epoch_of, known), default=-1))
+        for path in reversed(self.paths):
+            if m.epoch_of(path) <= newest:
+                break
+            base = self._base_of(path)
+            newest = max(newest, m.epoch_of(base) if base else -1)
+        return newest
+
+    def newest_written(self) -> int:
+        """The newest settled epoch that a sink was called in; -1: none is settled.
+
+        A user's own function may leave micro-batches out: of those there is no trace, and nothing
+        to go on from. Behind a decision without its manifest, which was removed, that is no proof.
+
+        Raises:
+            ManifestError: the log of decisions is damaged.
+        """
+        newest = self.settled()
+        if self.is_loops:
+            return newest
+        written = max(traces_between(self._names, 0, newest + 1), default=newest)
+        token = logged_decision(self._checkpoint)
+        is_gone = token is not None and written < token.checkpoint_id <= newest
+        return newest if is_gone else written
+
+    def is_settled(self, epoch: int) -> bool:
+        """Return whether the files prove an epoch settled."""
+        if epoch in self._logged or not self.is_loops:
+            return epoch in self._logged
+        return epoch <= self.settled() and bool(self.of(epoch))
+
+    def last(self, ask: Ask, lineage: str) -> Last:
+        """Find out what is decided last, and what is settled.
+
+        Args:
+            ask: Kafka, where it decides.
+            lineage: whose decisions count.
+
+        Raises:
+            ManifestError: a manifest, or the log of decisions, is damaged.
+        """
+        settled = self.settled()
+        token, doubt = self._decided(ask, lineage, settled)
+        if not self.is_loops or token is None or doubt:
+            return Last(settled, "", token, doubt)
+        if token.checkpoint_id <= settled or not token.manifest_path:
+            if token.checkpoint_id < settled:
+                doubt = f"epoch {settled} is settled, and its decider knows only of epoch "
+                doubt += f"{token.checkpoint_id}: it was set back, or it is another one"
+            return Last(settled, "", token, doubt)
+        path = token.manifest_path  # perhaps of an epoch that ran since the folder was listed
+        try:
+            manifest = self.manifest(path)
+        except ManifestError as error:
+            return Last(settled, "", token, str(error))
+        if manifest.committables:
+            path = manifest.base_path
+        return Last(m.epoch_of(path), path, token, "") if path else Last(settled, "", token, "")
+
+    def counting(self, epoch: int) -> str:
+        """Return which manifest of a settled epoch counts; "": only Kafka knows, or there is none.
+
+        Raises:
+            ManifestError: one of them is missing or damaged, or the log of decisions is.
+        """
+        paths = self.of(epoch)
+        if len(paths) <= 1:
+            return "".join(paths)
+        noted = self._noted.intersection(paths)
+        if len(noted) == 1:
+            return next(iter(noted))
+        return self._by_the_log(epoch, paths) or self._by_the_next(epoch, paths)
+
+    def doubts(self, path: str) -> list[str]:
+        """The notes for which a manifest of an epoch that Spark has logged may not count."""
+        return doubts(self._names, path, self._base_of)
+
+    def failures(self, epoch: int) -> list[str]:
+        """The notes that a call for an epoch failed, whether or not it left a manifest."""
+        return failures(self._names, epoch)
+
+    def is_denied(self, path: str, ask: Ask) -> bool:
+        """Whether a manifest's decider says that it never was committed, though Spark logged it.
+
+        A run left it that was killed, and then the user's function left the micro-batch out. Of
+        several manifests of an epoch `counting` proves one, or none.
+
+        Args:
+            path: of the manifest.
+            ask: Kafka; the log of decisions is asked where that decides.
+        """
+        manifest, epoch = self.manifest(path), m.epoch_of(path)
+        later = (each for each in self.paths if m.epoch_of(each) > epoch)
+        if self.is_loops or manifest.origin is not None or len(self.of(epoch)) > 1:
+            return False
+        if path in map(self._base_of, later):
+            return False
+        if manifest.decided_by == CHECKPOINT:
+            token = logged_decision(self._checkpoint)
+        else:
+            token = ask(manifest.producer.transactional_id, manifest.lineage).token
+        is_known = token is not None and token.lineage == manifest.lineage
+        return is_known and token is not None and token.checkpoint_id < epoch
+
+    def _base_of(self, path: str) -> str:
+        """The manifest that an epoch went on from; "": it is damaged, or there is none."""
+        try:
+            return self.manifest(path).base_path
+        except ManifestError:
+            return ""
+
+    def _decided(self, ask: Ask, lineage: str, settled: int) -> Heard:
+        """The newest token of this lineage, of wherever decisions are kept; and a doubt about it.
+
+        Where no epoch has left a manifest behind the newest that is settled, no doubt matters:
+        nothing else can have been decided.
+        """
+        entry = newest_entry(self._checkpoint)
+        tokens = []
+        epochs = sorted({*map(m.epoch_of, self.paths)})[-DECIDING_EPOCHS:]
+        newest = [self.manifest(path) for path in self.paths if m.epoch_of(path) in epochs]
+        doubts = []
+        for transactional_id in deciders(newest, lineage):
+            heard = ask(transactional_id, lineage)
+            if heard.token is not None and heard.token.lineage == lineage:
+                tokens.append(heard.token)
+            else:
+                doubts.append(heard.doubt or _no_token(transactional_id, heard.token))
+        if entry is not None and entry.token is not None:
+            tokens.append(entry.token)  # the last: of one epoch Kafka's decision is the newer one
+        own = [token for token in tokens if token.lineage == lineage]
+        last = max(own, key=lambda token: token.checkpoint_id, default=None)
+        epoch = -1 if last is None else last.checkpoint_id
+        if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
+            return Heard(last, f"epoch {epoch} is decided in two places, with two manifests")
+        is_sure = not epochs or not any(map(self.doubts, self.of(epochs[-1])))
+        if not epochs or epochs[-1] <= max(settled if is_sure else -1, epoch):
+            return Heard(last)
+        if self.is_loops and not doubts and last is None:
+            doubts.append("the log of decisions (tallystick/decisions) says nothing")
+        return Heard(last, doubts[0] if doubts else "")
+
+    def _by_the_log(self, epoch: int, paths: list[str]) -> str:
+        """The manifest of the epoch on the way back from the newest decision; "": none is."""
+        token = logged_decision(self._checkpoint)
+        if token is None or token.checkpoint_id < epoch:
+            return ""
+        if any(self.manifest(path).decided_by != CHECKPOINT for path in paths):
+            return ""  # the place of decisions has changed with this very epoch
+        path = token.manifest_path
+        while path and m.epoch_of(path) > epoch:
+            data = self._checkpoint.get(path)
+            path = "" if data is None else m.decode(data, path).base_path
+        return path if path in paths else ""
+
+    def _by_the_next(self, epoch: int, paths: list[str]) -> str:
+        """The manifest that the next epoch's went on from, decided or not; "": nothing tells."""
+        later = [path for path in self.paths if m.epoch_of(path) > epoch]
+        following = [path for path in later if m.epoch_of(path) == m.epoch_of(later[0])]
+        bases = {self.manifest(path).base_path for path in following}.intersection(paths)
+        return bases.pop() if len(bases) == 1 else ""
+
+
+def logged_decision(checkpoint: Storage) -> Token | None:
+    """What the checkpoint's own log decided last; None: nothing.
+
+    Raises:
+        ManifestError: the log is damaged.
+    """
+    entry = newest_entry(checkpoint)
+    token = None if entry is None else entry.token
+    return token if token is not None and token.manifest_path else None
+
+
+def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
+    """The transactional ids whose transactions decided, or may decide, one of these epochs."""
+    return sorted(
+        {
+            each.producer.transactional_id
+            for each in manifests
+            if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
+        }
+    )
+
+
+def _no_token(transactional_id: str, found: Token | None) -> str:
+    held = "no token" if found is None else f"a token of lineage {found.lineage}"
+    return (
+        f"Kafka decides for this checkpoint, and holds {held} of {transactional_id!r}: is it "
+        f"another cluster that decides (--decider), or has another checkpoint taken over?"
+    )

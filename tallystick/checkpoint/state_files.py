@@ -1,0 +1,367 @@
+"""Files of keyed state: written by tasks, read back into their stores, collected by the driver.
+
+A file counts only when a committed manifest names it. Names are never used twice: attempts that do
+not know of each other cannot collide, and what a failed one left is found by its name's epoch.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.epoch.manifest import Manifest
+from tallystick.errors import RetriableError, StateFileError
+from tallystick.ports import StateStore, Storage
+from tallystick.state.catalog import (
+    CHANGELOG,
+    FOLDER,
+    PLAIN_NAME,
+    SNAPSHOT,
+    StateFile,
+    StepState,
+)
+from tallystick.state.changelog import (
+    DamagedError,
+    EncodedFile,
+    Segment,
+    decode,
+    encode,
+    parse_index,
+    segments_of,
+)
+from tallystick.state.entries import living
+from tallystick.state.file_sets import Load, Step, collectable, needed, steps_from
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.overlay import ENTRIES, StateView
+
+WHOLE_FILE_BYTES = 256 << 10
+"""A file up to this size is read whole, whatever is wanted of it: a request costs more."""
+
+ROUNDS_MAX = 100
+COLLECTED_MAX = 2000
+"""So many files are removed between two epochs, which is a matter of seconds."""
+
+
+class Restored(NamedTuple):
+    """What it took to bring a store forward."""
+
+    bytes_read: int
+    requests: int
+
+
+@dataclass
+class _Reader:
+    """Reads parts of state files, and counts.
+
+    Args:
+        storage: the checkpoint location.
+    """
+
+    storage: Storage
+    bytes_read: int = 0
+    requests: int = 0
+    indexes: dict[str, list[Segment]] = field(default_factory=dict)
+
+    def read(self, load: Load) -> Iterator[pa.RecordBatch]:
+        """The entries of the load, in order.
+
+        Raises:
+            StateFileError: the file is missing or damaged.
+        """
+        try:
+            if self._is_read_whole(load):
+                yield from self._whole(load)
+            else:
+                for groups in load.groups:
+                    yield from self._slice(load.file, groups)
+        except DamagedError as error:
+            raise self._error(load.file, f"damaged: {error}") from None
+
+    def _is_read_whole(self, load: Load) -> bool:
+        return load.file.size <= WHOLE_FILE_BYTES or load.groups == (load.file.groups,)
+
+    def _whole(self, load: Load) -> Iterator[pa.RecordBatch]:
+        file = load.file
+        data = self._fetched(file, self.storage.get(file.path), file.size)
+        segments = parse_index(data[file.size - file.index_size :], file.checksum)
+        for groups in load.groups:
+            yield from _decoded(data, 0, segments_of(segments, groups), groups)
+
+    def _slice(self, file: StateFile, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        segments = segments_of(self._index(file), groups)
+        if not segments:
+            return
+        start, stop = segments[0].offset, segments[-1].offset + segments[-1].length
+        found = self.storage.get_range(file.path, start, stop - start)
+        data = self._fetched(file, found, stop - start)
+        yield from _decoded(data, start, segments, groups)
+
+    def _index(self, file: StateFile) -> list[Segment]:
+        if file.path not in self.indexes:
+            start = file.size - file.index_size
+            found = self.storage.get_range(file.path, start, file.index_size)
+            tail = self._fetched(file, found, file.index_size)
+            self.indexes[file.path] = parse_index(tail, file.checksum)
+        return self.indexes[file.path]
+
+    def _fetched(self, file: StateFile, data: bytes | None, size: int) -> bytes:
+        self.requests += 1
+        if data is None:
+            raise self._error(file, "missing")
+        self.bytes_read += len(data)
+        if len(data) != size:
+            raise self._error(file, f"damaged: {len(data)} bytes where {size} were written")
+        return data
+
+    def _error(self, file: StateFile, what: str) -> StateFileError:
+        return StateFileError(
+            f"state file {file.path} of checkpoint {self.storage.location}, {file.kind} of epoch "
+            f"{file.epoch}, key groups {file.first} to {file.last}: it is {what}. Nothing was "
+            f"changed. Restore the file from a backup of the checkpoint, or start from a savepoint "
+            f"or an older checkpoint that is whole (`tallystick inspect` names them)."
+        )
+
+
+def _decoded(
+    data: bytes, start: int, segments: Sequence[Segment], groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    view = memoryview(data)
+    for each in segments:
+        at = each.offset - start
+        yield decode(view[at : at + each.length], each, groups)
+
+
+def bring_forward(
+    store: StateStore, step: StepState, groups: KeyGroupRange, storage: Storage
+) -> Restored:
+    """Bring a worker's store to the committed state, by what it lacks.
+
+    Args:
+        store: of these key groups.
+        step: the committed state.
+        groups: those of the task.
+        storage: the checkpoint location.
+
+    Raises:
+        StateFileError: a file is missing or damaged; the store has no version, or the one it had.
+        RetriableError: others kept setting the store back.
+    """
+    reader = _Reader(storage)
+    for _ in range(ROUNDS_MAX):
+        have = store.version()
+        if step.version is None or have == step.version:
+            return Restored(reader.bytes_read, reader.requests)
+        steps = steps_from(step, have, groups)
+        store.apply(have, step.version, _read(steps, reader))
+    raise RetriableError(
+        f"the local copy of {step.uid!r}, key groups {groups.first} to {groups.last}: another "
+        f"process set it back {ROUNDS_MAX} times. An older run of the pipeline lives on this host."
+    )
+
+
+def _read(steps: Iterable[Step], reader: _Reader) -> Iterator[KeyGroupRange | pa.RecordBatch]:
+    for each in steps:
+        if isinstance(each, Load):
+            yield from reader.read(each)
+        else:
+            yield each
+
+
+def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.Table:
+    """The committed entries of some key groups, without a store: for looking inside.
+
+    Returns:
+        `ENTRIES`, sorted by key.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+    """
+    reader = _Reader(storage)
+    loads = needed(step.files, groups)
+    newest = newest_entries([batch for load in loads for batch in reader.read(load)])
+    return newest.filter(pc.is_valid(newest.column(1)))
+
+
+def write_changelog(
+    storage: Storage, uid: str, epoch: int, index: int, nonce: str, table: pa.Table
+) -> StateFile | None:
+    """Write what an epoch changed.
+
+    Args:
+        storage: the checkpoint location.
+        uid: of the step.
+        epoch: the one that runs.
+        index: of the task.
+        nonce: that no other attempt has drawn.
+        table: `ENTRIES`, sorted by key.
+
+    Returns:
+        What the manifest is to say of it; None where nothing was changed.
+    """
+    if table.num_rows == 0:
+        return None
+    path = _path(uid, epoch, index, nonce, CHANGELOG)
+    return _put(storage, path, CHANGELOG, epoch, encode(table))
+
+
+def write_snapshot(
+    storage: Storage,
+    uid: str,
+    epoch: int,
+    index: int,
+    nonce: str,
+    view: StateView,
+    groups: KeyGroupRange,
+    *,
+    written_in: int | None = None,
+    state_ids: Collection[int] | None = None,
+) -> StateFile:
+    """Write all entries of some key groups, as they are before the epoch that runs.
+
+    Args:
+        storage: the checkpoint location.
+        uid: of the step.
+        epoch: the last one that the view includes.
+        index: of the task.
+        nonce: that no other attempt has drawn.
+        view: the committed state.
+        groups: those of the snapshot.
+        written_in: the epoch that runs, which the file's name carries: no driver collects the files
+            of an epoch that it does not know to be committed. None: the one behind `epoch`.
+        state_ids: of the step's states: entries of deleted ones end here. None: all are kept.
+    """
+    entries = view.batches(groups)
+    if state_ids is not None:
+        entries = (living(batch, state_ids) for batch in entries)
+    table = pa.Table.from_batches(entries, ENTRIES)
+    path = _path(uid, _next(epoch, written_in), index, nonce, SNAPSHOT)
+    return _put(storage, path, SNAPSHOT, epoch, encode(table, groups))
+
+
+def write_merged(
+    storage: Storage,
+    uid: str,
+    epoch: int,
+    index: int,
+    nonce: str,
+    loads: Sequence[Load],
+    *,
+    written_in: int | None = None,
+) -> StateFile:
+    """Write one changelog that says what several say: of each key, the newest.
+
+    Args:
+        storage: the checkpoint location.
+        uid: of the step.
+        epoch: the last one that is committed, as for `write_snapshot`.
+        index: of the task.
+        nonce: that no other attempt has drawn.
+        loads: what `due_merges` gave.
+        written_in: as for `write_snapshot`.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+    """
+    reader = _Reader(storage)
+    merged = newest_entries([batch for load in loads for batch in reader.read(load)])
+    first = min(part.first for load in loads for part in load.groups)
+    last = max(part.last for load in loads for part in load.groups)
+    path = _path(uid, _next(epoch, written_in), index, f"{nonce}-merged", CHANGELOG)
+    encoded = encode(merged, KeyGroupRange(first, last))
+    first_epoch = min(load.file.epochs.start for load in loads)
+    return _put(storage, path, CHANGELOG, epoch, encoded, first_epoch)
+
+
+def _next(epoch: int, written_in: int | None) -> int:
+    return epoch + 1 if written_in is None else written_in
+
+
+def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Of each key the last entry, sorted by key."""
+    together = pa.Table.from_batches(batches, ENTRIES).combine_chunks()
+    order = pa.array(np.arange(together.num_rows))
+    numbered = together.append_column("order", order)
+    ranks = pc.sort_indices(numbered, sort_keys=[("key", "ascending"), ("order", "ascending")])
+    sorted_rows = together.take(ranks).combine_chunks()
+    keys = sorted_rows.column("key").combine_chunks()
+    if len(keys) < 2:
+        return sorted_rows
+    is_last = pc.not_equal(keys.slice(0, len(keys) - 1), keys.slice(1))
+    return sorted_rows.filter(pa.concat_arrays([is_last, pa.array([True])]))
+
+
+def collect(
+    storage: Storage, committed: Manifest, retained: Iterable[Manifest], *, at_a_time: int = 1
+) -> list[str]:
+    """Remove the state files that no manifest needs; those of failed attempts too.
+
+    Lists the folders of all steps: not for every epoch. An epoch waits for it, so what is more than
+    `COLLECTED_MAX` files is left for the next time.
+
+    Args:
+        storage: the checkpoint location.
+        committed: the newest committed manifest.
+        retained: those that somebody may go back to.
+        at_a_time: see `delete_all`.
+
+    Returns:
+        What was removed.
+    """
+    kept = [each.state for each in (committed, *retained)]
+    rubbish = collectable(state_files(storage), committed.checkpoint_id, kept)[:COLLECTED_MAX]
+    delete_all(storage, rubbish, at_a_time)
+    return rubbish
+
+
+def state_files(storage: Storage) -> list[str]:
+    """All files of state in a checkpoint, of whichever step."""
+    folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
+    return [name for folder in sorted(folders) for name in storage.names(folder)]
+
+
+def delete_all(storage: Storage, paths: Sequence[str], at_a_time: int = 1) -> None:
+    """Remove files, several at a time: an object store takes its time for each.
+
+    Args:
+        storage: the checkpoint location.
+        paths: what to remove.
+        at_a_time: 1: one after the other, in this thread, as the simulated world needs it.
+    """
+    if at_a_time == 1:
+        for path in paths:
+            storage.delete(path)
+        return
+    with ThreadPoolExecutor(at_a_time) as threads:
+        list(threads.map(storage.delete, paths))
+
+
+def _path(uid: str, epoch: int, index: int, nonce: str, kind: str) -> str:
+    assert PLAIN_NAME.fullmatch(uid), uid
+    return f"{FOLDER}/{uid}/{epoch:012d}-{index}-{nonce}.{kind}"
+
+
+def _put(
+    storage: Storage,
+    path: str,
+    kind: str,
+    epoch: int,
+    encoded: EncodedFile,
+    first_epoch: int | None = None,
+) -> StateFile:
+    storage.put(path, encoded.data)
+    return StateFile(
+        path=path,
+        kind=kind,
+        epoch=epoch,
+        first=encoded.first,
+        last=encoded.last,
+        size=len(encoded.data),
+        index_size=encoded.index_size,
+        checksum=encoded.checksum,
+        rows=encoded.rows,
+        first_epoch=first_epoch,
+    )

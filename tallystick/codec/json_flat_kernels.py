@@ -1,0 +1,396 @@
+"""The loop over flat JSON records: bytes in, column slots out, compiled by numba.
+
+A record is read here only if it is certain to be what Arrow's parser would make of it. Where it is
+not, nothing is decided: Arrow reads that record (see `json_reader`).
+
+Everything is an address (see `memory`). A field is a run of numbers (see KIND); the fields stand
+one after another, and after the last one a field that is none, from which each record starts.
+
+Invariant: a slot is null until its byte of validity is set, and null again when its record is
+given up. A position below 0 is a verdict, negated; nothing is read after it.
+"""
+
+import numba
+import numpy as np
+
+from tallystick.codec.json_token_kernels import (
+    CLOSE,
+    CLOSE_LIST,
+    COLON,
+    COMMA,
+    MINUS,
+    NINE,
+    OPEN,
+    PARSED,
+    QUOTE,
+    SUSPECT,
+    UNSURE,
+    ZERO,
+    after_space,
+    byte_at,
+    number,
+    peek,
+    string_end,
+    to_days,
+    to_double,
+    to_micros,
+    unescape,
+)
+from tallystick.codec.memory import load64, store8, store16, store32, store64
+
+(BOOLEAN, INTEGER, FLOAT, DOUBLE, STRING, DATE, TIMESTAMP) = range(7)
+"""The kinds of fields."""
+
+(KIND, WIDTH, LIMIT, VALUES, LENGTHS, VALID, NAME) = range(7)
+(WORDS, MASK, SIZE, CHAIN, SEEN, FOLLOWER) = range(7, 13)
+"""The numbers of a field.
+
+WIDTH is the bytes of an integer's slot, LIMIT the greatest one. VALUES, LENGTHS (of strings) and
+VALID are addresses of slots. NAME is the address of the name with its closing quote: WORDS words,
+of which the last counts only under MASK; SIZE is its length without the quote. CHAIN is the next
+field of the same `name_hash`. SEEN is the row after the one that had it last, FOLLOWER the field
+that came after it then.
+"""
+FIELD_SIZE = 128
+
+HASHES = 64
+SPARE, SPARE_END = HASHES, HASHES + 1
+"""The state: the first field of each `name_hash`, then where the spare bytes begin and end, which
+take the strings that had escapes. As many bytes as all records have are enough."""
+
+UNSURE_FREE = 256
+"""How many records may be UNSURE before their share counts."""
+
+DEPTH_MAX = 64
+"""How deep what is ignored may be nested, to be judged here."""
+
+_TRUE = np.uint64(int.from_bytes(b"true", "little"))
+_NULL = np.uint64(int.from_bytes(b"null", "little"))
+_FALSE = np.uint64(int.from_bytes(b"false", "little"))
+_FOUR_BYTES = np.uint64(0xFFFFFFFF)
+_FIVE_BYTES = np.uint64(0xFFFFFFFFFF)
+_FLOAT_MIN, _FLOAT_MAX = 2.0**-126, 2.0**127
+_BELOW_FLOAT = np.uint64(2**29 - 1)
+_HALF_OF_FLOAT = np.uint64(2**28)
+
+_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+
+
+@_kernel
+def name_hash(first, last, size):  # type: ignore[no-untyped-def]
+    """Return the chain of a name, by its first and last byte and its length."""
+    return (first + 31 * last + 7 * size) & (HASHES - 1)
+
+
+@_inlined
+def _word(address, index):  # type: ignore[no-untyped-def]
+    return np.int64(load64(address + 8 * index))
+
+
+@_inlined
+def _put(address, index, value):  # type: ignore[no-untyped-def]
+    store64(address + 8 * index, np.uint64(value))
+
+
+@_inlined
+def _matches(field, at, begin, end):  # type: ignore[no-untyped-def]
+    """True if the key whose text begins at `at` is this field's name."""
+    name = _word(field, NAME)
+    last = 8 * (_word(field, WORDS) - 1)
+    for place in range(0, last, 8):
+        if peek(at + place, begin, end) != load64(name + place):
+            return False
+    return peek(at + last, begin, end) & np.uint64(_word(field, MASK)) == load64(name + last)
+
+
+@_kernel
+def _find(at, close, begin, end, state):  # type: ignore[no-untyped-def]
+    """Return the field of a key's text, 0 if it is none that was declared."""
+    size = close - at
+    last = byte_at(close - 1, end) if size > 0 else np.int64(0)
+    field = _word(state, name_hash(byte_at(at, end), last, size))
+    while field != 0 and not (_word(field, SIZE) == size and _matches(field, at, begin, end)):
+        field = _word(field, CHAIN)
+    return field
+
+
+@_inlined
+def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
+    """(the field of the key whose text begins at `at`, 0: not declared; its closing quote)."""
+    field = _word(before, FOLLOWER)
+    if _matches(field, at, begin, end):
+        return field, at + _word(field, SIZE)
+    close = string_end(at, begin, end)
+    if close < 0:
+        return field, close
+    field = _find(at, close, begin, end, state)
+    if field != 0:
+        _put(before, FOLLOWER, field)
+    return field, close
+
+
+@_inlined
+def _after_colon(close, end):  # type: ignore[no-untyped-def]
+    """Return the address of a value, from its key's closing quote."""
+    at = after_space(close + 1, end)
+    return after_space(at + 1, end) if byte_at(at, end) == COLON else np.int64(-SUSPECT)
+
+
+@_inlined
+def _string(at, begin, end, state):  # type: ignore[no-untyped-def]
+    """(where the text begins, its length, the address after the closing quote)."""
+    close = string_end(at, begin, end)
+    if close != -UNSURE:
+        return at, close - at, close if close < 0 else close + 1
+    target = _word(state, SPARE)
+    close, after = unescape(at, end, target, _word(state, SPARE_END))
+    _put(state, SPARE, after)
+    return target, after - target, close if close < 0 else close + 1
+
+
+@_inlined
+def _literal(at, begin, end):  # type: ignore[no-untyped-def]
+    """(0 false, 1 true, -1 null; the address after it)."""
+    word = peek(at, begin, end)
+    if word & _FOUR_BYTES == _NULL:
+        return np.int64(-1), at + 4
+    if word & _FOUR_BYTES == _TRUE:
+        return np.int64(1), at + 4
+    if word & _FIVE_BYTES == _FALSE:
+        return np.int64(0), at + 5
+    return np.int64(0), np.int64(-UNSURE)  # NaN, maybe
+
+
+@_kernel
+def _ignored_scalar(at, begin, end, state):  # type: ignore[no-untyped-def]
+    """Return the address after a string, number or literal."""
+    byte = byte_at(at, end)
+    if byte == QUOTE:
+        spare = _word(state, SPARE)
+        after = _string(at + 1, begin, end, state)[2]
+        _put(state, SPARE, spare)
+        return after
+    if byte == MINUS or ZERO <= byte <= NINE:
+        return number(at, begin, end)[3]
+    return _literal(at, begin, end)[1]
+
+
+@_kernel
+def _ignored(at, begin, end, state):  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
+    """Return the address after a value of any kind."""
+    objects = np.uint64(0)  # a bit for each that is open, the innermost one lowest; 0: a list
+    depth = 0
+    while True:
+        byte = byte_at(at, end)
+        if byte | 0x20 == OPEN:  # or OPEN_LIST
+            if depth == DEPTH_MAX:
+                return np.int64(-UNSURE)
+            depth += 1
+            objects = (objects << np.uint64(1)) | np.uint64(byte == OPEN)
+            at = after_space(at + 1, end)
+            is_value = byte_at(at, end) != (CLOSE if byte == OPEN else CLOSE_LIST)
+        else:
+            at = _ignored_scalar(at, begin, end, state)
+            if at < 0:
+                return at
+            is_value = False
+        while not is_value:
+            if depth == 0:
+                return at
+            at = after_space(at, end)
+            is_object = objects & np.uint64(1) != np.uint64(0)
+            byte = byte_at(at, end)
+            at += 1
+            if byte == COMMA:
+                at = after_space(at, end)
+                is_value = True
+            elif byte == (CLOSE if is_object else CLOSE_LIST):
+                depth -= 1
+                objects >>= np.uint64(1)
+            else:
+                return np.int64(-SUSPECT)
+        if objects & np.uint64(1) != np.uint64(0):
+            if byte_at(at, end) != QUOTE:
+                return np.int64(-SUSPECT)
+            close = string_end(at + 1, begin, end)
+            at = close if close < 0 else _after_colon(close, end)
+            if at < 0:
+                return at
+
+
+@_inlined
+def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def]
+    """Write it into its slot; False: its type has no such number."""
+    if mantissa > np.uint64(_word(field, LIMIT)) + np.uint64(negative):
+        return False
+    value = np.uint64(0) - mantissa if negative else mantissa
+    width = _word(field, WIDTH)
+    place = _word(field, VALUES) + width * row
+    if width == 8:
+        store64(place, value)
+    elif width == 4:
+        store32(place, value)
+    elif width == 2:
+        store16(place, value)
+    else:
+        store8(place, value)
+    return True
+
+
+@_kernel
+def _put_float(field, kind, row, mantissa, exponent, negative):  # type: ignore[no-untyped-def]
+    """Write it into its slot; False: what its nearest number is is not certain."""
+    value, is_certain = to_double(mantissa, exponent)
+    if kind == FLOAT:
+        # From the double next to it, a float is the nearest one unless that double is halfway
+        # between two floats; and floats that are subnormal have fewer bits.
+        below = np.float64(value).view(np.uint64) & _BELOW_FLOAT
+        is_zero = mantissa == np.uint64(0)
+        in_range = is_zero or (value >= _FLOAT_MIN and value < _FLOAT_MAX)
+        is_certain = is_certain and in_range and below != _HALF_OF_FLOAT
+        if is_certain:
+            single = np.float32(-value if negative else value)
+            store32(_word(field, VALUES) + 4 * row, np.uint64(single.view(np.uint32)))
+    elif is_certain:
+        value = -value if negative else value
+        store64(_word(field, VALUES) + 8 * row, np.float64(value).view(np.uint64))
+    return is_certain
+
+
+@_inlined
+def _number_value(field, kind, row, at, begin, end):  # type: ignore[no-untyped-def]
+    if kind != INTEGER and kind != FLOAT and kind != DOUBLE:
+        return np.int64(-SUSPECT)
+    negative = byte_at(at, end) == MINUS
+    mantissa, exponent, is_whole, after = number(at, begin, end)
+    if after < 0:
+        return after
+    if kind == INTEGER:
+        if not is_whole or not _put_integer(field, row, mantissa, negative):
+            return np.int64(-SUSPECT)
+    elif not _put_float(field, kind, row, mantissa, exponent, negative):
+        return np.int64(-UNSURE)
+    store8(_word(field, VALID) + row, np.uint64(1))
+    return after
+
+
+@_inlined
+def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-untyped-def]
+    if kind != STRING and kind != DATE and kind != TIMESTAMP:
+        return np.int64(-SUSPECT)
+    text, size, after = _string(at + 1, begin, end, state)
+    if after < 0:
+        return after
+    if kind == STRING:
+        _put(_word(field, VALUES), row, text)
+        store32(_word(field, LENGTHS) + 4 * row, np.uint64(size))
+    elif kind == TIMESTAMP:
+        micros, is_good = to_micros(text, size)
+        if not is_good:
+            return np.int64(-UNSURE)
+        _put(_word(field, VALUES), row, micros)
+    else:
+        days, is_good = to_days(text, size)
+        if not is_good or size != 10:
+            return np.int64(-UNSURE)
+        store32(_word(field, VALUES) + 4 * row, np.uint64(days))
+    store8(_word(field, VALID) + row, np.uint64(1))
+    return after
+
+
+@_inlined
+def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
+    """Read a declared field's value into its slot; return the address after it."""
+    if _word(field, SEEN) == row + 1:
+        return np.int64(-SUSPECT)
+    _put(field, SEEN, row + 1)
+    kind = _word(field, KIND)
+    byte = byte_at(at, end)
+    if byte == QUOTE:
+        return _string_value(field, kind, row, at, begin, end, state)
+    if byte == MINUS or ZERO <= byte <= NINE:
+        return _number_value(field, kind, row, at, begin, end)
+    if byte | 0x20 == OPEN:  # or OPEN_LIST
+        return np.int64(-SUSPECT)
+    value, after = _literal(at, begin, end)
+    if after >= 0 and value >= 0:
+        if kind != BOOLEAN:
+            return np.int64(-SUSPECT)
+        store8(_word(field, VALUES) + row, np.uint64(value))
+        store8(_word(field, VALID) + row, np.uint64(1))
+    return after
+
+
+@_kernel
+def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
+    """Read one record into its slots; return the address after it."""
+    at = after_space(begin, end)
+    if byte_at(at, end) != OPEN:
+        return np.int64(-SUSPECT)
+    at = after_space(at + 1, end)
+    if byte_at(at, end) == CLOSE:
+        return after_space(at + 1, end)
+    before = last_field
+    while byte_at(at, end) == QUOTE:
+        field, close = _key(before, at + 1, begin, end, state)
+        at = close if close < 0 else _after_colon(close, end)
+        if at < 0:
+            return at
+        if field == 0:
+            at = _ignored(at, begin, end, state)
+        else:
+            before = field
+            at = _value(field, row, at, begin, end, state)
+        if at < 0:
+            return at
+        at = after_space(at, end)
+        byte = byte_at(at, end)
+        at = after_space(at + 1, end)
+        if byte == CLOSE:
+            return at
+        if byte != COMMA:
+            break
+    return np.int64(-SUSPECT)
+
+
+@_kernel
+def parse_records(  # type: ignore[no-untyped-def]
+    address, size, starts, lengths, fields, last_field, state, verdicts
+):
+    """Read records into slots; where most of them are UNSURE, so are all the rest.
+
+    Args:
+        address: what the starts count from.
+        size: bytes there.
+        starts: where each record begins.
+        lengths: bytes, -1 for null, whose slots stay null.
+        fields: the address of the first field.
+        last_field: the address of the one that is none.
+        state: an address; see SPARE.
+        verdicts: gets PARSED, UNSURE or SUSPECT for each record.
+
+    Returns:
+        0, or -1 where a record is not within the bytes.
+    """
+    unsure = 0
+    for row in range(len(starts)):
+        if unsure > UNSURE_FREE + row // 2:
+            verdicts[row:] = UNSURE
+            break
+        if lengths[row] < 0:
+            verdicts[row] = PARSED
+            continue
+        if starts[row] < 0 or starts[row] + lengths[row] > size:
+            return -1
+        begin = np.int64(address + starts[row])
+        end = np.int64(begin + lengths[row])
+        at = _record(row, begin, end, last_field, state)
+        if at == end:
+            verdicts[row] = PARSED
+            continue
+        verdicts[row] = -at if at < 0 else SUSPECT
+        unsure += verdicts[row] == UNSURE
+        for field in range(fields, last_field, FIELD_SIZE):
+            store8(_word(field, VALID) + row, np.uint64(0))
+    return 0

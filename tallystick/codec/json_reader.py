@@ -1,0 +1,330 @@
+r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
+
+Where all fields are scalars, a kernel reads every record that is surely well-formed (see
+`json_flat_kernels`). What it leaves, and other schemas, Arrow's parser reads, and it alone refuses
+records: what is accepted does not depend on who reads it.
+
+Arrow takes a text of many documents and says, if it likes none of it, only that. So:
+
+- Every record becomes one line. Lines that cannot be an object are sorted out before parsing: not
+  from `{` to `}`, a control character (NUL would end the text), not UTF-8.
+- What is left begins with `{` and ends with `}`. In a text that parses, a `}` before a line break
+  before a `{` can only end a document (inside a string the line break is an error), so no document
+  spans two lines and every line holds at least one. As many documents as lines: one each.
+- A block that fails is halved until the malformed records stand alone. A record is called malformed
+  only after it failed alone, so it never takes a good neighbour along.
+
+What is accepted, beyond RFC 8259: NaN and ±Infinity for float and double, as Spark does. What is
+malformed: a declared field twice in an object (Spark takes the last); 1.0 or "1" for an integer
+(as in Spark); a number for a string (Spark takes its text); a number beyond its type (a float goes
+to infinity, as in Spark; a literal beyond double is refused); a decimal that would need rounding; a
+`\ud800` without its partner; a byte order mark. A timestamp is ISO-8601 text, date alone or with
+time, at most 6 digits of fraction, in UTC unless it names an offset; a date is YYYY-MM-DD.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
+from tallystick.codec.json_flat import FlatColumns, flat_of
+from tallystick.codec.json_kernels import (
+    CONTROL_CHARACTER,
+    EMPTY,
+    GOOD,
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+    RECORD_OVERHEAD,
+    join_records,
+)
+from tallystick.codec.json_token_kernels import SUSPECT, UNSURE
+from tallystick.codec.spans import Spans, spans_of
+from tallystick.codec.value_reader import ParsedValues, Where, check_names, malformed_error, nulls
+from tallystick.errors import OptionError
+
+BLOCK_BYTES_MAX = 64 << 20
+"""Parsed at once, in bytes; Arrow's own limit is 2 GiB, and a smaller block costs nothing."""
+BLOCK_ROWS_MAX = 1 << 16
+"""Bounds what is parsed again where a record is malformed."""
+
+EXPECTED = "a JSON object of the schema asked for"
+
+_REASONS = {
+    EMPTY: "it is empty",
+    NOT_AN_OBJECT: "it is not one JSON object, from { to }",
+    CONTROL_CHARACTER: "it holds a raw control character",
+    NOT_UTF8: "it is not valid UTF-8",
+}
+_SCALAR_TYPES = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+
+
+@dataclass(frozen=True)
+class JsonReader:
+    """Values that are JSON objects; a `ValueReader`.
+
+    Raises:
+        OptionError: the schema has no field, a field twice, a type that JSON has no form for, or a
+            field that is NOT NULL.
+    """
+
+    schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        check_schema(self.schema)
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
+        """See `ValueReader.parse`."""
+        return parse_json(values, self.schema, mode, where)
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Check that records can be read as this schema.
+
+    Raises:
+        OptionError: no field, a field named twice, a type that JSON has no form for, or NOT NULL.
+    """
+    _check_fields(list(schema), "the JSON schema")
+
+
+def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> ParsedValues:
+    """Parse one JSON object per record.
+
+    Args:
+        values: binary; a null (tombstone) is a row of nulls in every mode.
+        schema: passed by `check_schema`. Fields that it does not name are ignored.
+        mode: one of `formats.MODES`; see `ValueReader.parse`.
+        where: names the topic, partition and offset of an input row.
+
+    Raises:
+        RecordError: a record is malformed, in mode failfast; the first one is named.
+    """
+    assert mode in MODES, mode
+    spans = spans_of(values, "value")
+    reasons: dict[int, str] = {}
+    batches = []
+    for first, last in spans.runs(BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RECORD_OVERHEAD):
+        run = Spans(spans.data, spans.starts[first:last], spans.lengths[first:last])
+        batch, wrong = _read(run, schema, first_only=mode == FAILFAST)
+        if wrong and mode == FAILFAST:
+            row = min(wrong)
+            at = where(first + row)
+            raise malformed_error(values, first + row, EXPECTED, wrong[row], at)
+        reasons.update((first + row, wrong[row]) for row in sorted(wrong))
+        batches.append(batch)
+    columns = _concatenated(batches) if batches else nulls(schema, 0)
+    if not reasons or mode == PERMISSIVE:
+        return ParsedValues(columns, None, reasons)
+    kept = np.delete(np.arange(len(values)), list(reasons))
+    return ParsedValues(columns.take(pa.array(kept)), kept, reasons)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache."""
+    values = pa.array([b'{"a": "\xc3\xa9"}', b"{"], pa.binary())  # one for each way
+    parse_json(values, pa.schema([("a", pa.string())]), PERMISSIVE, str)
+
+
+class _Block:
+    """Some records as lines of one text, any run of which Arrow can parse."""
+
+    def __init__(self, spans: Spans, schema: pa.Schema) -> None:
+        self.row_count = len(spans.lengths)
+        self.schema = schema
+        self._verdicts = np.zeros(self.row_count, np.uint8)
+        self._line_starts = np.zeros(self.row_count + 1, np.int64)
+        size = int(np.maximum(spans.lengths, 0).sum()) + RECORD_OVERHEAD * self.row_count
+        text = np.empty(size, np.uint8)
+        written = join_records(
+            spans.data, spans.starts, spans.lengths, text, self._line_starts, self._verdicts
+        )
+        assert written >= 0, "a span leaves its data"
+        self._text = pa.py_buffer(text)
+        read_fields = [field.with_type(_read_type(field.type)) for field in schema]
+        self._parse_options = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(read_fields), unexpected_field_behavior="ignore"
+        )
+
+    def parse(self, begin: int, end: int) -> pa.RecordBatch:
+        """Return the rows `begin <= row < end`; ArrowInvalid unless all are well-formed."""
+        start, stop = self._line_starts[begin], self._line_starts[end]
+        # A block_size beyond the text keeps it whole: Arrow would convert each block on its own.
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=int(stop - start) + 1)
+        lines = pa.BufferReader(self._text.slice(start, stop - start))
+        # The same as read_json, but a malformed record alone costs a fifth of the time.
+        table = pyarrow.json.open_json(lines, options, self._parse_options).read_all()
+        if table.num_rows != end - begin:
+            raise pa.ArrowInvalid("it holds more than one JSON document")
+        arrays = [
+            _converted(column.combine_chunks(), field.type)
+            for column, field in zip(table.columns, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def judge(self, together: int, *, first_only: bool) -> "_Judged":
+        """Parse all that can be parsed, and say what is wrong with the rest.
+
+        Args:
+            together: how many of the first rows are tried together; the batches have all of them,
+                nulls where one is malformed. The others are tried alone, once, which is cheaper
+                where nearly all are malformed; the batches have those that are not.
+            first_only: both try nothing after a malformed one.
+        """
+        hopeless = np.flatnonzero(self._verdicts != GOOD).tolist()
+        wrong = {row: _REASONS[int(self._verdicts[row])] for row in hopeless}
+        batches = []
+        if together:
+            for row, outcome in self.outcomes(0, together):
+                if isinstance(outcome, str):
+                    wrong[row] = outcome
+                    if first_only:
+                        break
+                    outcome = nulls(self.schema, 1)
+                batches.append((row, outcome))
+        for row in range(together, self.row_count):
+            if row not in wrong:
+                try:
+                    batches.append((row, self.parse(row, row + 1)))
+                    continue
+                except pa.ArrowInvalid as problem:
+                    wrong[row] = _reason(problem)
+            if first_only:
+                break
+        return batches, wrong
+
+    def outcomes(self, begin: int, end: int, *, suspect: bool = False) -> Iterator["_Outcome"]:
+        """Parse all that can be parsed of a run of rows, in order.
+
+        k malformed records among n cost about 2 k log2(n) parses.
+
+        Args:
+            begin: the first row.
+            end: the row after the last; there is at least one.
+            suspect: the run holds a malformed record as far as is known, so parsing it whole is
+                not worth a try. A single row is always tried: only its own failure condemns it.
+        """
+        alone = end - begin == 1
+        if alone or not suspect:
+            try:
+                yield begin, self.parse(begin, end)
+                return
+            except pa.ArrowInvalid as problem:
+                if alone:
+                    yield begin, _reason(problem)
+                    return
+        middle = (begin + end) // 2
+        found = False
+        for row, outcome in self.outcomes(begin, middle):
+            found = found or isinstance(outcome, str)
+            yield row, outcome
+        yield from self.outcomes(middle, end, suspect=not found)
+
+
+_Outcome = tuple[int, pa.RecordBatch | str]
+"""A row of a block, and the well-formed rows from there on or what is wrong with that one."""
+_Judged = tuple[list[tuple[int, pa.RecordBatch]], dict[int, str]]
+"""Rows of a block, by the first one of each batch, and what is wrong with the malformed ones."""
+
+
+def _read(
+    spans: Spans, schema: pa.Schema, *, first_only: bool
+) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """Return all rows, nulls where a record is malformed, and what is wrong with those.
+
+    Args:
+        spans: the records.
+        schema: what they are read as.
+        first_only: the batch is of no use and later malformed rows may be missing, if there is one.
+    """
+    flat = flat_of(schema)
+    columns = FlatColumns(schema, flat, spans) if flat else None
+    if columns is None or columns.is_unsure:
+        found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
+        return _concatenated([batch for _, batch in found]) if found else nulls(schema, 0), wrong
+    unsure, suspects = columns.rows_of(UNSURE), columns.rows_of(SUSPECT)
+    rows = np.concatenate([unsure, suspects])
+    if not rows.size:
+        return columns.batch(), {}
+    block = _Block(Spans(spans.data, spans.starts[rows], spans.lengths[rows]), schema)
+    found, wrong = block.judge(unsure.size, first_only=first_only)
+    if found:
+        places = [rows[first : first + batch.num_rows] for first, batch in found]
+        columns.put(np.concatenate(places), _concatenated([batch for _, batch in found]))
+    return columns.batch(), {int(rows[row]): reason for row, reason in wrong.items()}
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which always copies
+
+
+def _reason(problem: pa.ArrowInvalid) -> str:
+    """Return the reason why a record that was parsed alone is malformed."""
+    return str(problem).partition("\n")[0].removesuffix(" in row 0")
+
+
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type to ask Arrow's parser for: it takes dates for numbers only."""
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_read_type(kind.value_type))
+    return kind
+
+
+def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the array as the type asked for; ArrowInvalid where a value does not fit it."""
+    if pa.types.is_date32(kind):
+        return array.cast(kind)
+    if pa.types.is_decimal128(kind):
+        array.validate(full=True)  # the parser lets more digits through than the type has
+        return array
+    if pa.types.is_struct(kind):
+        children = [_converted(array.field(index), field.type) for index, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if pa.types.is_list(kind):
+        items = _converted(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, items, type=kind, mask=array.is_null())
+    return array
+
+
+def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
+    check_names(fields, path, "JSON")
+    for field in fields:
+        _check_field(field, f"field {field.name!r} of {path}")
+
+
+def _check_field(field: pa.Field, path: str) -> None:
+    kind = field.type
+    if not field.nullable:
+        raise OptionError(
+            f"{path} is NOT NULL, but a record may lack it, and a tombstone is a row of nulls: "
+            f"declare it nullable and filter"
+        )
+    if pa.types.is_struct(kind):
+        _check_fields(list(kind), path)
+    elif pa.types.is_list(kind):
+        _check_field(kind.value_field, f"the element of {path}")
+    elif not _is_scalar(kind):
+        raise OptionError(
+            f"{path} has type {kind}, which cannot be read from JSON: use boolean, tinyint to "
+            f"bigint, float, double, decimal, string, date, timestamp, struct or array; read "
+            f"binary as string (base64), and a map as a struct of the keys that you need"
+        )
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit == "us")
+    return any(is_type(kind) for is_type in _SCALAR_TYPES)

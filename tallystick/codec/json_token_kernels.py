@@ -1,0 +1,422 @@
+"""The tokens of JSON records, compiled by numba: white space, strings, numbers, dates.
+
+A function that reads a token returns the address after it, or a verdict, negated: SUSPECT where
+Arrow's parser refuses the token, UNSURE where only Arrow can tell, or can tell the value.
+
+Invariants
+    A record, begin ... end, is read by `peek` and `byte_at` alone, which see zeros after its end.
+    A zero byte fits no rule, so nothing goes on behind the end.
+
+Sources: https://www.rfc-editor.org/rfc/rfc8259; D. Lemire, Number Parsing at a Gigabyte per Second,
+https://arxiv.org/abs/2101.11408
+"""
+
+import numba
+import numpy as np
+
+from tallystick.codec.json_kernels import _is_utf8
+from tallystick.codec.memory import (
+    bytes_at,
+    leading_zeros,
+    load8,
+    load64,
+    multiply_high,
+    store8,
+    trailing_zeros,
+)
+
+PARSED, UNSURE, SUSPECT = range(3)
+"""Verdicts on a token or a record."""
+
+QUOTE, BACKSLASH, COMMA, COLON, MINUS = 0x22, 0x5C, 0x2C, 0x3A, 0x2D
+OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = 0x7B, 0x7D, 0x5B, 0x5D
+ZERO, NINE = 0x30, 0x39
+_PLUS, _POINT, _E, _U = 0x2B, 0x2E, 0x65, 0x75
+_BIG_T, _BIG_Z = 0x54, 0x5A
+
+
+def _text_word(text: bytes) -> np.uint64:
+    """Eight bytes as `peek` reads them."""
+    return np.uint64(int.from_bytes(text, "little"))
+
+
+_ONES = np.uint64(0x0101010101010101)
+_TOPS = np.uint64(0x8080808080808080)
+_LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_QUOTES = np.uint64(0x0101010101010101 * QUOTE)
+_BACKSLASHES = np.uint64(0x0101010101010101 * BACKSLASH)
+_SPACES = np.uint64(0x0101010101010101 * 0x20)
+_ZEROS = np.uint64(0x0101010101010101 * ZERO)
+_OVER_NINE = np.uint64(0x0101010101010101 * (0x80 - 10))
+
+_DATE_ZEROS, _DATE_SEPARATORS = _text_word(b"0000-00-"), _text_word(b"\0\0\0\0\xff\0\0\xff")
+_DATE_TAIL_ZEROS = _text_word(b"00-00-00")
+_TIME_ZEROS, _TIME_SEPARATORS = _text_word(b"00:00:00"), _text_word(b"\0\0\xff\0\0\xff\0\0")
+_DATE_TAIL_SEPARATORS = _TIME_SEPARATORS
+_MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])
+
+_DIGITS_MAX = 19
+"""This many always fit into 64 bits."""
+_POWERS = 10 ** np.arange(9, dtype=np.uint64)
+_EXACT_POWERS = np.array([float(10**exponent) for exponent in range(23)])
+"""The powers of ten that are a double."""
+_MANTISSA_MAX = np.uint64(2**53)
+_EXPONENT_MIN, _EXPONENT_MAX = -280, 280
+"""With at most 19 digits before it: far from subnormal numbers and from infinity."""
+
+
+def _five_to(exponent: int) -> int:
+    """Return the first 128 bits of a power of five, as Lemire's paper has them."""
+    if exponent >= 0:
+        power: int = 5**exponent
+        surplus = power.bit_length() - 128
+        return power >> surplus if surplus > 0 else power << -surplus
+    power = 5**-exponent
+    above: int = 2 ** (power.bit_length() + 127)
+    if exponent >= -27:
+        return above // power + 1
+    inverse = (above << power.bit_length() + 1) // power + 1
+    return inverse >> (inverse.bit_length() - 128)
+
+
+_FIVES = np.array(
+    [divmod(_five_to(each), 2**64) for each in range(_EXPONENT_MIN, _EXPONENT_MAX + 1)], np.uint64
+)
+"""High and low 64 bits."""
+
+_ESCAPED = np.zeros(256, np.uint8)
+"""The meaning of a letter after a backslash; 0: none."""
+for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+    _ESCAPED[_letter] = _byte
+
+_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+"""For the way of a usual record: without it, the calls are half of the time."""
+
+
+@_inlined
+def byte_at(at, end):  # type: ignore[no-untyped-def]
+    """Return one byte of a record; 0 after its end."""
+    return np.int64(load8(at)) if at < end else np.int64(0)
+
+
+@_kernel
+def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
+    """See `peek`: fewer than eight bytes are left."""
+    if at >= end:
+        return np.uint64(0)
+    if end - 8 >= begin:
+        return load64(end - 8) >> np.uint64(8 * (at + 8 - end))
+    word = np.uint64(0)
+    for place in range(at, end):
+        word |= load8(place) << np.uint64(8 * (place - at))
+    return word
+
+
+@_inlined
+def peek(at, begin, end):  # type: ignore[no-untyped-def]
+    """Eight bytes of a record, the first one lowest; 0 after its end."""
+    return load64(at) if at + 8 <= end else _peek_at_end(at, begin, end)
+
+
+@_inlined
+def after_space(at, end):  # type: ignore[no-untyped-def]
+    """Return the address of the next byte that is no white space."""
+    while at < end:
+        byte = np.int64(load8(at))
+        if byte > 0x20 or not (byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09):
+            break
+        at += 1
+    return at
+
+
+@_inlined
+def string_end(at, begin, end):  # type: ignore[no-untyped-def]
+    """Return the place of the closing quote, from the text's first byte; UNSURE: it has escapes."""
+    start = at
+    high = np.uint64(0)
+    while True:
+        word = peek(at, begin, end)
+        quote = word ^ _QUOTES
+        backslash = word ^ _BACKSLASHES
+        # Top bits mark quotes, backslashes and controls; only the lowest mark is to be trusted.
+        stops = (quote - _ONES) & ~quote
+        stops |= (backslash - _ONES) & ~backslash
+        stops |= (word - _SPACES) & ~word
+        stops &= _TOPS
+        if stops != np.uint64(0):
+            break
+        high |= word
+        at += 8
+    zeros = trailing_zeros(stops)
+    high |= word & ((np.uint64(1) << zeros) - np.uint64(1))
+    at += np.int64(zeros >> np.uint64(3))
+    byte = byte_at(at, end)
+    if byte != QUOTE:
+        return np.int64(-UNSURE if byte == BACKSLASH else -SUSPECT)
+    if high & _TOPS != np.uint64(0) and not _is_utf8(bytes_at(start, at - start), 0, at - start):
+        return np.int64(-SUSPECT)
+    return at
+
+
+@_kernel
+def _hex4(at, end):  # type: ignore[no-untyped-def]
+    """Return the number of four hexadecimal digits; -1: they are none."""
+    value = np.int64(0)
+    for place in range(at, at + 4):
+        byte = byte_at(place, end)
+        letter = byte | 0x20
+        if ZERO <= byte <= NINE:
+            value = 16 * value + byte - ZERO
+        elif 0x61 <= letter <= 0x66:
+            value = 16 * value + letter - 0x61 + 10
+        else:
+            return np.int64(-1)
+    return value
+
+
+@_kernel
+def _put_utf8(code, target):  # type: ignore[no-untyped-def]
+    """Write a code point; return the address after it."""
+    if code < 0x80:
+        store8(target, np.uint64(code))
+        return target + 1
+    more = 1 if code < 0x800 else 2 if code < 0x10000 else 3
+    lead = 0xC0 if more == 1 else 0xE0 if more == 2 else 0xF0
+    store8(target, np.uint64(lead | (code >> (6 * more))))
+    for index in range(more):
+        bits = (code >> (6 * (more - 1 - index))) & 0x3F
+        store8(target + 1 + index, np.uint64(0x80 | bits))
+    return target + 1 + more
+
+
+@_kernel
+def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
+    """Write the text of a string with escapes, from its first byte.
+
+    Args:
+        at: the first byte of the text.
+        end: of the record.
+        target: the address to write to.
+        limit: the address after the last one to write to.
+
+    Returns:
+        (the address of the closing quote, the address after what was written).
+    """
+    start = at
+    if limit - target < end - at:  # no text gets longer by this
+        return np.int64(-UNSURE), target
+    while True:
+        byte = byte_at(at, end)
+        if byte == QUOTE:
+            break
+        if byte < 0x20:
+            return np.int64(-SUSPECT), target
+        if byte != BACKSLASH:
+            store8(target, np.uint64(byte))
+            target += 1
+            at += 1
+            continue
+        letter = byte_at(at + 1, end)
+        if letter != _U:
+            if _ESCAPED[letter] == 0:
+                return np.int64(-SUSPECT), target
+            store8(target, np.uint64(_ESCAPED[letter]))
+            target += 1
+            at += 2
+            continue
+        code = _hex4(at + 2, end)
+        at += 6
+        if 0xD800 <= code < 0xDC00 and byte_at(at, end) == BACKSLASH:
+            low = _hex4(at + 2, end) if byte_at(at + 1, end) == _U else np.int64(-1)
+            if 0xDC00 <= low < 0xE000:
+                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+                at += 6
+        if code < 0 or 0xD800 <= code < 0xE000:
+            return np.int64(-SUSPECT), target
+        target = _put_utf8(code, target)
+    if not _is_utf8(bytes_at(start, at - start), 0, at - start):
+        return np.int64(-SUSPECT), target
+    return at, target
+
+
+@_inlined
+def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
+    """(the digits appended to those of `value`, the address after them), eight at a time."""
+    while True:
+        word = peek(at, begin, end) ^ _ZEROS
+        others = (((word & _LOWS) + _OVER_NINE) | word) & _TOPS
+        if others == np.uint64(0):
+            count = np.int64(8)
+        else:
+            count = np.int64(trailing_zeros(others) >> np.uint64(3))
+            if count == 0:
+                return value, at
+        word <<= np.uint64(64 - 8 * count)
+        word = word * np.uint64(10) + (word >> np.uint64(8))
+        low = (word & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)
+        word = (word >> np.uint64(16)) & np.uint64(0x000000FF000000FF)
+        word = (low + word * np.uint64(0x0000271000000001)) >> np.uint64(32)
+        value = value * _POWERS[count] + word
+        at += count
+        if count < 8:
+            return value, at
+
+
+@_inlined
+def number(at, begin, end):  # type: ignore[no-untyped-def]
+    """Read a number, sign apart, as mantissa times a power of ten.
+
+    Returns:
+        (mantissa, exponent, whether it is spelled as an integer, the address after it).
+    """
+    mantissa, exponent = np.uint64(0), np.int64(0)
+    if byte_at(at, end) == MINUS:
+        at += 1
+    first = byte_at(at, end)
+    mantissa, after = digits(mantissa, at, begin, end)
+    count = after - at
+    if count == 0:  # -Infinity, maybe
+        return mantissa, exponent, False, np.int64(-UNSURE)
+    if first == ZERO and count > 1:
+        return mantissa, exponent, False, np.int64(-SUSPECT)
+    is_whole = True
+    byte = byte_at(after, end)
+    if byte == _POINT:
+        is_whole = False
+        at = after + 1
+        mantissa, after = digits(mantissa, at, begin, end)
+        exponent = at - after
+        count -= exponent
+        if exponent == 0:
+            return mantissa, exponent, False, np.int64(-SUSPECT)
+        if count > _DIGITS_MAX and first == ZERO:
+            count -= 1
+            while byte_at(at, end) == ZERO:  # up to another digit, or all of them count for 0
+                count -= 1
+                at += 1
+        byte = byte_at(after, end)
+    if byte | 0x20 == _E:
+        is_whole = False
+        at = after + 1
+        sign = byte_at(at, end)
+        if sign in (MINUS, _PLUS):
+            at += 1
+        power, after = digits(np.uint64(0), at, begin, end)
+        if after == at:
+            return mantissa, exponent, False, np.int64(-SUSPECT)
+        if after - at > 4:
+            return mantissa, exponent, False, np.int64(-UNSURE)
+        exponent += -np.int64(power) if sign == MINUS else np.int64(power)
+    if count > _DIGITS_MAX or exponent < _EXPONENT_MIN or exponent > _EXPONENT_MAX:
+        return mantissa, exponent, False, np.int64(-UNSURE)
+    return mantissa, exponent, is_whole, np.int64(after)
+
+
+@_kernel
+def _to_double_by_fives(mantissa, exponent):  # type: ignore[no-untyped-def]
+    """See `to_double`: by the first 128 bits of the power of five."""
+    if mantissa == np.uint64(0):
+        return np.float64(0), True
+    zeros = leading_zeros(mantissa)
+    scaled = mantissa << zeros
+    high = multiply_high(scaled, _FIVES[exponent - _EXPONENT_MIN, 0])
+    low = scaled * _FIVES[exponent - _EXPONENT_MIN, 0]
+    if high & np.uint64(0x1FF) == np.uint64(0x1FF):
+        more = multiply_high(scaled, _FIVES[exponent - _EXPONENT_MIN, 1])
+        low += more
+        if low < more:
+            high += np.uint64(1)
+        if low == np.uint64(2**64 - 1):
+            return np.float64(0), False
+    upper = high >> np.uint64(63)
+    shift = upper + np.uint64(9)
+    bits = high >> shift
+    halfway = low <= np.uint64(1) and exponent >= -4 and exponent <= 23
+    if halfway and bits & np.uint64(3) == np.uint64(1) and bits << shift == high:
+        bits &= ~np.uint64(1)
+    bits = (bits + (bits & np.uint64(1))) >> np.uint64(1)
+    power = ((217706 * exponent) >> 16) + 63 + np.int64(upper) - np.int64(zeros) + 1023
+    # A carry out of the 53 bits goes where it belongs: into the exponent.
+    return np.uint64((np.uint64(power - 1) << np.uint64(52)) + bits).view(np.float64), True
+
+
+@_inlined
+def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
+    """(the double next to mantissa * 10 ** exponent, whether that is certain)."""
+    if mantissa <= _MANTISSA_MAX and exponent >= -22 and exponent <= 22:
+        value = np.float64(mantissa)
+        if exponent < 0:
+            return value / _EXACT_POWERS[-exponent], True
+        return value * _EXACT_POWERS[exponent], True
+    return _to_double_by_fives(mantissa, exponent)
+
+
+@_inlined
+def _digits_apart(at, zeros, separators):  # type: ignore[no-untyped-def]
+    """(eight digits as bytes, whether they are digits and separators as in `zeros`)."""
+    word = load64(at) ^ zeros
+    others = (((word & _LOWS) + _OVER_NINE) | word) & _TOPS
+    return word, others | (word & separators) == np.uint64(0)
+
+
+@_inlined
+def _pair(word, place):  # type: ignore[no-untyped-def]
+    """Return the number of two of the eight digits."""
+    high = (word >> np.uint64(8 * place)) & np.uint64(0xF)
+    low = (word >> np.uint64(8 * place + 8)) & np.uint64(0xF)
+    return np.int64(high * np.uint64(10) + low)
+
+
+@_inlined
+def to_days(at, size):  # type: ignore[no-untyped-def]
+    """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
+    if size < 10:
+        return np.int64(0), False
+    word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
+    # The last eight bytes are read too, for the day: their other digits are known by now.
+    tail, is_tail = _digits_apart(at + 2, _DATE_TAIL_ZEROS, _DATE_TAIL_SEPARATORS)
+    year, month, day = 100 * _pair(word, 0) + _pair(word, 2), _pair(word, 5), _pair(tail, 6)
+    is_good = is_good and is_tail and 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month & 15]
+    if day == 29 and month == 2:
+        is_good = is_good and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    # Years that begin in March, so that the leap day is the last one.
+    since = year if month > 2 else year - 1
+    in_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    days = 365 * since + (since >> 2) - since // 100 + since // 400 + in_year - 719_468
+    return days, is_good
+
+
+@_inlined
+def to_micros(at, size):  # type: ignore[no-untyped-def]
+    """(microseconds since 1970 of a text, whether it is of the usual forms).
+
+    These are YYYY-MM-DD, then maybe T or a space, HH:MM:SS, a fraction of 1 to 6 digits, Z.
+    """
+    days, is_good = to_days(at, size)
+    micros = days * 86_400_000_000
+    if size == 10 or not is_good:
+        return micros, is_good
+    if size < 19:
+        return micros, False
+    word, is_good = _digits_apart(at + 11, _TIME_ZEROS, _TIME_SEPARATORS)
+    hour, minute, second = _pair(word, 0), _pair(word, 3), _pair(word, 6)
+    is_good = is_good and hour < 24 and minute < 60 and second < 60
+    separator = np.int64(load8(at + 10))
+    is_good = is_good and (separator == _BIG_T or separator == 0x20)
+    end = at + size
+    at += 19
+    fraction = np.int64(0)
+    if byte_at(at, end) == _POINT:
+        at += 1
+        unit = np.int64(100_000)
+        first = at
+        while unit > 0 and ZERO <= byte_at(at, end) <= NINE:
+            fraction += unit * (byte_at(at, end) - ZERO)
+            unit //= 10
+            at += 1
+        is_good = is_good and at > first
+    if byte_at(at, end) == _BIG_Z:
+        at += 1
+    seconds = hour * 3600 + minute * 60 + second
+    return micros + seconds * 1_000_000 + fraction, is_good and at == end

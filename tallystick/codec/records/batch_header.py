@@ -1,0 +1,180 @@
+"""The headers of Kafka's record batches (magic 2): where they stand and what they say.
+
+Source of the format: https://kafka.apache.org/documentation/#recordbatch
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from tallystick.codec.records import kernels
+from tallystick.codec.records.compression import Buffer
+from tallystick.errors import CorruptRecordError
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+"""Base offset, length, leader epoch, magic, checksum, attributes, last offset delta, base
+timestamp, max timestamp, producer id, producer epoch, base sequence, record count."""
+
+MAGIC = 2
+LENGTH_FROM = 12
+"""The batch's length counts what follows this byte."""
+CHECKED_FROM = 21
+"""The checksum covers what follows this byte: from the attributes on."""
+
+COMPRESSION_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+
+_MAGIC_AT = 16
+_LENGTH_MIN = HEADER.size - LENGTH_FROM
+
+
+class ControlType(IntEnum):
+    """The outcome that a control batch states for the transaction of its producer."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch, and its place in the data."""
+
+    start: int
+    end: int
+    base_offset: int
+    last_offset: int
+    crc: int
+    attributes: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    control_type: ControlType | None
+
+    @property
+    def is_control(self) -> bool:
+        """True if it holds a transaction marker instead of records."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True if a transaction decides if its records count."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def compression(self) -> int:
+        """The codec's number, see `CODEC_IDS`."""
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """True if the broker's clock set the timestamps."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+
+class DamagedBatchError(CorruptRecordError):
+    """Damage, before it is known in which partition."""
+
+    def __init__(self, offset: int, found: str) -> None:
+        super().__init__(f"record batch at offset {offset}: {found}")
+
+
+def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
+    """Yield the headers of all whole batches, unchecked: `decode` checks the checksum.
+
+    Args:
+        data: record batches, one after another; the last may be cut off.
+
+    Raises:
+        CorruptRecordError: a length or count is impossible, or the format is before Kafka 0.11.
+    """
+    view = memoryview(data).cast("B")
+    start = 0
+    last_offset = -1
+    while start + _MAGIC_AT < len(view):
+        base_offset, length = struct.unpack_from(">qi", view, start)
+        if view[start + _MAGIC_AT] != 2:
+            raise DamagedBatchError(
+                base_offset,
+                f"its format is magic {view[start + _MAGIC_AT]}, expected 2 (Kafka 0.11 and later)",
+            )
+        if length < _LENGTH_MIN:
+            raise DamagedBatchError(
+                base_offset, f"a batch length of {length}, expected at least {_LENGTH_MIN}"
+            )
+        end = start + LENGTH_FROM + length
+        if end > len(view):
+            return
+        header = _header(view, start, end)
+        if header.base_offset <= last_offset or header.last_offset < header.base_offset:
+            raise DamagedBatchError(
+                base_offset,
+                f"a batch of offsets {header.base_offset} to {header.last_offset} "
+                f"after offset {last_offset}",
+            )
+        yield header
+        last_offset = header.last_offset
+        start = end
+
+
+def check(header: BatchHeader, view: memoryview) -> None:
+    """Raise unless the batch is intact."""
+    crc = crc32c(view[header.start + CHECKED_FROM : header.end])
+    if crc != header.crc:
+        raise DamagedBatchError(
+            header.base_offset, f"the checksum is {crc:08x}, the batch says {header.crc:08x}"
+        )
+    if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
+        raise DamagedBatchError(
+            header.base_offset,
+            f"{header.record_count} records in a batch that ends at offset {header.last_offset}",
+        )
+
+
+def _header(view: memoryview, start: int, end: int) -> BatchHeader:
+    (
+        base_offset,
+        _,  # length
+        _,  # leader epoch
+        _,  # magic
+        crc,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    ) = HEADER.unpack_from(view, start)
+    control_type = None
+    if attributes & CONTROL and record_count > 0:
+        control_type = _control_type(view[start + HEADER.size : end])
+    return BatchHeader(
+        start,
+        end,
+        base_offset,
+        base_offset + last_offset_delta,
+        crc,
+        attributes,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+        control_type,
+    )
+
+
+def _control_type(records: memoryview) -> ControlType | None:
+    """Return the kind of transaction marker; None for Kafka's other control records."""
+    number = kernels.control_type(pa.py_buffer(records).address, len(records))
+    return ControlType(number) if number in (ControlType.ABORT, ControlType.COMMIT) else None

@@ -1,0 +1,289 @@
+"""Kafka record batches (magic 2) to Arrow batches, column by column.
+
+Invariants
+    Records never become Python objects: Python handles batches, `kernels` handles records.
+    What is decoded has passed its checksum, and every length in it has been checked.
+    No decoded column exceeds `COLUMN_BYTES_MAX`: decoding stops before, at a batch boundary.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.codec.records import kernels
+from tallystick.codec.records.batch_header import (
+    HEADER,
+    BatchHeader,
+    ControlType,
+    DamagedBatchError,
+    batch_headers,
+    check,
+)
+from tallystick.codec.records.compression import Buffer, decompress
+from tallystick.errors import CorruptRecordError
+from tallystick.values import TopicPartition
+
+COLUMN_BYTES_MAX = 2**31 - 1
+"""The most that the 32-bit offsets of an Arrow binary column can address."""
+
+PIECE_BYTES = 4 << 20
+"""Small enough to stay in the processor's cache from one pass over the records to the next."""
+
+HEADERS_TYPE = pa.list_(
+    pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+)
+
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("timestampType", pa.int32(), nullable=False),
+    ]
+)
+"""Columns of `decode`: timestamp in ms, timestampType 0 (create time) or 1 (log append time)."""
+
+RECORD_SCHEMA_WITH_HEADERS = RECORD_SCHEMA.append(pa.field("headers", HEADERS_TYPE))
+
+_RECORD_BYTES_MIN = 7  # seven fields of at least one byte
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """The visible records of a response, and where to fetch next.
+
+    Equal to the start offset if the data hold not even one whole batch.
+    """
+
+    batch: pa.RecordBatch
+    next_offset: int
+
+
+def decode(
+    data: Buffer,
+    *,
+    topic_partition: TopicPartition,
+    start_offset: int,
+    stop_offset: int,
+    aborted: Sequence[tuple[int, int]] | None,
+    headers: bool,
+) -> DecodedBatch:
+    """Decode the records of one partition's fetch response.
+
+    Args:
+        data: the response's `records` bytes; the last batch may be cut off.
+        topic_partition: where they come from, for errors.
+        start_offset: the first offset wanted; a batch may begin before it.
+        stop_offset: the first offset not wanted.
+        aborted: the response's aborted transactions as (producer id, first offset), and their
+            records are left out (read_committed); None: they are kept (read_uncommitted).
+        headers: whether a column `headers` is wanted, null where a record has none.
+
+    Returns:
+        The records, as many whole batches as one Arrow batch can hold, and the next offset to
+        fetch: after the last batch seen, visible or not, and at most `stop_offset`.
+
+    Raises:
+        CorruptRecordError: a batch is damaged, or of a format before Kafka 0.11.
+    """
+    pieces = decode_pieces(
+        data,
+        topic_partition=topic_partition,
+        start_offset=start_offset,
+        stop_offset=stop_offset,
+        aborted=aborted,
+        headers=headers,
+        piece_bytes=COLUMN_BYTES_MAX,
+    )
+    return next(pieces)
+
+
+def decode_pieces(
+    data: Buffer,
+    *,
+    topic_partition: TopicPartition,
+    start_offset: int,
+    stop_offset: int,
+    aborted: Sequence[tuple[int, int]] | None,
+    headers: bool,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[DecodedBatch]:
+    """Decode all of it as `decode` does, as one Arrow batch after another: at least one.
+
+    `piece_bytes` is how many bytes of decompressed records an Arrow batch is made of; a larger
+    record batch makes one of its own.
+    """
+    assert 0 <= start_offset <= stop_offset, (start_offset, stop_offset)
+    assert 0 < piece_bytes <= COLUMN_BYTES_MAX, piece_bytes
+    view = memoryview(data).cast("B")
+    visible: list[tuple[BatchHeader, Buffer]] = []
+    records_bytes = 0
+    next_offset = start_offset
+    transactions = _AbortedTransactions(aborted)
+    try:
+        for header in batch_headers(view):
+            if header.base_offset >= stop_offset:
+                next_offset = stop_offset
+                break
+            check(header, view)
+            hidden = transactions.hide(header)
+            if header.last_offset < start_offset:
+                continue
+            if not hidden and header.record_count > 0:
+                records = _records(header, view)
+                records_bytes += len(records)
+                if records_bytes > piece_bytes and visible:
+                    yield DecodedBatch(
+                        _to_arrow(visible, start_offset, stop_offset, headers), next_offset
+                    )
+                    visible, records_bytes = [], len(records)
+                visible.append((header, records))
+            next_offset = min(header.last_offset + 1, stop_offset)
+        yield DecodedBatch(_to_arrow(visible, start_offset, stop_offset, headers), next_offset)
+    except DamagedBatchError as damage:
+        raise CorruptRecordError(
+            f"{topic_partition}, {damage}. Compare the replicas with "
+            "kafka-dump-log.sh; a damaged one heals when its log directory is re-created."
+        ) from None
+
+
+class _AbortedTransactions:
+    """The transactions whose batches are hidden. Source: Java's CompletedFetch."""
+
+    def __init__(self, aborted: Iterable[tuple[int, int]] | None) -> None:
+        self._later = sorted(aborted or (), key=lambda transaction: -transaction[1])
+        self._open: set[int] = set()
+
+    def hide(self, header: BatchHeader) -> bool:
+        """Take note of the next batch, and say whether its records are to be left out."""
+        while self._later and self._later[-1][1] <= header.last_offset:
+            self._open.add(self._later.pop()[0])
+        if header.is_control:
+            if header.control_type is ControlType.ABORT:
+                self._open.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._open
+
+
+def _records(header: BatchHeader, view: memoryview) -> Buffer:
+    """Return the decompressed records of a batch."""
+    body = view[header.start + HEADER.size : header.end]
+    try:
+        records = decompress(header.compression, body)
+    except CorruptRecordError as error:
+        raise DamagedBatchError(header.base_offset, str(error)) from None
+    # Before room for that many is allocated.
+    if header.record_count * _RECORD_BYTES_MIN > len(records):
+        raise DamagedBatchError(
+            header.base_offset, f"{header.record_count} records in {len(records)} bytes"
+        )
+    return records
+
+
+def _to_arrow(
+    visible: Sequence[tuple[BatchHeader, Buffer]], start: int, stop: int, headers: bool
+) -> pa.RecordBatch:
+    """Scan all batches at once, then copy each column from where it was found."""
+    count = sum(header.record_count for header, _ in visible)
+    keys = np.empty((2, count), np.int64)
+    values = np.empty((2, count), np.int64)
+    header_blocks = np.empty((3, count), np.int64)
+    offsets = np.empty(count, np.int64)
+    timestamps = np.empty(count, np.int64)
+    log_appended = np.empty(count, np.int32)
+    rows, damaged = kernels.scan_records(
+        _batch_table(visible),
+        start,
+        stop,
+        keys,
+        values,
+        header_blocks,
+        offsets,
+        timestamps,
+        log_appended,
+    )
+    if damaged >= 0:
+        raise DamagedBatchError(
+            visible[damaged][0].base_offset, "a record does not fit the batch that holds it"
+        )
+    columns = [
+        _gathered(keys, rows, pa.binary()),
+        _gathered(values, rows, pa.binary()),
+        pa.array(offsets[:rows]),
+        pa.array(timestamps[:rows]),
+        pa.array(log_appended[:rows]),
+    ]
+    if not headers:
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+    columns.append(_headers_to_arrow(header_blocks, rows))
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA_WITH_HEADERS)
+
+
+def _batch_table(visible: Sequence[tuple[BatchHeader, Buffer]]) -> NDArray[np.int64]:
+    """Return the columns that `scan_records` needs of each batch."""
+    rows = [
+        (
+            pa.py_buffer(records).address,
+            len(records),
+            header.record_count,
+            header.base_offset,
+            header.last_offset - header.base_offset,
+            header.base_timestamp,
+            header.max_timestamp,
+            header.is_log_append_time,
+        )
+        for header, records in visible
+    ]
+    return np.array(rows, np.int64).reshape(-1, 8)
+
+
+def _gathered(spans: NDArray[np.int64], rows: int, kind: pa.DataType) -> pa.Array:
+    """Copy spans into a binary or string array."""
+    spans = np.ascontiguousarray(spans[:, :rows])
+    lengths = spans[1]
+    nulls = lengths < 0
+    null_count = int(np.count_nonzero(nulls))
+    capacity = int(lengths.sum()) + null_count  # a null counts -1
+    data = pa.allocate_buffer(capacity)
+    offsets = np.empty(rows + 1, np.int32)
+    size = kernels.gather(spans, offsets, data.address, capacity)
+    assert size == capacity, (size, capacity)
+    validity = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if null_count else None
+    return pa.Array.from_buffers(
+        kind, rows, [validity, pa.py_buffer(offsets), data], null_count=null_count
+    )
+
+
+def _headers_to_arrow(blocks: NDArray[np.int64], rows: int) -> pa.Array:
+    """Scan and copy the headers of all records."""
+    blocks = np.ascontiguousarray(blocks[:, :rows])
+    counts = blocks[2]
+    count = int(counts.sum())
+    keys = np.empty((2, count), np.int64)
+    values = np.empty((2, count), np.int64)
+    found = kernels.scan_headers(blocks, keys, values)
+    assert found == count, (found, count)
+    structs = pa.StructArray.from_arrays(
+        [_readable(_gathered(keys, count, pa.binary())), _gathered(values, count, pa.binary())],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    none = counts == 0
+    validity = pa.py_buffer(np.packbits(~none, bitorder="little")) if none.any() else None
+    return pa.Array.from_buffers(
+        HEADERS_TYPE, rows, [validity, pa.py_buffer(offsets)], children=[structs]
+    )
+
+
+def _readable(keys: pa.Array) -> pa.Array:
+    """Return header keys as text; bytes that are no UTF-8 become U+FFFD, as in Java."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        distinct = keys.dictionary_encode()
+        texts = [key.decode(errors="replace") for key in distinct.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(distinct.indices)

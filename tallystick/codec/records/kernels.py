@@ -1,0 +1,337 @@
+"""The loops over records: Kafka's record format (magic 2) to and from spans, compiled by numba.
+
+The functions work on memory addresses, so that one compiled version serves all buffers.
+
+Invariants
+    Nothing is read outside the `[at, end)` that the caller passes, whatever the bytes say, and
+    nothing is written beyond a capacity.
+    A read that would leave its range yields the address `FAILED`, which every later read yields
+    again: a record needs one check at its end, not one per field.
+
+Source of the format: https://kafka.apache.org/documentation/#record
+"""
+
+import numba
+import numpy as np
+
+from tallystick.codec.memory import copy, load8, store8
+
+FAILED = 1 << 62
+"""Larger than any address, and far enough from 2^63 that adding a length cannot overflow."""
+
+BODY_BYTES_MAX = 2**31 - 1 - 64
+"""A record with its batch header must fit the batch's 31-bit length."""
+
+NEEDS_LARGER_BUFFER = 1
+HEADER_WITHOUT_KEY = 2
+RECORD_TOO_LARGE = 3
+
+_BYTE = np.uint64(0xFF)
+_SEVEN_BITS = np.uint64(0x7F)
+_CONTINUE = np.uint64(0x80)
+_SEVEN = np.uint64(7)
+_ONE = np.uint64(1)
+
+_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+@_kernel
+def _read_varint(at, end):  # type: ignore[no-untyped-def]
+    """(value, address after it); (0, FAILED) when it leaves the range or 64 bits."""
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    after = np.int64(FAILED)
+    while at < end and shift < np.uint64(64):
+        byte = load8(at)
+        at += 1
+        value |= (byte & _SEVEN_BITS) << shift
+        if byte < _CONTINUE:
+            after = np.int64(at)
+            break
+        shift += _SEVEN
+    if after == FAILED:
+        value = np.uint64(0)
+    return np.int64(value >> _ONE) ^ -np.int64(value & _ONE), after
+
+
+@_kernel
+def _skip(at, size, end):  # type: ignore[no-untyped-def]
+    """Return the address after `size` bytes (-1 means null and takes none), or FAILED."""
+    if size < -1 or size > end - at:
+        return np.int64(FAILED)
+    return at + max(size, 0)
+
+
+@_kernel
+def _skip_headers(at, count, end):  # type: ignore[no-untyped-def]
+    """Return the address after `count` headers, or FAILED."""
+    if count < 0:
+        return np.int64(FAILED)
+    for _ in range(count):
+        size, at = _read_varint(at, end)
+        at = _skip(at, size, end) if size >= 0 else np.int64(FAILED)
+        size, at = _read_varint(at, end)
+        at = _skip(at, size, end)
+        if at == FAILED:
+            break
+    return at
+
+
+@_kernel
+def scan_records(batches, start, stop, keys, values, headers, offsets, timestamps, log_appended):  # type: ignore[no-untyped-def]
+    """Find the records of decompressed batches, whose offsets lie in `[start, stop)`.
+
+    Args:
+        batches: one row per batch: address, size, record count, base offset, last offset delta,
+            base timestamp, timestamp of all records (log append time), 1 if that one counts.
+        start: the first offset to take.
+        stop: the first offset not to take.
+        keys: rows 0 and 1 get each key's address and length; -1 is null.
+        values: the same for the values.
+        headers: rows 0 to 2 get the address, the end and the number of each record's headers.
+        offsets: gets each record's offset.
+        timestamps: gets each record's timestamp in ms.
+        log_appended: gets 1 where the broker set the timestamp.
+
+    All but `batches` have room for the sum of the batches' record counts.
+
+    Returns:
+        (records found, -1), or (0, index of the batch that is damaged).
+    """
+    row = 0
+    for index in range(len(batches)):
+        at = batches[index, 0]
+        batch_end = at + batches[index, 1]
+        base_offset = batches[index, 3]
+        base_timestamp = batches[index, 5]
+        is_log_append_time = batches[index, 7]
+        previous = np.int64(-1)
+        for _ in range(batches[index, 2]):
+            size, at = _read_varint(at, batch_end)
+            end = _skip(at, size, batch_end)
+            if end == FAILED:
+                return 0, index
+            timestamp_delta, at = _read_varint(at + 1, end)  # 1: attributes, unused
+            offset_delta, at = _read_varint(at, end)
+            key_size, key_at = _read_varint(at, end)
+            at = _skip(key_at, key_size, end)
+            value_size, value_at = _read_varint(at, end)
+            at = _skip(value_at, value_size, end)
+            header_count, headers_at = _read_varint(at, end)
+            at = headers_at
+            if header_count != 0:
+                at = _skip_headers(headers_at, header_count, end)
+            if at != end or offset_delta <= previous or offset_delta > batches[index, 4]:
+                return 0, index
+            previous = offset_delta
+            offset = base_offset + offset_delta
+            if offset < start or offset >= stop:
+                continue
+            keys[0, row] = key_at
+            keys[1, row] = key_size
+            values[0, row] = value_at
+            values[1, row] = value_size
+            headers[0, row] = headers_at
+            headers[1, row] = end
+            headers[2, row] = header_count
+            offsets[row] = offset
+            if is_log_append_time:
+                timestamps[row] = batches[index, 6]
+            else:
+                timestamps[row] = base_timestamp + timestamp_delta
+            log_appended[row] = is_log_append_time
+            row += 1
+        if at != batch_end:
+            return 0, index
+    return row, -1
+
+
+@_kernel
+def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
+    """Find the record headers that `scan_records` skipped.
+
+    Args:
+        headers: rows 0 to 2: address, end and number of each record's headers.
+        keys: rows 0 and 1 get each header key's address and length, for all records in a row.
+        values: the same for the header values; length -1 is null.
+
+    Returns:
+        How many headers there are; -1 when the bytes are not the ones that `scan_records` saw.
+    """
+    row = 0
+    for record in range(headers.shape[1]):
+        at = headers[0, record]
+        end = headers[1, record]
+        for _ in range(headers[2, record]):
+            if row >= keys.shape[1]:
+                return -1
+            size, at = _read_varint(at, end)
+            keys[0, row] = at
+            keys[1, row] = size
+            at = _skip(at, size, end)
+            size, at = _read_varint(at, end)
+            values[0, row] = at
+            values[1, row] = size
+            at = _skip(at, size, end)
+            if at == FAILED:
+                return -1
+            row += 1
+    return row
+
+
+@_kernel
+def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
+    """Copy the spans one after another to `target`, and note where each begins, as Arrow wants it.
+
+    Args:
+        spans: rows 0 and 1: addresses and lengths.
+        offsets: gets one offset more than there are spans.
+        target: the address to copy to.
+        capacity: how many bytes may be written there, at most 2^31 - 1.
+
+    Returns:
+        The bytes written, or -1 when they would be more than `capacity`.
+    """
+    size = 0
+    offsets[0] = 0
+    for row in range(spans.shape[1]):
+        length = spans[1, row]
+        if length > 0:
+            if length > capacity - size:
+                return -1
+            copy(target + size, spans[0, row], length)
+            size += length
+        offsets[row + 1] = size
+    return size
+
+
+@_kernel
+def control_type(at, size):  # type: ignore[no-untyped-def]
+    """Return the type in the key of a control batch's only record; -1 when it cannot be read."""
+    end = at + size
+    size, at = _read_varint(at, end)
+    end = _skip(at, size, end)
+    if end == FAILED:
+        return -1
+    _, at = _read_varint(at + 1, end)
+    _, at = _read_varint(at, end)
+    size, at = _read_varint(at, end)
+    if size < 4 or _skip(at, size, end) == FAILED:
+        return -1
+    return np.int64(load8(at + 2) << np.uint64(8) | load8(at + 3))  # after the int16 version
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+@_kernel
+def _zigzag(value):  # type: ignore[no-untyped-def]
+    return np.uint64((value << 1) ^ (value >> 63))
+
+
+@_kernel
+def _varint_size(value):  # type: ignore[no-untyped-def]
+    rest = _zigzag(value) >> _SEVEN
+    size = 1
+    while rest:
+        rest >>= _SEVEN
+        size += 1
+    return size
+
+
+@_kernel
+def _write_varint(at, value):  # type: ignore[no-untyped-def]
+    rest = _zigzag(value)
+    while rest >= _CONTINUE:
+        store8(at, (rest & _SEVEN_BITS) | _CONTINUE)
+        at += 1
+        rest >>= _SEVEN
+    store8(at, rest)
+    return at + 1
+
+
+@_kernel
+def _blob_size(length):  # type: ignore[no-untyped-def]
+    return _varint_size(length) + max(length, 0)
+
+
+@_kernel
+def _write_blob(at, source, length):  # type: ignore[no-untyped-def]
+    at = _write_varint(at, length)
+    if length > 0:
+        copy(at, source, length)
+        at += length
+    return at
+
+
+@_kernel
+def encode_records(  # type: ignore[no-untyped-def]
+    keys, values, headers, header_keys, header_values, timestamps, row, row_stop, target, capacity
+):
+    """Write records `row` to `row_stop` to `target`, as many as fit.
+
+    Args:
+        keys: address of the data, starts, lengths; a length of -1 is null.
+        values: the same.
+        headers: for each record the first of its headers, and their number; or two empty arrays.
+        header_keys: address, starts, lengths of all header keys.
+        header_values: the same for the header values.
+        timestamps: ms, one per record.
+        row: the first record of the batch.
+        row_stop: the first record not to write.
+        target: the address to write to.
+        capacity: how many bytes may be written there.
+
+    Returns:
+        (first record not written, bytes written, largest timestamp, problem, bytes needed).
+        problem is 0, NEEDS_LARGER_BUFFER when not even one record fits, RECORD_TOO_LARGE or
+        HEADER_WITHOUT_KEY (both about the first record not written).
+    """
+    key_data, key_starts, key_lengths = keys
+    value_data, value_starts, value_lengths = values
+    header_starts, header_counts = headers
+    header_key_data, header_key_starts, header_key_lengths = header_keys
+    header_value_data, header_value_starts, header_value_lengths = header_values
+    has_headers = len(header_starts) > 0
+    first = row
+    at = target
+    timestamp_max = timestamps[row]
+    while row < row_stop:
+        key_length = key_lengths[row]
+        value_length = value_lengths[row]
+        timestamp_delta = timestamps[row] - timestamps[first]
+        first_header = header_starts[row] if has_headers else 0
+        header_count = header_counts[row] if has_headers else 0
+        body = 1 + _varint_size(timestamp_delta) + _varint_size(row - first)
+        body += _blob_size(key_length) + _blob_size(value_length) + _varint_size(header_count)
+        for header in range(first_header, first_header + header_count):
+            if header_key_lengths[header] < 0:
+                return row, at - target, timestamp_max, HEADER_WITHOUT_KEY, 0
+            body += _blob_size(header_key_lengths[header])
+            body += _blob_size(header_value_lengths[header])
+        if body > BODY_BYTES_MAX:
+            return row, at - target, timestamp_max, RECORD_TOO_LARGE, body
+        size = _varint_size(body) + body
+        if size > capacity - (at - target):
+            problem = NEEDS_LARGER_BUFFER if row == first else 0
+            return row, at - target, timestamp_max, problem, size
+        at = _write_varint(at, body)
+        store8(at, np.uint64(0))  # attributes, unused
+        at = _write_varint(at + 1, timestamp_delta)
+        at = _write_varint(at, row - first)
+        at = _write_blob(at, key_data + key_starts[row], key_length)
+        at = _write_blob(at, value_data + value_starts[row], value_length)
+        at = _write_varint(at, header_count)
+        for header in range(first_header, first_header + header_count):
+            at = _write_blob(
+                at, header_key_data + header_key_starts[header], header_key_lengths[header]
+            )
+            at = _write_blob(
+                at, header_value_data + header_value_starts[header], header_value_lengths[header]
+            )
+        timestamp_max = max(timestamp_max, timestamps[row])
+        row += 1
+    return row, at - target, timestamp_max, 0, 0

@@ -1,0 +1,109 @@
+"""A binary column as plain arrays: where each value starts and how long it is.
+
+Kernels work on spans, so they need to know nothing of Arrow's offset widths, slices and bitmaps.
+
+Invariants: all arrays are int64 and contiguous (numba compiles one version of each kernel); every
+span lies inside `data`; a length of -1 is null.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.errors import RecordError
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The values of a binary column; `data` is read-only and shared with Arrow, not copied."""
+
+    data: NDArray[np.uint8]
+    starts: Int64Array
+    lengths: Int64Array
+
+    @property
+    def address(self) -> int:
+        """The address of `data` in memory; valid as long as this object lives."""
+        return int(self.data.ctypes.data)
+
+    def runs(
+        self, bytes_max: int, rows_max: int | None = None, overhead: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Yield runs of rows, the first and the one after the last; a huge row stands alone.
+
+        Args:
+            bytes_max: how many bytes a run has at most.
+            rows_max: how many rows it has at most.
+            overhead: bytes that each row takes besides its own.
+        """
+        ends = np.cumsum(np.maximum(self.lengths, 0) + overhead)
+        first, done = 0, 0
+        while first < len(ends):
+            fits = int(np.searchsorted(ends, done + bytes_max, side="right"))
+            last = min(max(fits, first + 1), first + (rows_max or len(ends)))
+            yield first, last
+            first, done = last, int(ends[last - 1])
+
+
+def spans_of(column: pa.Array, name: str) -> Spans:
+    """Return the spans of an Arrow array of any binary or string type, sliced or not.
+
+    Args:
+        column: binary, string, their large, view, fixed-size or dictionary-encoded forms, or null.
+        name: what the column is called in errors.
+
+    Raises:
+        RecordError: the type holds no bytes, or the array's offsets are damaged.
+    """
+    if pa.types.is_null(column.type):
+        count = len(column)
+        return Spans(_bytes_of(None), np.zeros(count, np.int64), np.full(count, -1, np.int64))
+    column = _with_offsets(column, name)
+    width = np.int64 if _is_large(column.type) else np.int32
+    _, offset_buffer, data_buffer = column.buffers()
+    data = _bytes_of(data_buffer)
+    if offset_buffer is None or offset_buffer.size == 0:  # legal for an array of length 0
+        return Spans(data, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    window = slice(column.offset, column.offset + len(column) + 1)
+    offsets = np.frombuffer(offset_buffer, width)[window].astype(np.int64)
+    lengths = np.diff(offsets)
+    if offsets[0] < 0 or offsets[-1] > data.size or lengths.min(initial=0) < 0:
+        raise RecordError(
+            f"column {name}: the Arrow array is damaged, its offsets leave the data buffer of "
+            f"{data.size} bytes. Check what made it with Array.validate(full=True)."
+        )
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return Spans(data, offsets[:-1], lengths)
+
+
+def _bytes_of(buffer: pa.Buffer | None) -> NDArray[np.uint8]:
+    data = np.frombuffer(buffer if buffer is not None else b"", np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_binary(kind) or pa.types.is_large_string(kind))
+
+
+def _with_offsets(column: pa.Array, name: str) -> pa.Array:
+    """Return the same values in one of the four types that have an offsets buffer."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind) or _is_large(kind):
+        return column
+    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.large_binary())
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    raise RecordError(
+        f"column {name} is {kind}, but Kafka takes bytes: cast it to binary or string first."
+    )

@@ -1,0 +1,153 @@
+"""The columns of a value format, made of a column of bytes; and text, the simplest format.
+
+Text is strictly valid UTF-8, checked for a whole column in one pass: Spark's own
+`cast(value as string)` puts U+FFFD where bytes are no text, and nobody notices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
+from tallystick.errors import OptionError, RecordError
+
+SHOWN_BYTES_MAX = 100
+
+Where = Callable[[int], str]
+"""Names the topic, partition and offset of an input row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedValues:
+    """Typed rows, and which records were malformed.
+
+    Args:
+        columns: exactly the asked-for schema; one row per kept record.
+        rows: the indices of the kept input rows; None: all were kept.
+        reasons: what is wrong with each malformed input row, by its index.
+    """
+
+    columns: pa.RecordBatch
+    rows: NDArray[np.int64] | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
+
+
+class ValueReader(Protocol):
+    """Turns values into columns; a plain value, pickled to tasks."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that `parse` returns."""
+        ...
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
+        """Parse one value per record.
+
+        Args:
+            values: binary; a null (tombstone) is a row of nulls in every mode, never malformed.
+            mode: one of `formats.MODES`: failfast raises at the first malformed record;
+                permissive keeps it as a row of nulls; dropmalformed and deadletter leave it out.
+                All but failfast say why in `ParsedValues.reasons`.
+            where: for messages.
+
+        Raises:
+            RecordError: a record is malformed, in mode failfast; the first one is named.
+        """
+        ...
+
+
+def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: str) -> RecordError:
+    """Return the error of mode failfast: the record, what is wrong, how to see and allow it.
+
+    Args:
+        values: all of them; only the beginning of the malformed one is shown.
+        row: which of them.
+        expected: such as "a JSON object of the schema asked for".
+        reason: what is wrong with it.
+        at: its topic, partition and offset.
+    """
+    record = values[row].as_py()
+    rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
+    return RecordError(
+        f"{at}: the value is not {expected}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. "
+        f"Read that offset without value.format to see all of it. Mode permissive makes such a "
+        f"record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
+        f"counts it; deadletter, in a Pipeline, writes it to a topic of its own."
+    )
+
+
+def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
+    """Check that fields can be told apart by their names.
+
+    Args:
+        fields: those of one record.
+        path: where they stand, for messages.
+        form: the format, for messages.
+
+    Raises:
+        OptionError: there is none, or a name is there twice.
+    """
+    names = [each.name for each in fields]
+    if not names:
+        raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(
+                f"{path} names field {name!r} twice: {form} finds fields by their name"
+            )
+
+
+def nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
+    """Return rows of nulls: what a tombstone is, and in mode permissive a malformed record."""
+    arrays = [pa.nulls(row_count, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+TEXT_SCHEMA = pa.schema([pa.field("value", pa.string())])
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Values that are UTF-8 text, in one column `value`; a `ValueReader`."""
+
+    schema: ClassVar[pa.Schema] = TEXT_SCHEMA
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
+        """See `ValueReader.parse`."""
+        assert mode in MODES, mode
+        try:
+            return ParsedValues(_batch(values.cast(pa.string())))
+        except pa.ArrowInvalid:
+            reasons = _reasons(values)
+        if mode == FAILFAST:
+            row, reason = next(iter(reasons.items()))
+            raise malformed_error(values, row, "UTF-8 text", reason, where(row))
+        good = np.ones(len(values), np.bool_)
+        good[list(reasons)] = False
+        if mode == PERMISSIVE:
+            readable = pc.if_else(pa.array(good), values, pa.scalar(None, values.type))
+            return ParsedValues(_batch(readable.cast(pa.string())), None, reasons)
+        kept = values.filter(pa.array(good)).cast(pa.string())
+        return ParsedValues(_batch(kept), np.flatnonzero(good), reasons)
+
+
+def _batch(texts: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([texts], schema=TEXT_SCHEMA)
+
+
+def _reasons(values: pa.Array) -> dict[int, str]:
+    """Return the reason of each row that is no text; one pass over a batch that has such rows."""
+    reasons = {}
+    for row, value in enumerate(values.to_pylist()):
+        try:
+            if value is not None:
+                value.decode()
+        except UnicodeDecodeError as error:
+            reasons[row] = f"it is not valid UTF-8: {error.reason} at byte {error.start}"
+    assert reasons, "Arrow and Python disagree about what UTF-8 is"
+    return reasons

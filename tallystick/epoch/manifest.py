@@ -1,0 +1,173 @@
+"""The manifest: the one file that names all of a checkpoint, written before its rows are committed.
+
+Files are never overwritten: the name carries the epoch, the producer epoch that
+wrote it and a random part, so that runs which do not know of each other cannot collide.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tallystick.epoch.sealed import seal, unseal
+from tallystick.epoch.two_phase import Committable
+from tallystick.state.catalog import StepState
+from tallystick.values import ProducedRange, Producer
+
+VERSION = 3
+STATE_VERSION = 2
+"""Without committables and base, and decided by Kafka; written where that is so."""
+FIRST_VERSION = 1
+"""Without state and origin too."""
+KAFKA = "kafka"
+CHECKPOINT = "checkpoint"
+SEED = "seed"
+"""How the random part of a seed's name begins; those of other manifests are hexadecimal."""
+READABLE_VERSIONS = (FIRST_VERSION, STATE_VERSION, VERSION)
+FOLDER = "tallystick"
+"""Where manifests live, below the checkpoint location that Spark has too."""
+_NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a seed comes from: the manifest that a savepoint holds, where it was committed.
+
+    A seed is the manifest with which a restored checkpoint begins: it names the state and the
+    positions to go on from, and no epoch of this checkpoint wrote it.
+    """
+
+    pipeline: str
+    lineage: str
+    checkpoint: str
+    manifest_path: str
+    savepoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one epoch left behind, and all that a restart needs.
+
+    `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
+    per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
+    checkpoints never share it, while epoch numbers repeat. `state` names the files of each keyed
+    step. `origin`: only a seed has one. `committables` are what the decision for this manifest
+    makes visible besides the producer's rows. `decided_by` says where that decision is to be found:
+    `KAFKA` (the token) or `CHECKPOINT` (the log of decisions). `base_path` is the manifest that the
+    epoch went on from, which was decided before this one was written; "": the lineage begins here.
+    """
+
+    checkpoint_id: int
+    pipeline: str
+    lineage: str
+    sources: tuple[str, ...]
+    produced: tuple[ProducedRange, ...]
+    producer: Producer
+    state: tuple[StepState, ...] = ()
+    origin: Origin | None = None
+    committables: tuple[Committable, ...] = ()
+    decided_by: str = KAFKA
+    base_path: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.checkpoint_id >= 0, self
+        assert self.pipeline, self
+        assert self.lineage, self
+        assert self.decided_by in (KAFKA, CHECKPOINT), self
+
+    def to_fields(self) -> dict[str, Any]:
+        """What `from_fields` reads back; of JSON's own types."""
+        return asdict(replace(self, state=(), committables=())) | {
+            "state": [step.to_json() for step in self.state],
+            "committables": [each.to_fields() for each in self.committables],
+        }
+
+    def encode(self) -> bytes:
+        """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
+        held = self.to_fields()
+        version = VERSION
+        is_bare = not self.committables and not self.base_path
+        if is_bare and self.decided_by == KAFKA:  # so a release before can go on
+            version = STATE_VERSION
+            del held["committables"], held["decided_by"], held["base_path"]
+            if not self.state and self.origin is None:
+                version = FIRST_VERSION
+                del held["state"], held["origin"]
+        data = seal(version, held)
+        assert decode(data, "the manifest just written") == self
+        return data
+
+
+def decode(data: bytes, path: str) -> Manifest:
+    """Parse and verify what `Manifest.encode` wrote; `path` is for the messages.
+
+    Raises:
+        ManifestError: the bytes are torn, edited, or of a newer release.
+    """
+    way_on = (
+        "Nothing was changed. Restore the file from a backup of the checkpoint, or start the "
+        "pipeline from a new checkpoint and state where to read from."
+    )
+    return unseal(data, f"manifest {path}", READABLE_VERSIONS, way_on, from_fields)
+
+
+def from_fields(fields: dict[str, Any]) -> Manifest:
+    """Return the manifest of its JSON; of a savepoint too, which holds one.
+
+    Raises:
+        ValueError, or another that `unseal` knows: the JSON is not of ours.
+    """
+    origin = fields.get("origin")
+    manifest = Manifest(
+        checkpoint_id=fields["checkpoint_id"],
+        pipeline=fields["pipeline"],
+        lineage=fields["lineage"],
+        sources=tuple(fields["sources"]),
+        produced=tuple(ProducedRange(**produced) for produced in fields["produced"]),
+        producer=Producer(**fields["producer"]),
+        state=tuple(StepState.from_json(step) for step in fields.get("state", ())),
+        origin=None if origin is None else Origin(**origin),
+        committables=tuple(map(Committable.from_fields, fields.get("committables", ()))),
+        decided_by=fields.get("decided_by", KAFKA),
+        base_path=fields.get("base_path", ""),
+    )
+    for text in (manifest.pipeline, manifest.lineage, manifest.base_path, *manifest.sources):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r}: expected a text")
+    producer = manifest.producer  # its epoch becomes a part of a file's name
+    for number in (manifest.checkpoint_id, producer.producer_id, producer.producer_epoch):
+        if type(number) is not int:
+            raise TypeError(f"{number!r}: expected a whole number")
+        if number < 0:  # a name with it is no manifest's
+            raise ValueError(f"{number}: expected a whole number from 0")
+    uids = [step.uid for step in manifest.state]
+    if len(uids) != len(set(uids)):
+        raise ValueError(f"steps {', '.join(uids)}: expected each once")
+    return manifest
+
+
+def manifest_path(manifest: Manifest, nonce: str) -> str:
+    """Where the manifest goes, relative to the checkpoint location; sorts by epoch."""
+    epoch, producer_epoch = manifest.checkpoint_id, manifest.producer.producer_epoch
+    return f"{FOLDER}/{epoch:012d}-{producer_epoch}-{nonce}.json"
+
+
+def epoch_of(path: str) -> int:
+    """The epoch that a manifest's name tells."""
+    return int(path.rpartition("/")[2].partition("-")[0])
+
+
+def attempt_of(path: str) -> tuple[int, int]:
+    """The epoch and the producer epoch that a manifest's name tells; a later attempt has more."""
+    epoch, producer_epoch, _ = path.rpartition("/")[2].split("-", 2)
+    return int(epoch), int(producer_epoch)
+
+
+def manifests(paths: Iterable[str]) -> list[str]:
+    """The manifests among the files of the folder: others may have put something there."""
+    return [path for path in paths if _NAME.fullmatch(path.rpartition("/")[2])]
+
+
+def is_seed(path: str) -> bool:
+    """Whether the name is a seed's."""
+    return path.rpartition("-")[2].startswith(SEED)

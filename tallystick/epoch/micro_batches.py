@@ -1,0 +1,117 @@
+"""Notes about what a user's own `foreachBatch` function did with a micro-batch.
+
+Spark logs a micro-batch as done once the function returns, whatever became of our part in it. Two
+things cannot be seen afterwards, so they are written down beside the manifests while they happen:
+
+    failed-N         a call for epoch N failed: if the function returns all the same, and the epoch
+                     was not committed, its rows are lost
+    failed-N-M       the same, behind manifest M of the epoch: what it decided may not be committed
+    partial-N-M      the function called a sink again behind manifest M: those rows are missing
+
+Runs of one checkpoint share these names, so a note about M is written only by who knows what became
+of M. A note that a call failed puts all manifests of its epoch in doubt: an earlier run may have
+left one whose fate that call did not get to know. It is removed when the epoch is settled after
+all, or a later one is committed.
+
+A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline,
+and that a token which is set back shows:
+
+    settled-N-M      what manifest M of epoch N decided is committed in all sinks
+
+It leaves one more in each checkpoint that it runs, for those who look at it from outside:
+
+    own-loop         epochs are planned here that Spark's log knows nothing of
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from tallystick.epoch.manifest import FOLDER, epoch_of, manifests
+from tallystick.errors import SecondCallError
+
+OWN_LOOP = f"{FOLDER}/own-loop"
+_NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)(?:-.+)?", re.ASCII)
+
+
+def partial_path(manifest_path: str) -> str:
+    """Return the path of the note that another call was refused behind a manifest."""
+    return f"{FOLDER}/partial-{_name(manifest_path)}"
+
+
+def settled_path(manifest_path: str) -> str:
+    """Return the path of the note that all that a manifest decided is committed."""
+    return f"{FOLDER}/settled-{_name(manifest_path)}"
+
+
+def failed_path(checkpoint_id: int, manifest_path: str = "") -> str:
+    """Return the path of the note that a call failed: behind a manifest, or before it had one."""
+    return f"{FOLDER}/failed-{_name(manifest_path) or f'{checkpoint_id:012d}'}"
+
+
+def _name(manifest_path: str) -> str:
+    return manifest_path.rpartition("/")[2].removesuffix(".json")
+
+
+def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ...]:
+    """Return the epochs in a range that were begun, by their manifests and notes.
+
+    An epoch is committed only after its manifest is durable. So one without a trace was never
+    committed, and no call for it failed: the function left it out.
+    """
+    listed = list(paths)
+    begun = {epoch_of(path) for path in manifests(listed)}
+    begun |= {epoch for _, kind, epoch in _notes(listed) if kind != "settled"}
+    return tuple(sorted(epoch for epoch in begun if first <= epoch < stop))
+
+
+def failures(paths: Iterable[str], epoch: int) -> list[str]:
+    """Return the notes that a call for an epoch failed, behind whichever manifest or before any."""
+    return [path for path, kind, each in _notes(paths) if kind == "failed" and each == epoch]
+
+
+def doubts(paths: Iterable[str], manifest_path: str, base_of: Callable[[str], str]) -> list[str]:
+    """Return the notes for which a manifest may not be all that its epoch was committed with.
+
+    Spark may have logged the epoch as done all the same.
+
+    Args:
+        paths: the files of the folder.
+        manifest_path: one of them.
+        base_of: the manifest that another one goes on from: it was committed then, and what was
+            missing made good, or stated to be.
+    """
+    listed, epoch = list(paths), epoch_of(manifest_path)
+    found = failures(listed, epoch)
+    found += [path for path in listed if path == partial_path(manifest_path)]
+    later = (path for path in manifests(listed) if epoch_of(path) > epoch)
+    if found and any(base_of(path) == manifest_path for path in later):
+        return []
+    return found
+
+
+def newest_settled(paths: Iterable[str]) -> int:
+    """Return the newest epoch that a run noted as settled; -1 if there is none."""
+    return max((epoch for _, kind, epoch in _notes(paths) if kind == "settled"), default=-1)
+
+
+def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:
+    """Return the notes about epochs before the committed one: nothing asks for them any more."""
+    return [path for path, _, epoch in _notes(paths) if epoch < committed_epoch]
+
+
+def _notes(paths: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+    for path in paths:
+        if note := _NOTE.fullmatch(path):
+            yield path, note[1], int(note[2])
+
+
+def second_call(pipeline: str, checkpoint_id: int, whose: str = "the sink") -> SecondCallError:
+    """Return the refusal of another call in a micro-batch whose first call has been taken."""
+    return SecondCallError(
+        f"pipeline {pipeline!r}: the function of foreachBatch called {whose} a second time in "
+        f"micro-batch {checkpoint_id}. One call is one transaction: the first one's rows are "
+        f"committed, those of the second call are not written. Write all rows of a micro-batch "
+        f"with one call of one sink: union the DataFrames, with a column 'topic' where they go to "
+        f"several topics (topic=None, token_topic=…). The next start names what to do about "
+        f"micro-batch {checkpoint_id}."
+    )

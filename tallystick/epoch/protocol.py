@@ -1,0 +1,356 @@
+"""The words of the epoch protocol: where an epoch stands, the facts, and the orders.
+
+The machine that turns facts into orders is `coordinator`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tallystick.epoch.facts import Committed, Request
+from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.tokens import Token
+from tallystick.epoch.two_phase import Committable, Lost
+from tallystick.state.catalog import StepState
+from tallystick.values import ProducedRange, Producer, TopicPartition
+
+
+class Phase(Enum):
+    """Where the one epoch in flight stands."""
+
+    IDLE = auto()  # nothing is known of Kafka yet
+    FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
+    RESTORING = auto()  # they are not; what Kafka committed last is being asked
+    PLANNING = auto()  # it is known; what the next epoch reads is being planned
+    RECOVERING = auto()  # what is decided is being committed in other sinks, the rest aborted
+    OPENING = auto()  # the lineage is new: its first token is being committed
+    RUNNING = auto()  # tasks read and write into the open transaction
+    PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
+    COMPLETED = auto()  # the manifest is durable; the output is being counted
+    COMMITTING = auto()  # Kafka was told to commit: from here on only Kafka knows
+    SETTLING = auto()  # decided; what tasks prepared in other sinks is being committed
+    CONFIRMING = auto()  # committed; what stands behind the reported rows is being looked at
+    READY = auto()  # no epoch is in flight, and what Kafka committed last is known
+    STOPPING = auto()  # an error is final; the open transaction is being aborted
+    STOPPED = auto()  # a person, or a newer run, has to act
+
+
+_GIVEN_UP = {Phase.FENCING, Phase.STOPPED}
+_ABORTED = {Phase.FENCING, Phase.STOPPING}
+NEXT_PHASES = {
+    Phase.IDLE: {Phase.FENCING},
+    Phase.FENCING: {Phase.RESTORING, *_GIVEN_UP},
+    Phase.RESTORING: {
+        Phase.PLANNING,
+        Phase.OPENING,
+        Phase.RECOVERING,
+        Phase.RUNNING,
+        Phase.CONFIRMING,
+        Phase.READY,
+        *_GIVEN_UP,
+    },
+    Phase.PLANNING: {
+        Phase.OPENING,
+        Phase.RECOVERING,
+        Phase.RUNNING,
+        Phase.READY,
+        *_GIVEN_UP,
+    },
+    Phase.RECOVERING: {Phase.RUNNING, Phase.CONFIRMING, Phase.READY, *_GIVEN_UP},
+    Phase.OPENING: {Phase.RESTORING, *_GIVEN_UP},
+    Phase.RUNNING: {Phase.PREPARED, *_ABORTED},
+    Phase.PREPARED: {Phase.COMPLETED, *_ABORTED},
+    Phase.COMPLETED: {Phase.COMMITTING, *_ABORTED},
+    Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
+    Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
+    Phase.CONFIRMING: {Phase.RUNNING, Phase.READY, Phase.STOPPED},
+    Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
+    Phase.STOPPING: {Phase.STOPPED},
+    Phase.STOPPED: set(),
+}
+"""Exactly the ways that exist; `tests/epoch/test_coordinator.py` takes each of them."""
+ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
+"""Where a transaction may be open and certainly was not told to commit."""
+FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
+"""Where running the epoch again would not help: it is committed, or it is being given up."""
+
+
+# Events: facts, in the past tense.
+@dataclass(frozen=True, slots=True)
+class EpochRequested:
+    """Spark wants this epoch run, and will ask again until it has been told that it is done.
+
+    `logged`: what Spark's log has now of the epoch that this run committed last, if it did.
+    """
+
+    request: Request
+    logged: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWanted:
+    """The next epoch may run; what it reads is planned once it is known what is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryWanted:
+    """What earlier runs left is to be committed or aborted, and no epoch is to be planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlanned:
+    """What the next epoch reads: up to `sources`; None: there is nothing to do.
+
+    `start`: where it begins, as the planner was told, or found for a lineage without any epoch.
+    """
+
+    sources: tuple[str, ...] | None
+    start: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFenced:
+    """No earlier producer can write or commit any more."""
+
+    producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRead:
+    """Kafka said what it committed last, and the manifest of that was looked up."""
+
+    committed: Committed
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRan:
+    """All tasks flushed their output and will not write again; `state` is what they left.
+
+    `late` is for whoever listens: how many rows steps dropped, by uid. `has_strays`: attempts of
+    tasks that do not count may have left transactions open.
+    """
+
+    produced: tuple[ProducedRange, ...]
+    state: tuple[StepState, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
+    committables: tuple[Committable, ...] = ()
+    has_strays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """The manifest is durable."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCounted:
+    """What Kafka holds of the open transaction; None where the cluster does not tell."""
+
+    last_sequences: Mapping[TopicPartition, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCommitted:
+    """The output is visible to read_committed consumers."""
+
+    next_producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Nothing of an earlier run is pending any more in other sinks; `lost` was decided and is gone.
+
+    `producer` is this run's, which may have a new epoch now.
+    """
+
+    lost: tuple[Lost, ...]
+    producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettled:
+    """What tasks prepared in other sinks is visible, but for what is lost for good.
+
+    `producer` is this run's, if it has a new epoch now.
+    """
+
+    lost: tuple[Lost, ...]
+    producer: Producer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConfirmed:
+    """The log was read between the reported rows and the commit markers."""
+
+    foreign_rows: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFailed:
+    """What was ordered did not succeed; for a RetriableError, whether it acted is unknown."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAborted:
+    """Nothing is open any more, or it will be aborted by its timeout."""
+
+
+Event = (
+    EpochRequested
+    | EpochWanted
+    | RecoveryWanted
+    | EpochPlanned
+    | ProducerFenced
+    | CommittedRead
+    | EpochRan
+    | ManifestWritten
+    | OutputCounted
+    | TransactionCommitted
+    | Recovered
+    | OutputSettled
+    | OutputConfirmed
+    | ActionFailed
+    | TransactionAborted
+)
+
+
+# Actions: orders, in the imperative.
+@dataclass(frozen=True, slots=True)
+class FenceProducer:
+    """Take the transactional id over (None), or prove that it is still ours (`current`)."""
+
+    current: Producer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCommitted:
+    """Ask Kafka which epoch it committed last, and read its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEpoch:
+    """Say what an epoch reads that begins at `start`; where it is empty, at the very beginning.
+
+    `state` is the committed state that it goes on from.
+    """
+
+    checkpoint_id: int
+    start: tuple[str, ...]
+    state: tuple[StepState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunEpoch:
+    """Read, transform and write everything of the epoch into the transaction of `producer`.
+
+    `state` is the committed state that it goes on from. It reads from `start` to `sources`.
+    """
+
+    checkpoint_id: int
+    producer: Producer
+    state: tuple[StepState, ...] = ()
+    start: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """Make the manifest durable, at a path that no other run can write.
+
+    `is_seed`: no epoch has run behind it; a lineage may begin there.
+    """
+
+    manifest: Manifest
+    is_seed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountOutput:
+    """Ask Kafka what the open transaction holds, and other sinks whether all is prepared still."""
+
+    producer: Producer
+    produced: tuple[ProducedRange, ...]
+    committables: tuple[Committable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransaction:
+    """Commit the rows together with the token, and with the sources' offsets if there are any."""
+
+    producer: Producer
+    token: Token
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverParticipants:
+    """Commit in other sinks what a decided manifest names, abort everything else that lingers.
+
+    `settled` was committed before Spark logged its epoch; its sinks may be gone from the pipeline.
+    """
+
+    producer: Producer
+    committables: tuple[Committable, ...]
+    settled: tuple[Committable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitParticipants:
+    """Commit in other sinks what was just decided; with strays, abort everything else there.
+
+    Readers of the output would wait for those until they time out.
+    """
+
+    committables: tuple[Committable, ...]
+    producer: Producer
+    has_strays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmOutput:
+    """Look for rows between the reported ones and the commit markers."""
+
+    producer: Producer
+    produced: tuple[ProducedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransaction:
+    """Make readers of the output wait no longer than needed."""
+
+    producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class EndEpoch:
+    """The epoch is done, and the sources' groups show how far it read; None: none was due."""
+
+    request: Request | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Raise the error: this run is over."""
+
+    error: Exception
+
+
+Action = (
+    FenceProducer
+    | ReadCommitted
+    | PlanEpoch
+    | RunEpoch
+    | WriteManifest
+    | CountOutput
+    | CommitTransaction
+    | RecoverParticipants
+    | CommitParticipants
+    | ConfirmOutput
+    | AbortTransaction
+    | EndEpoch
+    | Stop
+)

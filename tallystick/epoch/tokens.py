@@ -1,0 +1,123 @@
+"""The token as Kafka stores it, and which of several counts.
+
+A consumer group holds offsets by partition, and the partition is one of a topic that must exist: a
+sink that changes its topic leaves tokens under both. Each commit writes the token to every place
+where one is, so they are the same as long as Kafka takes them all; where not, the newest counts.
+
+Invariants:
+    * Of one lineage the token with the greatest epoch is the newest.
+    * Of two lineages it is the one with more take-overs: each counts one more than it finds. Epochs
+      say nothing, each checkpoint counts its own.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tallystick.errors import DataLossError, ManifestError
+from tallystick.values import TopicPartition
+
+TOKEN_VERSION = 1
+
+Held = Mapping[TopicPartition, tuple[int, str]]
+"""What a token group holds: (offset, metadata) by place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What travels inside a transaction and so tells which one Kafka committed last.
+
+    Stored as a consumer-group offset: the offset is `checkpoint_id + 1`, the next epoch, as Kafka's
+    offsets always name the next record; the rest is its metadata.
+    """
+
+    checkpoint_id: int
+    lineage: str
+    checkpoint: str
+    manifest_path: str
+    takeover_count: int = 0
+    """How often another lineage had taken the pipeline over; a token without a count has 0."""
+
+    def __post_init__(self) -> None:
+        assert self.checkpoint_id >= -1, self
+        assert self.takeover_count >= 0, self
+
+
+def encode_token(token: Token) -> tuple[int, str]:
+    """A token as Kafka stores it: (offset, metadata)."""
+    fields = {
+        "tallystick": TOKEN_VERSION,
+        "lineage": token.lineage,
+        "checkpoint": token.checkpoint,
+        "manifest": token.manifest_path,
+        **({"takeovers": token.takeover_count} if token.takeover_count else {}),
+    }
+    return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
+
+
+def decode_token(offset: int, metadata: str) -> Token:
+    """Read back what `encode_token` made.
+
+    Raises:
+        DataLossError: something else committed offsets under the pipeline's token group.
+    """
+    try:
+        fields = json.loads(metadata)
+        if fields["tallystick"] != TOKEN_VERSION:
+            raise ManifestError(
+                f"token of version {fields['tallystick']}, this release reads {TOKEN_VERSION}: "
+                f"run the release that wrote it, or a newer one."
+            )
+        return Token(
+            offset - 1,
+            fields["lineage"],
+            fields["checkpoint"],
+            fields["manifest"],
+            int(fields.get("takeovers", 0)),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLossError(
+            f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
+            f"which is no token: a consumer or a tool has used the group. Which epoch is committed "
+            f"last cannot be told. Find the tool; then start from a new checkpoint, or give the "
+            f"pipeline another name."
+        ) from error
+
+
+def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | None:
+    """Which token counts: of the last take-over, this lineage's newest; else that at its place.
+
+    A place that could not be written keeps a token of before, which may be this lineage's own.
+
+    Args:
+        found: what the group holds.
+        place: where the sink keeps it now.
+        lineage: of the checkpoint that asks.
+    """
+    held = _decoded(found)
+    last = max((token.takeover_count for token in held.values()), default=0)
+    tokens = {at: token for at, token in held.items() if token.takeover_count == last}
+    own = [token for token in tokens.values() if token.lineage == lineage]
+    if own:
+        return max(own, key=lambda token: token.checkpoint_id)
+    if place in tokens:
+        return tokens[place]
+    return next(iter(tokens.values()), None)
+
+
+def takeover_count(found: Held, lineage: str) -> int:
+    """Return the count of a lineage's next token: beyond that of every other lineage.
+
+    Args:
+        found: what the group holds before.
+        lineage: of the checkpoint that commits.
+    """
+    tokens = _decoded(found).values()
+    return max(
+        (token.takeover_count + (token.lineage != lineage) for token in tokens),
+        default=0,
+    )
+
+
+def _decoded(found: Held) -> dict[TopicPartition, Token]:
+    return {at: decode_token(*held) for at, held in sorted(found.items())}

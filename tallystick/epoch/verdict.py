@@ -1,0 +1,226 @@
+"""What a requested epoch means in the light of what Kafka committed last: run it, or not.
+
+The table, for requested epoch N (spark-facts: Spark asks for N again until it has logged it):
+
+    Kafka holds             this checkpoint has      verdict
+    no token                nothing                  Open the lineage, then run N
+    no token                notes of failed calls    Refused: the function caught what we raised
+    no token                only files of state      StateOfNothing: a restore was interrupted
+    no token                manifests                TokenLost: Kafka forgot (7 days by default)
+    no token                only a seed              Open at the seed, if it is of another name
+                                                     and not of a seed; else TokenLost, or the
+                                                     decision was stated
+    a token of ours, N-1    its manifest             Run N
+    a token of ours, N      its manifest             Done: only Spark's own log lacks it
+    a token of ours, before no trace of those        Run N: the user's function left them out
+                              in between
+    a token of ours, other  -                        OffBeat: one of the two was set back
+    a token of ours         another end of it in     OtherOffsets: the log is put right, as the
+                              Spark's log              manifest has it; start again
+    a token of ours         a note: called twice     Partial: the second call's rows are missing
+    the token of the seed's only that seed           Open at the seed: the name goes on exactly
+      own manifest                                     where the savepoint was taken
+    another lineage's       only a seed              Beyond: the output between would be repeated
+    another lineage's       -                        OtherLineage: another checkpoint owns the name
+
+The last two are opened, and a partial epoch is followed, if a person states the decision. What a
+lineage is opened at, its base, is the manifest of epoch N-1, or of the newest before it where a
+user's function left epochs out; a checkpoint that has manifests and not that one is refused.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tallystick.epoch import refusals
+from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.manifest import Manifest, is_seed
+from tallystick.epoch.tokens import Token
+from tallystick.errors import TallystickError
+from tallystick.state.catalog import StepState
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A new lineage: commit its first token, which names the base's manifest, then run."""
+
+    base_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The epoch before is committed: run this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The epoch is committed already; its manifest says what it wrote."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Running would lose or repeat records."""
+
+    error: TallystickError
+
+
+Verdict = Open | Run | Done | Refused
+
+
+def judge(request: Request, committed: Committed, identity: Identity) -> Verdict:
+    """Decide what to do about a requested epoch; see the table above."""
+    token = committed.token
+    if token is None or token.lineage != identity.lineage:
+        return _begin(request, committed, identity)
+    is_done = token.checkpoint_id == request.checkpoint_id
+    if not is_done and not _follows(request, token, committed, identity):
+        return Refused(refusals.off_beat(request, token, identity, committed))
+    if is_done and not token.manifest_path:
+        return Refused(
+            refusals.off_beat(request, token, identity, committed)
+        )  # before the lineage began
+    manifest = committed.manifest
+    if token.manifest_path and manifest is None:
+        return Refused(refusals.manifest_gone(token, identity, committed))
+    logged = request.sources if is_done else committed.logged
+    if manifest is not None and logged not in (None, manifest.sources):
+        return Refused(refusals.other_offsets(identity, token, manifest, logged))
+    if committed.is_partial and refusals.partial_word(token) not in identity.accepted:
+        return Refused(refusals.partial(token, identity))
+    if not is_done:
+        return Run()
+    assert manifest is not None, "a token without a manifest is refused above"
+    return Done(manifest)
+
+
+FIRST_EPOCH = 1
+"""Of a loop of our own. The one before has no rows: it is where the lineage begins to read."""
+
+
+class Following(NamedTuple):
+    """The epoch that comes next.
+
+    Args:
+        checkpoint_id: its number.
+        start: where it begins to read; empty: nothing says so yet.
+        state: that it goes on from.
+    """
+
+    checkpoint_id: int
+    start: tuple[str, ...] = ()
+    state: tuple[StepState, ...] = ()
+
+
+def following(committed: Committed, identity: Identity) -> Following:
+    """Which epoch comes next."""
+    token, manifest = committed.token, committed.manifest
+    if token is not None and token.lineage == identity.lineage:
+        epoch = token.checkpoint_id
+    elif committed.bases:
+        manifest = committed.bases[0].manifest
+        epoch = manifest.checkpoint_id
+    else:
+        epoch = FIRST_EPOCH - 1
+    if manifest is None:
+        return Following(epoch + 1)
+    return Following(epoch + 1, manifest.sources, manifest.state)
+
+
+def look_behind(committed: Committed, identity: Identity) -> Refused | Request | None:
+    """What comes before a loop of our own plans its next epoch.
+
+    Returns:
+        What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
+        whose rows nobody may have looked for strays; or nothing.
+    """
+    epoch, start, _ = following(committed, identity)
+    probe = Request(epoch, start or ("",), may_skip=False)
+    judged = judge(probe, committed, identity)
+    token, manifest = committed.token, committed.manifest
+    if isinstance(judged, Open):
+        are_known = committed.is_settled or all(is_seed(base.path) for base in committed.bases)
+        return None if are_known else Refused(refusals.base_unknown(epoch - 1, identity))
+    if isinstance(judged, Refused):
+        return judged
+    assert token is not None, "without a token a lineage is opened"
+    if not token.manifest_path:
+        return Refused(refusals.begins_nowhere(identity))
+    if committed.is_set_back or any(begun > epoch for begun in committed.begun):
+        # An epoch begins only where the one before is decided, so the token was set back.
+        return Refused(refusals.off_beat(probe, token, identity, committed))
+    if manifest is None or committed.is_settled:
+        return None
+    if not manifest.produced and not manifest.committables:
+        return None
+    return Request(manifest.checkpoint_id, manifest.sources, may_skip=False)
+
+
+def _follows(request: Request, token: Token, committed: Committed, identity: Identity) -> bool:
+    """Whether nothing is missing between the token's epoch and the requested one."""
+    if token.checkpoint_id >= request.checkpoint_id - 1:
+        return token.checkpoint_id == request.checkpoint_id - 1
+    return request.may_skip and _is_gap_known(request, token.checkpoint_id, committed, identity)
+
+
+def _is_gap_known(request: Request, newest: int, committed: Committed, identity: Identity) -> bool:
+    """Whether nothing was begun behind an epoch, or a person stated to go on without it."""
+    return not committed.begun or refusals.skip_word(request, newest) in identity.accepted
+
+
+def _begin(request: Request, committed: Committed, identity: Identity) -> Verdict:
+    """Open a lineage that Kafka's token is not of, where that repeats nothing or was decided."""
+    token, seed = committed.token, committed.seed
+    if token is not None:
+        if (
+            not _goes_on_exactly(token, seed)
+            and refusals.new_lineage_word(token) not in identity.accepted
+        ):
+            return Refused(refusals.other_lineage(token, identity, seed))
+    elif seed is not None:
+        if _is_of(identity, seed) and refusals.without_token(seed) not in identity.accepted:
+            return Refused(refusals.token_lost_after_savepoint(seed, identity, committed))
+    elif committed.manifest_exists:
+        return Refused(refusals.token_lost(request, identity, committed))
+    return _open(request, committed, identity)
+
+
+def _is_of(identity: Identity, seed: Base) -> bool:
+    """Whether the savepoint may be of this very pipeline: then Kafka may have had a token of it.
+
+    That of a fork before its first epoch holds a seed, which has the name of the original. A query
+    of Spark's without a name is called by its id, which a restore draws anew.
+    """
+    origin = seed.manifest.origin
+    if origin is None:
+        return False
+    is_unnamed = origin.pipeline == origin.lineage and identity.pipeline == identity.lineage
+    return is_unnamed or origin.pipeline == identity.pipeline or is_seed(origin.manifest_path)
+
+
+def _goes_on_exactly(token: Token, seed: Base | None) -> bool:
+    """Whether what Kafka committed last is the very manifest that the savepoint holds."""
+    origin = None if seed is None else seed.manifest.origin
+    return origin is not None and (
+        (token.lineage, token.manifest_path) == (origin.lineage, origin.manifest_path)
+    )
+
+
+def _open(request: Request, committed: Committed, identity: Identity) -> Verdict:
+    bases = committed.bases
+    if any(base.manifest.lineage != identity.lineage for base in bases):
+        return Refused(refusals.half_restored(bases, identity))
+    newest = bases[0].manifest.checkpoint_id if bases else -1
+    if not _is_gap_known(request, newest, committed, identity):
+        return Refused(refusals.failed_before_the_first(request, newest, identity, committed))
+    if not bases:
+        is_bare = not committed.manifest_exists and not committed.is_seeded
+        if is_bare and committed.has_state:
+            return Refused(refusals.state_of_nothing(identity))
+        return Open() if is_bare else Refused(refusals.base_gone(request, identity))
+    has_state = any(base.manifest.state for base in bases)  # that of a user's function has none
+    if has_state and bases[0].manifest.checkpoint_id != request.checkpoint_id - 1:
+        return Refused(refusals.base_gone(request, identity))
+    if has_state and len(bases) > 1:
+        return Refused(refusals.several_bases(bases, identity))
+    return Open(bases[0].path if len(bases) == 1 else "")

@@ -1,0 +1,1 @@
+"""The machine: Java, processes, clocks, caches."""

@@ -1,0 +1,65 @@
+"""The process that a task runs in must not outlive the one that started it.
+
+Spark's daemon forks the workers; it ends them when the executor ends, and when Spark gives up a
+task. A worker whose daemon was killed has nobody to end it: it would write on for a run that has
+been replaced, and Spark would give it task after task.
+
+Invariants:
+    * On Linux the kernel ends such a worker together with its daemon, at any place.
+    * Elsewhere, and where it lost its daemon before its first task of ours, it is refused its next
+      step; the error ends it, since Spark takes no worker back that raised one.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+from tallystick.errors import WorkerOrphanedError
+
+DAEMON = "pyspark.daemon"
+PR_SET_PDEATHSIG = 1
+
+_parents: dict[int, int] = {}
+"""Process id -> its parent when it asked first; a fork asks for itself."""
+
+
+def check_parent() -> None:
+    """Bind this worker of Spark's to the process that started it; cheap, so ask before each step.
+
+    Does nothing in a process that Spark does not use as a worker.
+
+    Raises:
+        WorkerOrphanedError: that one is gone.
+    """
+    if os.environ.get("SPARK_PYTHON_RUNTIME") != "PYTHON_WORKER":
+        return
+    pid = os.getpid()
+    if pid not in _parents:
+        _parents[pid] = _bind_to_parent()
+    if os.getppid() != _parents[pid]:
+        raise WorkerOrphanedError(
+            f"the process that started Python worker {pid} is gone, and so may be the executor: "
+            f"the task stops here, and the epoch runs again in other workers"
+        )
+
+
+def bind_to_forker(parent: int) -> None:
+    """Bind a process to the worker that has just forked it, with the id `parent`."""
+    _end_with_parent()
+    _parents[os.getpid()] = parent
+
+
+def _bind_to_parent() -> int:
+    """Return the parent that this process must have, and end with it if it is Spark's daemon."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if DAEMON not in sys.modules and (main is None or main.name != DAEMON):
+        return os.getppid()  # Spark runs without a daemon (spark.python.use.daemon=false)
+    _end_with_parent()
+    return os.getpgrp()  # the daemon leads the group of its workers, and may be gone already
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        # The signal comes with the end of the thread that forked us: a daemon has one only.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

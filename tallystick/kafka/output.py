@@ -1,0 +1,61 @@
+"""The settings of a Kafka sink, as one value: made once from what the user gave, held by plans."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tallystick.codec.rows import RowLayout
+from tallystick.epoch.transactional_ids import ID_PREFIX
+from tallystick.epoch.two_phase import Guarantee, Timeout
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
+
+BATCH_BYTES = 900_000
+"""Below the 1,048,588 that brokers take by default (message.max.bytes)."""
+BATCH_BYTES_MIN = 1024
+COMPRESSION = "lz4"
+TIMEOUT_WARNING_SHARE: float = Timeout._field_defaults["warn_share"]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOutput:
+    """The topic that rows go to, how they become records, and their guarantee; picklable."""
+
+    config: KafkaConfig
+    """How to reach the cluster."""
+    topic: str | None
+    """The topic of all rows; None: each row names its topic in column `topic`."""
+    token_topic: str
+    """The existing topic under whose partition 0 the tokens are kept."""
+    json: bool = False
+    """Make the value of all columns, one JSON object per row."""
+    key: str | None = None
+    """With `json`: the column whose text is the record's key."""
+    compression: str = COMPRESSION
+    """One of `CODEC_IDS`."""
+    batch_bytes: int = BATCH_BYTES
+    """How large a record batch becomes before compression."""
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    """The guarantee for rows after a fault."""
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    """After how long Kafka aborts a transaction that nobody ended."""
+    timeout_warning_share: float = TIMEOUT_WARNING_SHARE
+    """The share of the timeout from which on a late commit is logged as a warning."""
+    max_recovery_ms: int | None = None
+    """How long a pipeline may be down without losing prepared rows; None: not checked."""
+    dead_letter_topic: str | None = None
+    """The topic for records that cannot be parsed; None: there may be none."""
+    id_prefix: str = ID_PREFIX
+    """Put before the pipeline's name in transactional ids."""
+
+    @property
+    def timeout(self) -> Timeout:
+        """The timeout of its transactions, with the share from which on to warn."""
+        return Timeout(self.transaction_timeout_ms, self.timeout_warning_share)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are known before there are rows."""
+        return frozenset(filter(None, (self.topic, self.dead_letter_topic)))
+
+    def rows(self, partition_counts: Mapping[str, int]) -> RowLayout:
+        """Return how rows become records, for the number of partitions of each topic."""
+        return RowLayout(partition_counts, self.topic, self.json, self.key)

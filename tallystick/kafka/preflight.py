@@ -1,0 +1,210 @@
+"""Checks of cluster, topics and settings before an exactly-once pipeline may start.
+
+Every problem is found before anything runs, and all are raised at once. Where a cluster does not
+say (no ACL for it), the check is left out and named, so that its absence is known.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tallystick.epoch.rights import Right, lacking
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.kafka.config import failover_ms
+from tallystick.kafka.output import KafkaOutput
+
+REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
+"""API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """The settings of a cluster, as it reports them; None where it does not.
+
+    Args:
+        transaction_version: the finalized feature `transaction.version` (KIP-890); 0 where the
+            cluster has features but not this one.
+        api_versions: the highest version that brokers speak, for each API that exactly-once needs;
+            APIs that are not spoken at all are absent.
+        transaction_timeout_max_ms: `transaction.max.timeout.ms`.
+        partition_verification: `transaction.partition.verification.enable`; False for brokers that
+            are too old to have it (before 3.6).
+        offsets_retention_minutes: `offsets.retention.minutes`.
+        message_bytes_max: `message.max.bytes`.
+        session_timeout_ms: `broker.session.timeout.ms`: after how long a broker counts as dead.
+    """
+
+    transaction_version: int | None
+    api_versions: Mapping[str, int]
+    transaction_timeout_max_ms: int | None
+    partition_verification: bool | None
+    offsets_retention_minutes: int | None
+    message_bytes_max: int | None
+    session_timeout_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Problems forbid the start; warnings are logged."""
+
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check(
+    facts: ClusterFacts,
+    output: KafkaOutput,
+    *,
+    trigger_interval_ms: int | None,
+    speculation: bool = False,
+) -> Findings:
+    """Compare what the cluster says with what the settings need.
+
+    Args:
+        facts: of the cluster.
+        output: what the user chose.
+        trigger_interval_ms: the time between two epochs; None: they follow each other at once.
+        speculation: whether attempts of a task that share a transaction may run side by side.
+    """
+    interval_ms = trigger_interval_ms or 0
+    problems = [*_broker_problems(facts), *_output_problems(facts, output, interval_ms)]
+    if speculation:
+        problems.append(
+            "spark.speculation is on: two attempts of a writing task would share one transaction, "
+            "and Kafka cannot tell them apart. Start Spark with spark.speculation=false"
+        )
+    return Findings(tuple(problems), tuple(_warnings(facts, output, interval_ms)))
+
+
+def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "") -> None:
+    """Raise all that forbids the start as one error; nothing if there is nothing.
+
+    Args:
+        problems: in words.
+        missing: rights that the user of the connection does not have.
+        user: the name of the login; "": it has none.
+
+    Raises:
+        OptionError: there are problems.
+        AuthorizationError: rights are missing, whatever else there is.
+    """
+    text = "; ".join(problems)
+    if missing:
+        raise AuthorizationError("; ".join(filter(None, (text, lacking(missing, user)))))
+    if text:
+        raise OptionError(text)
+
+
+def check_all(checks: Iterable[Callable[[], None]]) -> None:
+    """Make every check, and raise what they found as one error.
+
+    Raises:
+        AuthorizationError: a check raised one.
+        OptionError: another check refuses the start.
+    """
+    found: list[OptionError] = []
+    for each in checks:
+        try:
+            each()
+        except OptionError as error:
+            found.append(error)
+    if not found:
+        return
+    if len(found) == 1:
+        raise found[0]
+    is_right = any(isinstance(error, AuthorizationError) for error in found)
+    kind = AuthorizationError if is_right else OptionError
+    raise kind("; ".join(str(error).rstrip(".") for error in found))
+
+
+def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
+    for api, lowest in REQUEST_VERSIONS.items():
+        highest = facts.api_versions.get(api)
+        if highest is not None and highest < lowest:
+            yield (
+                f"the brokers know {api} up to version {highest}, version {lowest} is needed: "
+                f"upgrade them to Kafka 3.6 or later"
+            )
+    if facts.partition_verification is False:
+        yield (
+            "the brokers do not verify that a partition belongs to a transaction "
+            "(transaction.partition.verification.enable is false, or they are older than Kafka "
+            "3.6): a stray write of an earlier run would be committed with the next epoch. Turn it "
+            "on, or upgrade"
+        )
+
+
+def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
+    timeout, most = output.transaction_timeout_ms, facts.transaction_timeout_max_ms
+    if most is not None and timeout > most:
+        yield (
+            f"transaction_timeout_ms is {timeout}, the brokers allow {most} "
+            f"(transaction.max.timeout.ms): lower the one or raise the other"
+        )
+    if output.config.delivery_timeout_ms >= timeout:
+        yield (
+            f"kafka.delivery.timeout.ms is {output.config.delivery_timeout_ms}, "
+            f"transaction_timeout_ms {timeout}: a transaction must outlive a single call, so the "
+            f"first must be the smaller. Lower it, or leave it out: then it follows from "
+            f"transaction_timeout_ms"
+        )
+    if facts.message_bytes_max is not None and output.batch_bytes > facts.message_bytes_max:
+        yield (
+            f"batch_bytes is {output.batch_bytes}, the brokers take batches up to "
+            f"{facts.message_bytes_max} (message.max.bytes): lower the one or raise the other"
+        )
+    minutes = facts.offsets_retention_minutes
+    if minutes is not None and interval_ms >= minutes * 60_000:
+        yield (
+            f"the trigger interval is {interval_ms} ms, and Kafka forgets which "
+            f"epoch was committed after {minutes} minutes (offsets.retention.minutes): use a "
+            f"shorter trigger or a longer retention"
+        )
+
+
+def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
+    if facts.partition_verification is None:
+        yield (
+            "the brokers do not say whether they verify partitions of transactions (needs "
+            "DESCRIBE_CONFIGS on the cluster): make sure they are Kafka 3.6 or later"
+        )
+    if facts.transaction_timeout_max_ms is None:
+        yield (
+            "the brokers do not say which transaction timeout they allow (needs DESCRIBE_CONFIGS "
+            "on the cluster): it must be at least transaction_timeout_ms"
+        )
+    session_ms, call_ms = facts.session_timeout_ms, output.config.delivery_timeout_ms
+    if session_ms is not None and call_ms <= failover_ms(session_ms):
+        yield (
+            f"kafka.delivery.timeout.ms is {call_ms}, and the failover of a broker may take "
+            f"{failover_ms(session_ms)} ms (broker.session.timeout.ms is {session_ms}): each one "
+            f"aborts an epoch, or ends the query. Use a longer transaction_timeout_ms and "
+            f"kafka.delivery.timeout.ms"
+        )
+    if interval_ms > output.transaction_timeout_ms:
+        yield (
+            f"the trigger interval ({interval_ms} ms) is longer than transaction_timeout_ms "
+            f"({output.transaction_timeout_ms}): an epoch that takes as long to write as its "
+            f"data took to come is aborted and run again"
+        )
+
+
+def check_recovery(output: KafkaOutput, trigger_interval_ms: int | None) -> Iterator[str]:
+    """Say what forbids that prepared transactions outlive a trigger interval and a restart.
+
+    For sinks whose transactions are committed after the checkpoint: one that is aborted in between
+    by its timeout takes rows with it that the checkpoint already counts.
+
+    Args:
+        output: what the user chose.
+        trigger_interval_ms: see `check`.
+    """
+    if output.max_recovery_ms is None:
+        return
+    interval, recovery = trigger_interval_ms or 0, output.max_recovery_ms
+    if output.transaction_timeout_ms <= interval + recovery:
+        yield (
+            f"transaction_timeout_ms is {output.transaction_timeout_ms}, the trigger interval "
+            f"{interval} ms and max_recovery_ms {recovery} ms: Kafka would abort what waits for "
+            f"its commit before a pipeline that was down for so long can commit it. "
+            f"transaction_timeout_ms must be more than {interval + recovery}"
+        )

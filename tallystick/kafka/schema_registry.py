@@ -1,0 +1,301 @@
+"""The door to schemas: a schema registry over HTTP, or a file of schemas.
+
+Both are plain values that connect to nothing until they are asked, so they travel in tasks. What
+they learnt is kept per process, for good: the schema of an id never changes.
+
+The HTTP client is urllib3: no dependencies of its own, and its Retry knows what may be tried again.
+
+Source: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import pyarrow as pa
+import pyarrow.fs
+import urllib3
+
+from tallystick.codec.avro.schema import SchemaTexts
+from tallystick.codec.formats import Avro, check_registry
+from tallystick.errors import (
+    AuthorizationError,
+    OptionError,
+    RecordError,
+    RegistryUnavailableError,
+)
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 10.0
+RETRY_COUNT_MAX = 5
+BACKOFF_S = 0.1
+"""Before the second try twice this, doubled with each further one: about 6 s in all."""
+RETRIED_STATUSES = (429, 500, 502, 503, 504)
+NOT_FOUND_CODES = (40401, 40402, 40403)
+"""No such subject, version, schema; a plain 404 is about the path."""
+REFERENCES_MAX = 1000
+DEPTH_MAX = 100
+"""So deep may one schema refer to another."""
+SHOWN_CHARACTERS_MAX = 200
+
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+def schema_source(avro: Avro) -> "SchemaRegistry | SchemaFile":
+    """Where the schemas that `avro` speaks of are looked up."""
+    if avro.registry is not None:
+        return SchemaRegistry(avro.registry, user_info=avro.user_info, ca=avro.ca)
+    assert avro.schemas is not None, avro
+    return SchemaFile(avro.schemas)
+
+
+@dataclass(frozen=True)
+class SchemaRegistry:
+    """Confluent's Schema Registry, or one with its API.
+
+    Args:
+        url: `http(s)://[user:password@]host[:port][/path]`.
+        user_info: `user:password`; None: as in the URL, or without.
+        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+        retries: how often a request is tried again after an error that may pass.
+        backoff_s: before the second try twice this, doubled with each further one.
+
+    Raises:
+        OptionError: the URL is none, or user_info has no colon.
+    """
+
+    url: str = field(repr=False)
+    user_info: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    retries: int = RETRY_COUNT_MAX
+    backoff_s: float = BACKOFF_S
+
+    def __post_init__(self) -> None:
+        check_registry(self.url, self.user_info)
+
+    def __repr__(self) -> str:
+        """Without credentials."""
+        return f"SchemaRegistry({self.shown_url!r})"
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without credentials."""
+        parts = urlsplit(self.url)
+        netloc = parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+
+    def schema(self, schema_id: int) -> SchemaTexts | None:
+        """The schema of this id, after those that it refers to; None: the registry has none.
+
+        Raises:
+            RegistryUnavailableError: no usable answer, after all retries.
+            AuthorizationError: the credentials were refused.
+            RecordError: it is no Avro schema.
+        """
+        known = _known(self)
+        if schema_id in known:
+            return known[schema_id]
+        answer = self._get(f"/schemas/ids/{schema_id}")
+        if answer is None:
+            return None
+        kind = answer.get("schemaType", "AVRO")
+        if kind != "AVRO":
+            raise RecordError(
+                f"schema {schema_id} of the registry {self.shown_url} is of type {kind}, not "
+                f"AVRO: the topic holds values of another format"
+            )
+        texts: dict[str, str] = {}
+        self._add_references(answer, texts, ())
+        known[schema_id] = (*texts.values(), self._text(answer, schema_id))
+        return known[schema_id]
+
+    def _add_references(
+        self, answer: dict[str, Any], texts: dict[str, str], way: tuple[str, ...]
+    ) -> None:
+        """Add the schemas that one refers to, each after those that it refers to itself.
+
+        Args:
+            answer: what the registry says of the one.
+            texts: those that were found, by path.
+            way: of those that lead to it.
+        """
+        for subject, version in self._references(answer):
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+            if path in texts:
+                continue
+            if path in way or len(way) == DEPTH_MAX:
+                raise RecordError(
+                    f"a schema of the registry {self.shown_url} refers to version {version} of "
+                    f"subject {subject!r}, which refers back to it, or more than {DEPTH_MAX} deep: "
+                    f"correct the references in the registry"
+                )
+            if len(texts) == REFERENCES_MAX:
+                raise RecordError(f"a schema refers to more than {REFERENCES_MAX} others")
+            found = self._get(path)
+            if found is None:
+                raise RecordError(
+                    f"a schema of the registry {self.shown_url} refers to version {version} of "
+                    f"subject {subject!r}, which is not there: restore it in the registry"
+                )
+            self._add_references(found, texts, (*way, path))
+            texts[path] = self._text(found, path)
+
+    def _references(self, answer: dict[str, Any]) -> list[tuple[str, object]]:
+        try:
+            found = answer.get("references") or ()
+            return [(str(each["subject"]), each["version"]) for each in found]
+        except (KeyError, TypeError):
+            raise RegistryUnavailableError(
+                f"the answer of {self.shown_url} has references {answer['references']!r:.200}, and "
+                f"not each has a subject and a version: is it a schema registry?"
+            ) from None
+
+    def _text(self, answer: dict[str, Any], what: object) -> str:
+        text = answer.get("schema")
+        if not isinstance(text, str):
+            raise RegistryUnavailableError(
+                f"the answer of {self.shown_url} about {what} has no field 'schema': is it a "
+                f"schema registry?"
+            )
+        return text
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """What the registry answers; None: it says that there is no such thing."""
+        url = self.shown_url + path
+        try:
+            response = _connections(self).request("GET", url)
+        except urllib3.exceptions.HTTPError as error:
+            raise RegistryUnavailableError(
+                f"the schema registry {self.shown_url} cannot be reached, after "
+                f"{self.retries + 1} tries: {_reason(error)}. Check the URL, and that this "
+                f"machine may connect to it."
+            ) from None  # the error's own text may name what the URL held
+        shown = response.data[:SHOWN_CHARACTERS_MAX].decode(errors="replace")
+        if response.status in (401, 403):
+            raise AuthorizationError(
+                f"the schema registry {self.shown_url} answers {response.status} to GET {path}: "
+                f"{shown!r}. Check user_info, and that the user may read schemas."
+            )
+        try:
+            answer = json.loads(response.data)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict):
+            if response.status == 200:
+                return answer
+            if answer.get("error_code") in NOT_FOUND_CODES:
+                return None
+        raise RegistryUnavailableError(
+            f"GET {url} answers {response.status}: {shown!r}. Expected a schema, or an error_code "
+            f"from 40401 to 40403: check that the URL is that of a schema registry."
+        )
+
+
+def _reason(error: Exception) -> str:
+    """The innermost reason that urllib3 gives."""
+    inner = getattr(error, "reason", None)
+    return _reason(inner) if isinstance(inner, Exception) else str(error)
+
+
+@lru_cache(maxsize=64)
+def _known(registry: SchemaRegistry) -> dict[int, SchemaTexts]:
+    """What this process learnt from a registry."""
+    return {}
+
+
+@lru_cache(maxsize=64)
+def _connections(registry: SchemaRegistry) -> urllib3.PoolManager:
+    parts = urlsplit(registry.url)
+    user_info = registry.user_info
+    if user_info is None and parts.username is not None:
+        user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    headers = urllib3.make_headers(basic_auth=user_info) if user_info is not None else {}
+    return urllib3.PoolManager(
+        headers={**headers, "Accept": _ACCEPT},
+        ca_certs=registry.ca,
+        timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+        retries=urllib3.Retry(
+            total=registry.retries,
+            backoff_factor=registry.backoff_s,
+            status_forcelist=RETRIED_STATUSES,
+            raise_on_status=False,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class SchemaFile:
+    """Schemas by id: a JSON file `{"1": <schema>, ...}`, or a folder of files `1.avsc`, ....
+
+    Args:
+        path: a local path, or a URI that pyarrow knows, such as `s3://bucket/schemas.json`.
+    """
+
+    path: str
+
+    def schema(self, schema_id: int) -> SchemaTexts | None:
+        """The schema of this id; None: the file has none.
+
+        Raises:
+            RegistryUnavailableError: the file cannot be read.
+            OptionError: it is not of the form above.
+        """
+        known = _known_in_file(self.path)
+        if schema_id not in known:  # perhaps it was added meanwhile
+            known.update(_read_schemas(self.path))
+        return known.get(schema_id)
+
+
+@lru_cache(maxsize=64)
+def _known_in_file(path: str) -> dict[int, SchemaTexts]:
+    """What this process read from a file."""
+    return {}
+
+
+def _read_schemas(path: str) -> dict[int, SchemaTexts]:
+    try:
+        if "://" in path:
+            files, place = pyarrow.fs.FileSystem.from_uri(path)
+        else:
+            files, place = pyarrow.fs.LocalFileSystem(), path
+        if files.get_file_info(place).type is pyarrow.fs.FileType.Directory:
+            found = files.get_file_info(pyarrow.fs.FileSelector(place))
+            texts = {
+                info.base_name.removesuffix(".avsc"): _read(files, info.path)
+                for info in found
+                if info.base_name.endswith(".avsc")
+            }
+            return {_id(name, path): (text,) for name, text in texts.items()}
+        text = _read(files, place)
+    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise RegistryUnavailableError(
+            f"the schemas in {path} cannot be read: {error}. Every worker needs the file."
+        ) from error
+    try:
+        schemas = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"the schemas in {path} are no JSON: {error}") from error
+    if not isinstance(schemas, dict):
+        raise OptionError(
+            f"the schemas in {path} are a JSON {type(schemas).__name__}: expected an object of "
+            f'schemas by id, as in {{"1": {{"type": "record", ...}}}}'
+        )
+    # A schema may be written as itself, or, as a registry has it, as text.
+    return {
+        _id(name, path): (each if isinstance(each, str) else json.dumps(each),)
+        for name, each in schemas.items()
+    }
+
+
+def _read(files: pyarrow.fs.FileSystem, place: str) -> str:
+    with files.open_input_stream(place) as stream:
+        data: bytes = stream.readall()
+    return data.decode()
+
+
+def _id(name: str, path: str) -> int:
+    if not name.isascii() or not name.isdigit():
+        raise OptionError(f"the schemas in {path} have the id {name!r}: expected a number")
+    return int(name)

@@ -1,0 +1,162 @@
+"""The command line: `tallystick broker start`, and what else is worth trying without code.
+
+Commands import what they run when they run: `--help` must not wait for Spark or Kafka.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from tallystick.errors import TallystickError
+from tallystick.ops.cli_recover import recover
+from tallystick.ops.cli_savepoint import KafkaOptions, Servers, asking_kafka, errors_told
+from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_transactions import app as transactions
+
+POLL_S = 0.5
+"""How soon it shows that a broker has died."""
+
+app = typer.Typer(
+    help="Exactly-once streaming for people who have PySpark and Kafka.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
+app.add_typer(broker, name="broker")
+app.add_typer(savepoint, name="savepoint")
+app.add_typer(transactions, name="transactions")
+app.command("recover")(recover)
+
+
+@app.command("inspect")
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its checksums.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    bootstrap_servers: Servers = None,
+    kafka_options: KafkaOptions = None,
+) -> None:
+    """Show epochs, positions, state by key groups, files, damage, and what would be removed.
+
+    Changes nothing; the pipeline may run meanwhile. The exit code is 1 if the newest epoch is not
+    whole.
+    """
+    from tallystick.ops import cli_show, inspection
+    from tallystick.storage.file_storage import FileStorage
+
+    with errors_told():
+        ask = asking_kafka(bootstrap_servers, kafka_options)
+        report = inspection.inspect(FileStorage(checkpoint), verify=verify, ask=ask)
+    if as_json:
+        typer.echo(cli_show.as_json(report))
+    else:
+        cli_show.show_report(report, cli_show.console())
+    sys.exit(0 if report.is_whole else 1)
+
+
+@broker.callback()
+def _broker() -> None:
+    """A real Kafka for trying things out."""
+
+
+@broker.command("start")
+def start_broker(
+    brokers: Annotated[int, typer.Option(help="How many nodes, 1 to 3.", min=1, max=3)] = 1,
+    port: Annotated[int, typer.Option(help="Of the first node; the others follow.")] = 9092,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where data is kept; without it, all is gone at the end."),
+    ] = None,
+    transaction_version: Annotated[
+        int, typer.Option(help="Kafka's feature transaction.version.", min=0, max=2)
+    ] = 2,
+) -> None:
+    """Run Apache Kafka in the foreground until Ctrl-C."""
+    from tallystick.testing import EmbeddedKafka
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
+    try:
+        kafka = EmbeddedKafka(
+            brokers, port=port, directory=directory, transaction_version=transaction_version
+        )
+        with kafka:
+            typer.echo(kafka.bootstrap_servers)
+            typer.echo("Ctrl-C stops it.", err=True)
+            while all(kafka.is_running(node.node_id) for node in kafka.nodes):
+                time.sleep(POLL_S)
+            dead = [node for node in kafka.nodes if not kafka.is_running(node.node_id)]
+            logs = "\n".join(f"{node.log_path}:\n{node.log_tail()}" for node in dead)
+            _fail(f"A broker has ended by itself. The end of {logs}")
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+    except TallystickError as error:
+        _fail(str(error))
+
+
+@app.command("demo")
+def demo(
+    kills: Annotated[
+        int, typer.Option(help="How often to kill the pipeline; three at its crash points.", min=0)
+    ] = 5,
+    records: Annotated[
+        int | None, typer.Option(help="How many flights; without it, all 336,776.", min=100)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Flights per second while it runs; without it, all at once.", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Repeats a schedule of kills.")] = 1,
+    stateless: Annotated[
+        bool, typer.Option("--stateless", help="Without the counts by destination.")
+    ] = False,
+) -> None:
+    """Kill a pipeline of real flights again and again, then audit what came out.
+
+    It counts flights by destination, in keyed state, and starts again with another number of tasks
+    after each kill. The last line is one JSON object; the exit code is 0 only if nothing is lost,
+    duplicated, wrong or out of order.
+    """
+    from rich.console import Console
+
+    from tallystick.demo.run import DemoError, DemoOptions, run_demo
+
+    try:
+        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless), Console())
+    except (DemoError, TallystickError) as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+    sys.exit(0 if exact else 1)
+
+
+@app.command("warm-up")
+def warm_up() -> None:
+    """Make what shortens every later start: compiled kernels, and an archive of JVM classes.
+
+    Once per machine and user, and again with another Python, Java or PySpark.
+    """
+    from tallystick.spark.warm_up import warm_up
+
+    for made in warm_up():
+        typer.echo(made)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """SIGTERM ends the command as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,246 @@
+"""`tallystick savepoint …`: committed epochs that their owner keeps."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.errors import OptionError, TallystickError
+
+if TYPE_CHECKING:
+    from tallystick.checkpoint.newest_epoch import Ask
+    from tallystick.storage.file_storage import FileStorage
+
+app = typer.Typer(
+    help="Committed epochs that their owner keeps, portable to another parallelism.",
+    no_args_is_help=True,
+)
+
+Checkpoint = Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")]
+SavepointArgument = Annotated[str, typer.Argument(help="The savepoint's own folder, or its URI.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        help="Of the cluster that the pipeline writes to: to ask Kafka whether the newest epoch is "
+        "decided, and which attempt of it counts.",
+    ),
+]
+KafkaOptions = Annotated[
+    Path | None, typer.Option(help="A file of further client options: name=value lines.")
+]
+
+
+@app.command("create")
+def create(
+    checkpoint: Checkpoint,
+    savepoint: SavepointArgument,
+    epoch: Annotated[
+        int | None,
+        typer.Option(help="An older one that `tallystick inspect` shows as whole.", min=0),
+    ] = None,
+    bootstrap_servers: Servers = None,
+    kafka_options: KafkaOptions = None,
+) -> None:
+    """Copy the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
+    from tallystick.checkpoint.newest_committed import newest_decided
+    from tallystick.ops import savepoints
+    from tallystick.storage.file_storage import FileStorage, shown
+
+    with errors_told():
+        ask = asking_kafka(bootstrap_servers, kafka_options)
+        behind = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
+        saved = savepoints.create(
+            FileStorage(checkpoint),
+            FileStorage(savepoint),
+            epoch=epoch,
+            ask_kafka=ask,
+        )
+    typer.echo(
+        f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
+        f"{shown(savepoint)}."
+    )
+    if behind > saved.manifest.checkpoint_id:
+        typer.echo(
+            f"Epoch {behind} is decided too, and was not settled yet: it is not in "
+            f"the savepoint. If the pipeline is stopped and this was to be its last word, start it "
+            f"once, which settles that epoch; then save again.",
+            err=True,
+        )
+
+
+@app.command("list")
+def list_savepoints(
+    folder: Annotated[str, typer.Argument(help="A folder of savepoints, or one of them.")],
+    as_json: Json = False,
+) -> None:
+    """List the savepoints in a folder; exit code 1 if one cannot be read, or there is none."""
+    from tallystick.ops import cli_show, savepoints
+    from tallystick.storage.file_storage import shown
+
+    with errors_told():
+        there = savepoints.find(folder)
+    found, damaged = [], []
+    for location, saved in there:
+        try:
+            if isinstance(saved, TallystickError):
+                raise saved
+            found.append(cli_show.savepoint_json(location, saved))
+        except TallystickError as error:
+            damaged.append(str(error))
+    if as_json:
+        typer.echo(cli_show.as_json(found))
+    elif found:
+        cli_show.show_savepoints(found, cli_show.console())
+    elif not damaged:
+        damaged = [f"{shown(folder)} holds no savepoint, or there is no such folder."]
+    for message in damaged:
+        typer.echo(cli_show.printable(message), err=True)
+    if damaged:
+        sys.exit(1)
+
+
+@app.command("describe")
+def describe(savepoint: SavepointArgument) -> None:
+    """Say what a savepoint holds: pipeline, epoch, positions, steps, files; as JSON."""
+    from tallystick.ops import cli_show, savepoints
+    from tallystick.storage.file_storage import FileStorage, shown
+
+    with errors_told():
+        saved = savepoints.read(FileStorage(savepoint))
+    typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
+
+
+@app.command("delete")
+def delete(savepoint: SavepointArgument) -> None:
+    """Remove a savepoint; nothing else in its folder."""
+    from tallystick.ops import savepoints
+    from tallystick.storage.file_storage import FileStorage, shown
+
+    with errors_told():
+        savepoints.delete(FileStorage(savepoint))
+    typer.echo(f"Deleted {shown(savepoint)}.")
+
+
+@app.command("restore")
+def restore(
+    savepoint: SavepointArgument,
+    checkpoint: Annotated[str, typer.Argument(help="A new, empty checkpoint folder.")],
+) -> None:
+    """Make a new checkpoint that goes on from a savepoint; then start the pipeline on it."""
+    from tallystick.ops import savepoints
+    from tallystick.storage.file_storage import FileStorage, shown
+
+    with errors_told():
+        saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint))
+    epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
+    typer.echo(
+        f"{shown(checkpoint)} goes on behind epoch {epoch}. Under the name {name!r} it does so "
+        f"exactly if Kafka committed nothing behind that epoch; else the start is refused, and "
+        f"says what would be repeated and how to state that this is meant. Under another name it "
+        f"is a fork, with an output that starts behind epoch {epoch}."
+    )
+
+
+@app.command("migrate")
+def migrate(
+    savepoint: SavepointArgument,
+    target: Annotated[str, typer.Argument(help="The new savepoint's folder.")],
+    max_parallelism: Annotated[
+        list[str],
+        typer.Option(
+            help="STEP=NUMBER of key groups; may be given several times. The NUMBER alone where "
+            "there is one step."
+        ),
+    ],
+    scratch: Annotated[
+        Path | None, typer.Option(help="A folder on a local disk with room for a step's state.")
+    ] = None,
+) -> None:
+    """Rewrite a savepoint's state for other numbers of key groups, larger or smaller."""
+    from tallystick.ops.migration import migrate as run
+    from tallystick.storage.file_storage import FileStorage, shown
+
+    with errors_told():
+        source = FileStorage(savepoint)
+        wanted = dict(_step_and_number(text, source) for text in max_parallelism)
+        folder = scratch or Path(tempfile.gettempdir())
+        if not folder.is_dir():
+            raise OptionError(f"--scratch {folder}: expected a folder on a local disk")
+        run(source, FileStorage(target), wanted, folder)
+    typer.echo(f"Wrote {shown(target)}; {shown(savepoint)} is as it was.")
+
+
+def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
+    """What `--max-parallelism` says; the number alone is for the only step of the savepoint."""
+    from tallystick.ops import savepoints
+
+    uid, equals, number = text.rpartition("=")
+    if not number.isdecimal() or bool(uid) != bool(equals):
+        raise OptionError(f"--max-parallelism {text}: expected STEP=NUMBER, e.g. count=512")
+    if not uid:
+        uids = [step.uid for step in savepoints.read(savepoint).manifest.state]
+        if len(uids) != 1:
+            raise OptionError(
+                f"--max-parallelism {text}: expected STEP=NUMBER, since savepoint "
+                f"{savepoint.location} has {len(uids)} keyed steps: {', '.join(uids) or 'none'}"
+            )
+        uid = uids[0]
+    return uid, int(number)
+
+
+def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None":
+    """Return who asks Kafka for a pipeline's token, if servers are given.
+
+    Raises:
+        OptionError: an option cannot work.
+    """
+    if servers is None:
+        return None
+    from tallystick.kafka.config import KafkaConfig
+    from tallystick.ops.ask_kafka import asking
+
+    options = options_in(options_file) if options_file else {}
+    return asking(KafkaConfig.from_options({**options, "bootstrap.servers": servers}))
+
+
+def options_in(path: Path) -> dict[str, str]:
+    """The client options in a file.
+
+    Raises:
+        OptionError: it is no file of name=value lines.
+    """
+    options = {}
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise OptionError(
+            f"--kafka-options {path}: expected a file of name=value lines: {reason}"
+        ) from None
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:  # the line may hold a secret: it is not shown
+            raise OptionError(f"{path}, line {number}: expected name=value")
+        options[name.strip()] = value.strip()
+    return options
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """An error of ours is a message and exit code 1, not a traceback."""
+    try:
+        yield
+    except TallystickError as error:
+        from tallystick.ops.cli_show import printable
+
+        typer.echo(printable(str(error)), err=True)
+        sys.exit(1)

@@ -1,0 +1,262 @@
+"""How commands show what they found: tables for people, JSON for programs."""
+
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tallystick.epoch.manifest import KAFKA
+from tallystick.epoch.savepoint import Savepoint
+from tallystick.ops.inspection import Report, StepReport, state_text
+from tallystick.state.catalog import StepState
+
+SHOWN_MAX = 20
+"""So many lines of a kind; JSON has them all."""
+WIDTH = 160
+
+
+def console() -> Console:
+    """For tables; as wide as they need to be where nobody looks."""
+    return Console(width=None if os.isatty(1) else WIDTH)
+
+
+def as_json(value: Any) -> str:
+    """A dataclass, or anything of JSON's own types."""
+    return json.dumps(asdict(value) if hasattr(value, "__dataclass_fields__") else value, indent=2)
+
+
+def show_report(report: Report, out: Console) -> None:
+    """A checkpoint, as tables."""
+    facts = Table(show_header=False, box=None)
+    for name, value in _facts(report):
+        facts.add_row(name, plain(value))
+    out.print(facts)
+    _show_positions(report, out)
+    for step in report.steps:
+        _show_step(step, out)
+    _show_epochs(report, out)
+    _show_outputs(report, out)
+    _show_list("would be removed by the pipeline", report.rubbish, out)
+    for note in report.notes:
+        out.print(plain(note))
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    under_way = report.logged != report.epoch
+    whole = "none" if report.newest_whole is None else str(report.newest_whole)
+    how = "every byte compared" if report.verified else "files are there; --verify reads them"
+    facts = [
+        ("checkpoint", report.location),
+        ("pipeline", report.pipeline),
+        ("lineage", report.lineage),
+        ("newest epoch", f"{report.epoch}" + (f" ({report.logged} planned)" * under_way)),
+        ("newest whole epoch", f"{whole} ({how})"),
+    ]
+    if report.origin:
+        facts.append(("restored from", report.origin))
+    return facts
+
+
+def _show_positions(report: Report, out: Console) -> None:
+    table = Table("source", "partition", "next offset", title="positions", title_justify="left")
+    rows = [
+        (str(source), partition, str(offset))
+        for source, positions in enumerate(report.positions)
+        for partition, offset in positions.items()
+    ]
+    for row in rows[:SHOWN_MAX]:
+        table.add_row(*map(plain, row))
+    if rows:
+        out.print(table)
+    _say_more(len(rows), out)
+
+
+def _show_step(step: StepReport, out: Console) -> None:
+    out.print(
+        plain(
+            f"step {step.uid!r}: key {step.key}, {step.max_parallelism} key groups, states: "
+            f"{', '.join(step.states) or 'none'}"
+        )
+    )
+    out.print(
+        f"  {size_text(step.size)} in {step.snapshots} snapshots and {step.changelogs} changelogs, "
+        f"{step.entries} entries in them; skew {step.skew:.2f}; with the next epoch: "
+        f"{len(step.snapshots_due)} snapshots, {step.merges_due} changelogs merged",
+        markup=False,
+    )
+    table = Table("task", "key groups", "size", "files")
+    for index, part in enumerate(step.parts[:SHOWN_MAX]):
+        groups = f"{part.first} to {part.last}"
+        table.add_row(str(index), groups, size_text(part.size), str(part.files))
+    out.print(table)
+    _say_more(len(step.parts), out)
+
+
+def _show_epochs(report: Report, out: Console) -> None:
+    table = Table("epoch", "manifest", "state", title="retained epochs", title_justify="left")
+    for epoch in report.epochs[-SHOWN_MAX:]:
+        state = "whole" if not epoch.problems else f"{len(epoch.problems)} files missing or damaged"
+        table.add_row(str(epoch.number), plain(epoch.manifest_path), state)
+    out.print(table)
+    problems = {problem: None for epoch in report.epochs for problem in epoch.problems}
+    _show_list("missing or damaged", tuple(problems), out)
+
+
+def _show_outputs(report: Report, out: Console) -> None:
+    """Who decided each epoch, and what it makes visible where."""
+    table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
+                  "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
+    for each in report.outputs[-SHOWN_MAX:]:
+        sinks = [
+            f"{sink.uid}: {sink.records} rows in {sink.transactions} transaction"
+            + "s" * (sink.transactions != 1)
+            for sink in each.sinks
+        ]
+        decided_by = "Kafka" if each.decided_by == KAFKA else "the checkpoint"
+        table.add_row(str(each.epoch), decided_by, each.standing, str(each.records),
+                      plain("; ".join(sinks)) or "nothing")  # fmt: skip
+    out.print(table)
+    _say_more(len(report.outputs), out)
+
+
+def _show_list(title: str, lines: tuple[str, ...], out: Console) -> None:
+    if not lines:
+        return
+    out.print(f"{title}:")
+    for line in lines[:SHOWN_MAX]:
+        out.print(f"  {plain(line)}", soft_wrap=True)
+    _say_more(len(lines), out)
+
+
+def _say_more(count: int, out: Console) -> None:
+    if count > SHOWN_MAX:
+        out.print(f"  … and {count - SHOWN_MAX} more (--json has them all)")
+
+
+def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
+    """What `list` and `describe` say of a savepoint."""
+    manifest = savepoint.manifest
+    return {
+        "location": location,
+        "name": savepoint.name,
+        "created": savepoint.created,
+        "pipeline": manifest.pipeline,
+        "epoch": manifest.checkpoint_id,
+        "checkpoint": savepoint.checkpoint,
+        "lineage": manifest.lineage,
+        "bytes": sum(map(_size, manifest.state)),
+        "steps": [
+            {
+                "uid": step.uid,
+                "max_parallelism": step.max_parallelism,
+                "parallelism": step.parallelism,
+                "key": step.key_schema,
+                "states": [state_text(field) for field in step.fields],
+                "files": len(step.files),
+                "bytes": _size(step),
+            }
+            for step in manifest.state
+        ],
+        "sources": [_source(text) for text in manifest.sources if text.startswith("{")],
+    }
+
+
+def _size(step: StepState) -> int:
+    return sum(file.size for file in step.files)
+
+
+def _source(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # of a source of somebody else's
+        return text
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey: parts of it may come from a file."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
+    )
+
+
+def plain(text: str) -> str:
+    """Return a text as it stands in a table, where brackets would be markup."""
+    return escape(printable(text))
+
+
+def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
+    """Savepoints, a line each."""
+    table = Table("name", "created (UTC)", "pipeline", "epoch", "size", "of")
+    for each in found:
+        cells = (
+            each["name"],
+            each["created"],
+            each["pipeline"],
+            str(each["epoch"]),
+            size_text(each["bytes"]),
+            each["checkpoint"],
+        )
+        table.add_row(*map(plain, cells))
+    out.print(table)
+
+
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
+    """Transactions that linger, a line each; see `cli_transactions` for their fields."""
+    table = Table()
+    for title in ("transaction", "state", "producer", "age", "timeout", "rows in", "what it is"):
+        table.add_column(title, overflow="fold")  # no name is cut short
+    for each in found:
+        cells = (
+            each["transaction"],
+            state_of(each),
+            producer_of(each),
+            time_text(each["age_ms"]),
+            time_text(each["timeout_ms"]) if each["timeout_ms"] else "never",
+            _few(each["partitions"]),
+            each["says"],
+        )
+        table.add_row(*map(escape, cells))
+    out.print(table)
+
+
+def state_of(fields: dict[str, Any]) -> str:
+    """Where a transaction stands, for people."""
+    state = str(fields["state"])
+    if state != "Ongoing":
+        return state
+    return "open, prepared" if fields["prepared"] else "open, being written"
+
+
+def producer_of(fields: dict[str, Any]) -> str:
+    """Who writes a transaction."""
+    if fields["producer_id"] is None:
+        return ""
+    return f"{fields['producer_id']}, epoch {fields['producer_epoch']}"
+
+
+def time_text(ms: int | None) -> str:
+    """A duration for people."""
+    if ms is None:
+        return "not known"
+    seconds = ms // 1000
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,207 @@
+"""`tallystick transactions list`: what is open, whose it is, and what settles it.
+
+Changes nothing: a start of the pipeline, or `tallystick recover`, settles its transactions.
+"""
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from tallystick.errors import OptionError
+from tallystick.ops.cli_savepoint import errors_told, options_in
+
+if TYPE_CHECKING:
+    from tallystick.kafka.config import KafkaConfig
+    from tallystick.ops.checkpoint_view import CheckpointView, Stated
+    from tallystick.ops.transactions import Lingering
+
+DSN_VARIABLE = "TALLYSTICK_POSTGRES_DSN"
+PATIENCE = {"delivery.timeout.ms": "30000"}
+"""A person waits here, and can try again."""
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _transactions() -> None:
+    """Lingering transactions, beside what the checkpoint says of them."""
+
+
+class _Elsewhere(NamedTuple):
+    """Where to look besides Kafka."""
+
+    postgres: str | None
+    files: str | None
+    sinks: tuple[str, ...]
+
+
+@app.command("list")
+def list_transactions(
+    bootstrap_servers: Annotated[
+        str, typer.Option(help="Of the cluster that holds them: host:port,host:port.")
+    ],
+    kafka_options: Annotated[
+        Path | None, typer.Option(help="A file of further client options: name=value lines.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Only this pipeline's.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Only those whose ids have this prefix; if a pipeline chose its own."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The pipeline's checkpoint folder, or URI.")
+    ] = None,
+    decider: Annotated[
+        str | None,
+        typer.Option(help="Servers of the cluster that decides, where it is another one."),
+    ] = None,
+    postgres: Annotated[
+        str | None,
+        typer.Option(
+            envvar=DSN_VARIABLE,
+            help="A connection string: also what is prepared there. Better in the variable.",
+        ),
+    ] = None,
+    files: Annotated[
+        str | None, typer.Option(help="The path of a FileSink: also its hidden drafts.")
+    ] = None,
+    sink: Annotated[
+        list[str] | None, typer.Option(help="The uid of a sink that no manifest names.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List what is open in a cluster, ours first, what the checkpoint says of it, what settles it.
+
+    Changes nothing. A transaction of an id that this user may not DESCRIBE is not shown: Kafka
+    leaves it out.
+    """
+    from tallystick.kafka.config import KafkaConfig
+    from tallystick.ops import cli_show
+    from tallystick.ops.checkpoint_view import Stated
+    from tallystick.ops.transactions import in_order, of_prefixes
+
+    stated = Stated(pipeline, prefix)
+    elsewhere = _Elsewhere(postgres, files, tuple(sink or ()))
+    with errors_told():
+        options = PATIENCE | ({} if kafka_options is None else options_in(kafka_options))
+        kafka, deciding = (
+            KafkaConfig.from_options({**options, "bootstrap.servers": servers})
+            for servers in (bootstrap_servers, decider or bootstrap_servers)
+        )
+        found, view = _look(kafka, deciding, checkpoint, stated, elsewhere)
+    if stated.prefixes:
+        found = of_prefixes(found, view, stated.prefixes)
+    fields = [_fields(each, view) for each in in_order(found, view)]
+    if as_json:
+        typer.echo(cli_show.as_json({"transactions": fields}))
+    elif fields:
+        cli_show.show_transactions(fields, cli_show.console())
+        if remedy := _remedy(fields, view):
+            typer.echo(cli_show.printable(remedy))
+    else:
+        typer.echo("No transaction is open.")
+
+
+def _look(
+    kafka: "KafkaConfig",
+    deciding: "KafkaConfig",
+    checkpoint: str | None,
+    stated: "Stated",
+    elsewhere: _Elsewhere,
+) -> "tuple[list[Lingering], CheckpointView | None]":
+    """List what lingers, then read what the checkpoint says: whatever began it is planned by then.
+
+    Raises:
+        OptionError: the user asked for another system, and it cannot be looked through.
+    """
+    from tallystick.ops import transactions as t
+    from tallystick.ops.checkpoint_view import look, owners_of
+    from tallystick.storage.file_storage import FileStorage
+
+    with ExitStack() as stack:
+        cluster, decider = t.KafkaCluster(kafka), t.KafkaCluster(deciding)
+        stack.callback(cluster.close)
+        stack.callback(decider.close)
+        if checkpoint is None:
+            _only_kafka(elsewhere, "--checkpoint", "theirs have the checkpoint's id in them")
+            return list(cluster.lingering()), None
+        storage = FileStorage(checkpoint)
+        view = look(storage, decider.ask, stated)
+        if not view.pipeline:
+            why = "no manifest has the pipeline's name"
+            elsewhere = _only_kafka(elsewhere, "--pipeline", why)
+        found = list(cluster.lingering())
+        if elsewhere.files is not None:
+            owners = owners_of(storage, view, elsewhere.sinks, t.FILES)
+            found += t.lingering_in_files(elsewhere.files, owners)
+        if elsewhere.postgres is not None:
+            owners = owners_of(storage, view, elsewhere.sinks, t.POSTGRES)
+            found += t.lingering_in_postgres(elsewhere.postgres, owners)
+        return found, look(storage, decider.ask, stated)
+
+
+def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
+    """Leave out the other systems for want of an option.
+
+    Raises:
+        OptionError: the user asked for one; a variable of the environment may be there always.
+    """
+    is_by_variable = elsewhere.postgres == os.environ.get(DSN_VARIABLE)
+    if elsewhere.files is not None or (elsewhere.postgres is not None and not is_by_variable):
+        option = "--postgres" if elsewhere.files is None else "--files"
+        raise OptionError(f"{option} needs {needed}: {why}")
+    if elsewhere.postgres is not None:
+        typer.echo(f"PostgreSQL ({DSN_VARIABLE}) is left out without {needed}: {why}.", err=True)
+    return elsewhere._replace(postgres=None)
+
+
+def _fields(lingering: "Lingering", view: "CheckpointView | None") -> dict[str, Any]:
+    """Return one line of `--json`; the fields are there to stay."""
+    from tallystick.ops.transactions import KAFKA, Standing, describe
+
+    said, pooled = describe(lingering, view), lingering.pooled
+    named = said.named or lingering.found
+    is_kafka, is_foreign = lingering.system == KAFKA, said.standing is Standing.FOREIGN
+    age_ms = max(0, time.time_ns() // 1_000_000 - lingering.begun_ms)
+    return {
+        "system": lingering.system,
+        "transaction": lingering.transactional_id,
+        "name": lingering.name,
+        "state": lingering.state,
+        "prepared": lingering.prepared,
+        "producer_id": lingering.producer_id if is_kafka else None,
+        "producer_epoch": lingering.producer_epoch if is_kafka else None,
+        "begun_ms": lingering.begun_ms,
+        "age_ms": age_ms if lingering.begun_ms else None,
+        "timeout_ms": lingering.timeout_ms,
+        "partitions": [str(each) for each in lingering.partitions],
+        "standing": said.standing.value,
+        "says": said.says,
+        "pipeline": "" if view is None or is_foreign else view.pipeline,
+        "lineage": "" if view is None or is_foreign else view.lineage,
+        "sink": lingering.sink or ("" if pooled is None else pooled.sink),
+        "task": pooled.task if pooled is not None else None if named is None else named.task,
+        "epoch": None if named is None else named.checkpoint_id,
+        "records": None if named is None else named.record_count,
+        "manifest": said.manifest_path,
+    }
+
+
+def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
+    """Return what to type about what is the pipeline's; "": there is nothing of it."""
+    from tallystick.ops.transactions import OURS
+
+    if view is None or not any(each["standing"] in {one.value for one in OURS} for each in fields):
+        return ""
+    what = f"What is of pipeline {view.pipeline!r} is settled when it starts"
+    if not view.is_loops:
+        return f"{what}: start the query."
+    return (
+        f"{what}; or, without Spark, by\n"
+        f"  tallystick recover MODULE:PIPELINE --checkpoint {view.location}\n"
+        f"Either stops a run that is at work with a FencedError."
+    )

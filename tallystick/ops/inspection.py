@@ -1,0 +1,393 @@
+"""What is in a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
+
+Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decides and cannot be
+asked, what is decided last may not be known here.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tallystick.checkpoint.integrity import Epoch, Wholeness, newest_whole, read_manifest
+from tallystick.checkpoint.newest_committed import (
+    call_failed,
+    never_committed,
+    refuse_nothing_settled,
+)
+from tallystick.checkpoint.newest_epoch import Ask, Epochs, Last, ask_nobody
+from tallystick.epoch import manifest as m
+from tallystick.epoch import retention
+from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.errors import ManifestError
+from tallystick.ports import Storage
+from tallystick.source.offsets import parse_source
+from tallystick.state.catalog import SNAPSHOT, StateField, StateFile, StepState
+from tallystick.state.changelog import DamagedError, parse_index
+from tallystick.state.file_sets import collectable, due_merges, due_snapshots, needed
+from tallystick.state.functions.processing import COLUMNS
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.schema import ddl_of, schema_from_text
+
+LOOKS_MAX = 3
+"""How often a checkpoint is looked at that a running pipeline changes meanwhile."""
+SETTLED = "settled"
+"""Decided, and visible in every sink."""
+DECIDED = "decided, not settled"
+"""Nothing says that its sinks have committed all of it; the next start sees to it."""
+FAILED = "failed attempt"
+"""Another manifest of the epoch counts."""
+UNDECIDED = "not decided"
+"""Nothing of it counts, as far as its decider knows."""
+KAFKA_KNOWS = "Kafka knows"
+"""Whether it is decided, its token in Kafka tells."""
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The state of one task's key groups; files that several tasks share count by segments."""
+
+    first: int
+    last: int
+    size: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A keyed step.
+
+    Args:
+        states: what it keeps per key; see `state_text`.
+        skew: the size of the largest part over that of the average; 1.0: all are alike.
+        snapshots_due: ranges of key groups that are written anew with the next epoch.
+        merges_due: how many changelogs are merged with the next epoch.
+    """
+
+    uid: str
+    key: str
+    states: tuple[str, ...]
+    max_parallelism: int
+    parallelism: int
+    watermark_ms: int | None
+    size: int
+    entries: int
+    snapshots: int
+    changelogs: int
+    parts: tuple[Part, ...]
+    skew: float
+    snapshots_due: tuple[tuple[int, int], ...]
+    merges_due: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOutput:
+    """What one sink's tasks prepared for an epoch."""
+
+    uid: str
+    transactions: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a manifest makes visible.
+
+    Args:
+        epoch: its number.
+        manifest_path: the manifest.
+        decided_by: `kafka`: a transaction with the epoch's rows; `checkpoint`: its own log.
+        standing: one of the words above, from `SETTLED` on.
+        records: in the deciding transaction.
+        sinks: what others hold, committed behind the decision.
+    """
+
+    epoch: int
+    manifest_path: str
+    decided_by: str
+    standing: str
+    records: int
+    sinks: tuple[SinkOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A checkpoint.
+
+    Args:
+        location: where it is.
+        epoch: the newest that is certainly settled.
+        logged: the newest that was begun; it may be under way, or not have counted.
+        origin: of which savepoint it is, while no epoch has run behind it.
+        positions: per source, the next offset of each partition.
+        epochs: those whose manifests are there, oldest first.
+        newest_whole: the newest one of them with all its files; None: there is none.
+        outputs: what they, and manifests behind them, make visible; oldest first.
+        rubbish: what the pipeline would remove now.
+        verified: whether the bytes of all files were compared with their checksums.
+        notes: what else to know.
+    """
+
+    location: str
+    pipeline: str
+    lineage: str
+    epoch: int
+    logged: int
+    origin: str
+    positions: tuple[dict[str, int], ...]
+    steps: tuple[StepReport, ...]
+    epochs: tuple[Epoch, ...]
+    newest_whole: int | None
+    rubbish: tuple[str, ...]
+    verified: bool
+    notes: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the newest epoch has all its files."""
+        return self.newest_whole == self.epoch
+
+
+def inspect(checkpoint: Storage, *, verify: bool = False, ask: Ask | None = None) -> Report:
+    """Look into a checkpoint.
+
+    Args:
+        checkpoint: its location.
+        verify: read every file, and compare it with its checksums.
+        ask: for Kafka's word on what is decided last; None: it cannot be asked.
+
+    Raises:
+        OptionError: it holds no committed epoch.
+        ManifestError: there is no manifest of it, or that is damaged.
+        DataLossError: there is none, since a call of the sink failed.
+    """
+    for _ in range(LOOKS_MAX):
+        report = _Look(checkpoint, verify, ask).report()
+        if report.is_whole or _Look(checkpoint, verify, ask).committed == report.epoch:
+            break
+    return report
+
+
+@dataclass
+class _Look:
+    """One look at a checkpoint.
+
+    Args:
+        storage: its location.
+        verify: see `inspect`.
+        ask: see `inspect`.
+    """
+
+    storage: Storage
+    verify: bool
+    ask: Ask | None
+
+    def __post_init__(self) -> None:
+        self.known = Epochs(self.storage)
+        refuse_nothing_settled(self.storage, self.known)
+        self.last = self._decided_last()
+        is_loops = self.known.is_loops
+        self.committed = self.last.settled if is_loops else self.known.newest_written()
+        self.paths = self.known.paths
+        self.files = Wholeness(self.storage, self.verify)
+
+    def report(self) -> Report:
+        path, notes = self._manifest_of_committed()
+        manifest = read_manifest(self.storage, path)
+        outputs, more = self._outputs()
+        epochs = self.files.epochs(self.committed)
+        return Report(
+            location=self.storage.location,
+            pipeline=manifest.pipeline,
+            lineage=manifest.lineage,
+            epoch=self.committed,
+            logged=max(self.known.newest_begun, self.committed),
+            origin="" if manifest.origin is None else manifest.origin.savepoint,
+            positions=_positions(manifest),
+            steps=tuple(self._step(step) for step in manifest.state),
+            epochs=tuple(epochs),
+            newest_whole=newest_whole(epochs),
+            rubbish=self._rubbish(),
+            verified=self.verify,
+            notes=(*notes, *self._doubts(path, outputs), *more),
+            outputs=outputs,
+        )
+
+    def _outputs(self) -> tuple[tuple[Output, ...], tuple[str, ...]]:
+        """Of each retained manifest that can be read; and what to know of a decision behind them.
+
+        Damage to one is told with the epochs.
+        """
+        token, found = self.last.decided, []
+        for path in sorted(retention.retained(self.paths, self.committed), key=m.attempt_of):
+            try:
+                manifest = read_manifest(self.storage, path)
+                standing = self._standing(path, manifest)
+            except ManifestError:
+                continue
+            found.append(_output(path, manifest, standing))
+        if self.known.is_loops and self.last.doubt:
+            doubt = f"what is decided behind epoch {self.committed} is not known: {self.last.doubt}"
+            return tuple(found), (f"{doubt}.",)
+        if token is None or token.checkpoint_id <= self.committed:
+            return tuple(found), ()
+        note = (
+            f"epoch {token.checkpoint_id} is decided, and nothing says yet that it is settled: "
+            f"what its sinks have prepared may not be committed in all of them. A run that is at "
+            f"work, the next start, or a pipeline's `tallystick recover` settles it; `tallystick "
+            f"transactions list` shows what is open."
+        )
+        return tuple(found), (note,)
+
+    def _decided_last(self) -> Last:
+        try:
+            return self.known.last(self.ask or ask_nobody, self.known.lineage)
+        except ManifestError as error:  # damage to one of an epoch that is not settled yet
+            if self.known.settled() in (-1, self.known.newest_begun):
+                raise
+            return Last(self.known.settled(), "", None, str(error))
+
+    def _standing(self, path: str, manifest: Manifest) -> str:
+        epoch, token = m.epoch_of(path), self.last.decided
+        if epoch > self.committed or self.known.doubts(path):
+            if token is not None and path == token.manifest_path:
+                return DECIDED
+            is_told = self.ask is not None and not self.last.doubt
+            return UNDECIDED if is_told or manifest.decided_by == CHECKPOINT else KAFKA_KNOWS
+        counts = self.last.settled_path if epoch == self.committed else ""
+        counts = counts or self.known.counting(epoch)
+        if counts not in ("", path):
+            return FAILED
+        is_newest = epoch == self.committed
+        if is_newest and self.known.is_denied(path, self.ask or ask_nobody):
+            return UNDECIDED
+        return SETTLED if counts else KAFKA_KNOWS
+
+    def _manifest_of_committed(self) -> tuple[str, tuple[str, ...]]:
+        paths = self.known.of(self.committed)
+        if self.last.settled_path or len(paths) == 1:
+            return self.last.settled_path or paths[0], ()
+        if not paths and (found := self.known.failures(self.committed)):
+            raise call_failed(self.storage, self.committed, found)
+        if not paths:
+            raise ManifestError(
+                f"checkpoint {self.storage.location}: Spark logged epoch {self.committed} as done, "
+                f"but there is no manifest of it. Put a whole copy of the checkpoint back."
+            )
+        shown = f"epoch {self.committed} has {len(paths)} manifests, since an attempt failed; shown"
+        path = self.known.counting(self.committed)
+        if path:
+            return path, (f"{shown} is {path}, which counts.",)
+        newest = max(paths, key=m.attempt_of)
+        note = (
+            f"{shown} is {newest}, of the newest producer. Only Kafka's token proves which one "
+            f"counts."
+        )
+        return newest, (note,)
+
+    def _doubts(self, path: str, outputs: Iterable[Output]) -> tuple[str, ...]:
+        """Why the manifest of the newest written epoch may not count, or does not."""
+        if found := self.known.doubts(path):
+            return (str(call_failed(self.storage, self.committed, found)),)
+        is_denied = any(
+            each.manifest_path == path for each in outputs if each.standing == UNDECIDED
+        )
+        return (never_committed(self.committed, path),) if is_denied else ()
+
+    def _rubbish(self) -> tuple[str, ...]:
+        """Return what would be collected: no file of state while a manifest cannot be read."""
+        gone = retention.expired(self.paths, self.committed)
+        with contextlib.suppress(ManifestError):  # damage to one is told with the epochs
+            retained = retention.retained(self.paths, self.committed)
+            kept = [read_manifest(self.storage, path).state for path in retained]
+            gone += collectable(sorted(self.files.names()), self.committed, kept)
+        return tuple(gone)
+
+    def _step(self, step: StepState) -> StepReport:
+        sizes, files = self._sizes(step)
+        parts = []
+        for index in range(step.parallelism):
+            groups = key_group_range(step.max_parallelism, step.parallelism, index)
+            window = slice(groups.first, groups.last + 1)
+            touching = sum(file.groups.intersection(groups).count > 0 for file in files)
+            parts.append(
+                Part(groups.first, groups.last, round(float(sizes[window].sum())), touching)
+            )
+        average = sum(part.size for part in parts) / len(parts)
+        snapshots = sum(file.kind == SNAPSHOT for file in files)
+        due = due_snapshots(step, step.parallelism).values()
+        return StepReport(
+            uid=step.uid,
+            key=step.key_schema,
+            states=tuple(map(state_text, step.fields)),
+            max_parallelism=step.max_parallelism,
+            parallelism=step.parallelism,
+            watermark_ms=step.watermark_ms,
+            size=sum(file.size for file in files),
+            entries=sum(file.rows for file in files),
+            snapshots=snapshots,
+            changelogs=len(files) - snapshots,
+            parts=tuple(parts),
+            skew=max(part.size for part in parts) / average if average else 1.0,
+            snapshots_due=tuple((groups.first, groups.last) for groups in due),
+            merges_due=sum(len(loads) for loads in due_merges(step, step.parallelism).values()),
+        )
+
+    def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
+        """About how many bytes each key group has, as the files' indexes tell."""
+        sizes = np.zeros(step.max_parallelism)
+        everything = KeyGroupRange(0, step.max_parallelism - 1)
+        loads = needed(step.files, everything)
+        for load in loads:
+            wanted = np.zeros(step.max_parallelism, np.bool_)
+            for groups in load.groups:
+                wanted[groups.first : groups.last + 1] = True
+            for first, last, size in self._segments(load.file):
+                window = slice(first, last + 1)
+                sizes[window] += wanted[window] * (size / (last - first + 1))
+        return sizes, [load.file for load in loads]
+
+    def _segments(self, file: StateFile) -> list[tuple[int, int, int]]:
+        """Key groups and bytes of each segment; the whole file as one where it is damaged."""
+        tail = self.storage.get_range(file.path, -file.index_size, file.index_size)
+        try:
+            found = parse_index(tail or b"", file.checksum)
+        except DamagedError:
+            return [(file.first, file.last, file.size)]
+        return [(each.first, each.last, each.length) for each in found]
+
+
+def state_text(state: StateField) -> str:
+    """What a step keeps per key: of a vectorised function, its columns and their types."""
+    if state.kind == COLUMNS:
+        return ddl_of(schema_from_text(state.value_schema))
+    return f"{state.name} ({state.kind})"
+
+
+def _output(path: str, manifest: Manifest, standing: str) -> Output:
+    sinks: dict[str, list[int]] = {}
+    for each in manifest.committables:
+        sinks.setdefault(each.sink, []).append(each.record_count)
+    return Output(
+        epoch=manifest.checkpoint_id,
+        manifest_path=path,
+        decided_by=manifest.decided_by,
+        standing=standing,
+        records=sum(each.record_count for each in manifest.produced),
+        sinks=tuple(
+            SinkOutput(uid, len(counts), sum(counts)) for uid, counts in sorted(sinks.items())
+        ),
+    )
+
+
+def _positions(manifest: Manifest) -> tuple[dict[str, int], ...]:
+    sources = filter(None, map(parse_source, manifest.sources))
+    return tuple(
+        {str(partition): offset for partition, offset in sorted(source.positions.items())}
+        for source in sources
+    )

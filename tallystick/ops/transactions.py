@@ -1,0 +1,310 @@
+"""Transactions that are open or prepared: where they linger, whose they are, what settles them.
+
+Nothing is changed here. What is decided is the answer of `checkpoint.newest_epoch`; transactions
+are settled by the pipeline's driver, in a start or in `tallystick recover`.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from tallystick.checkpoint.newest_epoch import Heard
+from tallystick.epoch.tokens import newest_token
+from tallystick.epoch.transactional_ids import PooledId, parse, token_group
+from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
+from tallystick.errors import AuthorizationError, DataLossError, OptionError
+from tallystick.kafka import group_offsets, open_transactions
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.ops.ask_kafka import NOWHERE
+from tallystick.ops.checkpoint_view import CheckpointView
+from tallystick.values import TopicPartition
+
+KAFKA, POSTGRES, FILES = "kafka", "postgres", "files"
+"""The systems in which transactions linger."""
+ONGOING = "Ongoing"
+"""Kafka's one state in which nobody has decided; those that begin with `Prepare` end by Kafka."""
+OUR_PREFIX = "tallystick-"
+"""How ids begin where a user chose no other prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """A transaction that is open or prepared, as its system describes it.
+
+    Args:
+        system: Kafka, PostgreSQL, or files.
+        transactional_id: under which it is known there.
+        name: the name that its committable has, if it has one.
+        state: the system's word for where it stands.
+        prepared: its task has written all of it: a token is in it.
+        begun_ms: in ms since 1970; 0: not known.
+        timeout_ms: after which the system aborts it; 0: never.
+        partitions: of a Kafka transaction, those with rows.
+        sink: where the system knows it; "": the id says it.
+        found: as its sink found it; None: of Kafka.
+    """
+
+    system: str
+    transactional_id: str
+    name: str
+    state: str
+    prepared: bool = True
+    producer_id: int = -1
+    producer_epoch: int = -1
+    begun_ms: int = 0
+    timeout_ms: int = 0
+    partitions: tuple[TopicPartition, ...] = ()
+    sink: str = ""
+    found: Committable | None = None
+
+    @property
+    def prefix(self) -> str:
+        """How the ids of its pipeline begin; the id of a whole epoch's transaction is that."""
+        pooled = self.pooled
+        return self.transactional_id if pooled is None else pooled.prefix
+
+    @property
+    def pooled(self) -> PooledId | None:
+        """A Kafka task's id, taken apart; None: it is none of those."""
+        return parse(self.transactional_id) if self.system == KAFKA else None
+
+
+class Standing(Enum):
+    """Where a transaction stands; the words are those of `--json`."""
+
+    DUE = "due"
+    UNNAMED = "unnamed"
+    WHOLE_EPOCH = "whole_epoch"
+    ENDING = "ending"
+    UNKNOWN = "unknown"
+    FOREIGN = "foreign"
+
+
+OURS = {Standing.DUE, Standing.UNNAMED, Standing.WHOLE_EPOCH}
+"""What a recovery of the pipeline settles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is said of a transaction.
+
+    Args:
+        standing: in a word.
+        says: in a sentence.
+        named: as a manifest names it; None: none does.
+        manifest_path: which one; "": none.
+    """
+
+    standing: Standing
+    says: str
+    named: Committable | None = None
+    manifest_path: str = ""
+
+
+def describe(lingering: Lingering, view: CheckpointView | None) -> Description:
+    """Say whose a transaction is, and what a recovery of its pipeline does to it.
+
+    Args:
+        lingering: the transaction.
+        view: what its checkpoint says; None: none was given.
+    """
+    if lingering.system == KAFKA and lingering.state != ONGOING:
+        what = f"Kafka is ending it ({lingering.state}): wait, it is decided already"
+        return Description(Standing.ENDING, what)
+    if view is None:
+        if lingering.pooled is None and not lingering.prefix.startswith(OUR_PREFIX):
+            return Description(Standing.FOREIGN, "not ours")
+        return Description(Standing.UNKNOWN, "unknown: give --checkpoint")
+    if not _is_ours(lingering, view):
+        theirs = lingering.prefix.startswith(OUR_PREFIX)
+        what = "not ours" + ": another pipeline's, by its name" * theirs
+        return Description(Standing.FOREIGN, what)
+    if lingering.system == KAFKA and lingering.pooled is None:
+        what = "a whole epoch's, not decided: a run is writing it, or a recovery aborts it"
+        return Description(Standing.WHOLE_EPOCH, what)
+    if view.decided is not None and (due := _named(lingering, view.decided.committables)):
+        what = f"named by decided epoch {due.checkpoint_id}: a recovery commits it"
+        return Description(Standing.DUE, what, due, view.decided_path)
+    if view.doubt:
+        return Description(Standing.UNKNOWN, f"unknown: {view.doubt}")
+    for path, manifest in view.undecided:
+        if waiting := _named(lingering, manifest.committables):
+            what = (
+                f"prepared for epoch {waiting.checkpoint_id}, which is not decided: a run is about "
+                f"to, or a recovery aborts it"
+            )
+            return Description(Standing.UNNAMED, what, waiting, path)
+    what = "named by no decided epoch: a run is writing it, or a recovery aborts it"
+    return Description(Standing.UNNAMED, what)
+
+
+def of_prefixes(
+    found: Iterable[Lingering], view: CheckpointView | None, prefixes: Collection[str]
+) -> list[Lingering]:
+    """Return those of a pipeline, by its checkpoint, or else by how its ids begin."""
+    if view is not None:
+        return [each for each in found if _is_ours(each, view)]
+    return [
+        each
+        for each in found
+        if each.transactional_id in prefixes
+        or (each.pooled is not None and _begins(each.pooled.prefix, prefixes))
+    ]
+
+
+def in_order(found: Iterable[Lingering], view: CheckpointView | None) -> list[Lingering]:
+    """Return ours first, then what may be ours, then the others; each by name."""
+
+    def rank(each: Lingering) -> tuple[int, str]:
+        if view is not None:
+            return (0 if _is_ours(each, view) else 1, each.transactional_id)
+        return (int(describe(each, None).standing is Standing.FOREIGN), each.transactional_id)
+
+    return sorted(found, key=rank)
+
+
+class KafkaCluster:
+    """One cluster, for those who look at its transactions.
+
+    Args:
+        config: how to reach it.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._client = Client(config)
+
+    def lingering(self) -> tuple[Lingering, ...]:
+        """Return what is open, of everybody, as far as this user may see.
+
+        Raises:
+            BrokerUnavailableError: a broker did not answer, so that something may be missing.
+        """
+        return tuple(
+            Lingering(
+                system=KAFKA,
+                transactional_id=each.transactional_id,
+                name=each.name,
+                state=each.state,
+                prepared=each.has_offsets,
+                producer_id=each.producer_id,
+                producer_epoch=each.producer_epoch,
+                begun_ms=each.begun_ms,
+                timeout_ms=each.timeout_ms,
+                partitions=each.partitions,
+            )
+            for each in open_transactions.found_open(self._client)
+        )
+
+    def ask(self, transactional_id: str, lineage: str) -> Heard:
+        """See `newest_epoch.Ask`: it waits for no open transaction."""
+        try:
+            state = open_transactions.found(self._client, transactional_id)
+            if state is not None and state.state.startswith("Prepare"):
+                return Heard(None, f"Kafka is just ending {transactional_id!r}: try again")
+            group = token_group(transactional_id)
+            held = group_offsets.fetch(self._client, group, None, stable=False)  # see KIP-447
+            return Heard(newest_token(held, NOWHERE, lineage))
+        except (AuthorizationError, DataLossError) as error:
+            return Heard(None, f"what Kafka decided last cannot be read: {error}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+
+def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[Lingering, ...]:
+    """Return what is prepared or staged in a PostgreSQL database.
+
+    Raises:
+        OptionError: psycopg is missing, or the connection is refused.
+        RetriableError: there is no answer.
+    """
+    try:
+        from tallystick.postgres import connection, driver, schema, transactions
+        from tallystick.postgres.outcome import identity
+    except ImportError as error:
+        if error.name is None or not error.name.startswith("psycopg"):
+            raise
+        raise OptionError("--postgres needs psycopg: pip install 'tallystick[postgres]'") from None
+    known = tuple(owners)
+    session = connection.Session(dsn)
+    server, database = session.run("asking who it is", identity)
+    details = transactions.Details(
+        mode="prepared",
+        schema="public",
+        table="(not known)",
+        server=server,
+        database=database,
+        tokens_id=0,
+    )
+    table = schema.Table("public", "(not known)", ())
+    plan = transactions.PostgresPlan(dsn, table, (), details, Guarantee.EXACTLY_ONCE)
+
+    def state_of(committable: Committable) -> str:
+        mode = str(json.loads(committable.details)["mode"])
+        return ONGOING if mode == "open" else mode
+
+    sink = driver.PostgresCommitter(session, plan, known[0])
+    return _lingering_in(sink, POSTGRES, known, state_of)
+
+
+def lingering_in_files(path: str, owners: Iterable[Owner]) -> tuple[Lingering, ...]:
+    """Return the hidden drafts in a folder of files."""
+    from tallystick.files.folder import Folder
+    from tallystick.files.sink import OpenFileSink
+    from tallystick.files.writing import FilePlan
+
+    plan = FilePlan(
+        folder=Folder(path),
+        partition_by=(),
+        compression="none",
+        row_group_rows=1,
+        guarantee=Guarantee.EXACTLY_ONCE,
+        schema=None,
+    )
+    return _lingering_in(OpenFileSink(plan), FILES, owners, lambda _: "hidden")
+
+
+def _lingering_in(
+    sink: TwoPhaseCommitSink,
+    system: str,
+    owners: Iterable[Owner],
+    state_of: Callable[[Committable], str],
+) -> tuple[Lingering, ...]:
+    try:
+        found = [each for owner in owners for each in sink.lingering(owner)]
+    finally:
+        sink.close()
+    return tuple(
+        Lingering(
+            system=system,
+            transactional_id=each.name,
+            name=each.name,
+            state=state_of(each),
+            prepared=state_of(each) != ONGOING,
+            begun_ms=each.begun_ms,
+            sink=each.sink,
+            found=each,
+        )
+        for each in found
+    )
+
+
+def _is_ours(lingering: Lingering, view: CheckpointView) -> bool:
+    """By its name alone; in other systems their sinks looked for the pipeline's only."""
+    return lingering.system != KAFKA or lingering.prefix in view.prefixes
+
+
+def _begins(prefix: str, prefixes: Collection[str]) -> bool:
+    """True if a prefix is one of these, or that of a checkpoint of one of these."""
+    return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
+
+
+def _named(lingering: Lingering, committables: Iterable[Committable]) -> Committable | None:
+    """By the whole name; in files and tables it is one of its sink's only."""
+    for each in committables:
+        if each.name == lingering.name and lingering.sink in ("", each.sink):
+            return each
+    return None

@@ -1,0 +1,127 @@
+"""The options of `writeStream.format("tallystick")`: their table, and the values they make.
+
+Spark adds two of its own: where the checkpoint is, and the name of the query.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.epoch.two_phase import Guarantee
+from tallystick.errors import OptionError
+from tallystick.kafka.config import (
+    TRANSACTION_TIMEOUT_MIN_MS,
+    TRANSACTION_TIMEOUT_MS,
+    KafkaConfig,
+)
+from tallystick.kafka.output import BATCH_BYTES, BATCH_BYTES_MIN, COMPRESSION, KafkaOutput
+from tallystick.options.table import (
+    GROUP_OPTION,
+    Kind,
+    Option,
+    OptionTable,
+    ParsedOptions,
+    name_of,
+    one_of,
+    text_of,
+    whole,
+)
+
+CHECKPOINT = "checkpointLocation"
+_ROWS = "What is written"
+_COMMIT = "When it becomes visible"
+
+
+def _read_words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",")) - {""}
+
+
+SINK = OptionTable("sink", "write to", (
+    Option("topic", name_of("topic name"), None, "Where all rows go. Without it each row names its topic in a column `topic`.",
+           "counts", _ROWS, "none: column `topic`", "topic"),
+    Option("value.format", one_of("raw", "json"), "raw",
+           "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row.", "json", _ROWS),
+    Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none", "key"),
+    Option("compression", one_of(*CODEC_IDS), COMPRESSION, "How record batches are compressed.", "zstd", _ROWS, field="compression"),
+    Option("batch.bytes", whole(f"bytes, from {BATCH_BYTES_MIN}", BATCH_BYTES_MIN), BATCH_BYTES, "How large a record batch becomes before compression.", "100000", _ROWS, field="batch_bytes"),
+    Option("guarantee", one_of(*(each.value for each in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT),
+    Option("transaction.timeout.ms", whole(f"ms, from {TRANSACTION_TIMEOUT_MIN_MS}", TRANSACTION_TIMEOUT_MIN_MS), TRANSACTION_TIMEOUT_MS,
+           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT, field="transaction_timeout_ms"),
+    Option("max.recovery.time.ms", whole("ms", 1), None, "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT, "not set", "max_recovery_ms"),
+    Option("transactional.id.prefix", name_of("text"), None, "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions.", "billing-counts", _COMMIT, "`tallystick-<id of the query>`"),
+    Option("token.topic", name_of("topic name"), None, "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT, "`topic`"),
+    Option("accept", Kind("words, by comma", _read_words), frozenset(), "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT, "none"),
+    Option(CHECKPOINT, text_of("URI"), "", "Spark's own.", "/c", ""),
+    Option("queryName", text_of("text"), None, "Spark's own.", "q", ""),
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of a `writeStream`, typed."""
+
+    output: KafkaOutput
+    """The settings of the sink."""
+    checkpoint: str = field(repr=False)  # a URI may hold a key
+    """The checkpoint's location, as Spark was given it."""
+    query_name: str | None
+    """The name of the query; None: it has none."""
+    id_prefix: str | None
+    """The beginning of all transactional ids of the query; None: one with the query's id."""
+    accepted: frozenset[str]
+    """Decisions that a person stated for this start."""
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Check the options of a query and give them their types.
+
+    Args:
+        options: as Spark hands them over; names in any case.
+
+    Raises:
+        OptionError: an option is unknown, missing, contradictory, or not of its type.
+    """
+    found = SINK.parse(options)
+    _check(found)
+    return WriteOptions(
+        output=KafkaOutput(
+            **found.fields,
+            config=KafkaConfig.from_options(
+                found.client, transaction_timeout_ms=found["transaction.timeout.ms"]
+            ),
+            token_topic=found["token.topic"] or found["topic"],
+            json=found["value.format"] == "json",
+            guarantee=Guarantee(found["guarantee"]),
+        ),
+        checkpoint=found[CHECKPOINT],
+        query_name=found["queryName"],
+        id_prefix=found["transactional.id.prefix"],
+        accepted=found["accept"],
+    )
+
+
+def _check(found: ParsedOptions) -> None:
+    if "group.id" in found.client:
+        raise OptionError(f"{GROUP_OPTION} is for reading: a query that writes has none; remove it")
+    if "key.field" in found and found["value.format"] != "json":
+        raise OptionError(
+            f"key.field={found['key.field']!r} names a column for value.format=json; without it, "
+            f"the record's key is the column 'key'"
+        )
+    if not found[CHECKPOINT]:  # Spark passes it on only where the query itself names it
+        raise OptionError(
+            "checkpointLocation is missing: what is committed is decided in the checkpoint, and "
+            "Spark does not pass on spark.sql.streaming.checkpointLocation. Name it on the query: "
+            '.option("checkpointLocation", "s3a://bucket/counts")'
+        )
+    if "topic" not in found and "token.topic" not in found:
+        raise OptionError(
+            "rows name their topics themselves (there is no option topic), so token.topic has to "
+            "name an existing topic under which the proofs of commits are kept"
+        )
+    guarantee = found["guarantee"]
+    if "max.recovery.time.ms" in found and guarantee != Guarantee.EXACTLY_ONCE.value:
+        raise OptionError(
+            f"max.recovery.time.ms is for guarantee=exactly_once: with {guarantee} no transaction "
+            f"waits for its commit, and no down time is too long. Leave it out"
+        )

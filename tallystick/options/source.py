@@ -1,0 +1,438 @@
+"""The options of the data source: their table, and the values they make.
+
+Settings of the Kafka client itself carry the prefix `kafka.` and go to `kafka.config`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tallystick.codec.formats import FAILFAST, MODES, Avro
+from tallystick.codec.layout import METADATA
+from tallystick.errors import OptionError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.options.table import (
+    COUNT,
+    FLAG,
+    GROUP_OPTION,
+    Kind,
+    Option,
+    OptionTable,
+    ParsedOptions,
+    choices,
+    one_of,
+    text_of,
+    whole,
+)
+from tallystick.source import losses
+from tallystick.source.losses import LossPolicy
+from tallystick.source.subscription import (
+    EARLIEST,
+    LATEST,
+    Assignment,
+    AtCommitted,
+    AtOffsets,
+    AtTime,
+    Bound,
+    Subscription,
+    TopicList,
+    TopicPattern,
+)
+from tallystick.values import TopicPartition
+
+DISCOVERY_INTERVAL_MS = 300_000
+TRIGGER_DELAY_MS = 900_000
+OFFSETS_MAX = 1_000_000
+"""The most offsets that an epoch spans, where the options do not say.
+
+Without a bound the first epoch of a backlog is all of it: one transaction, which times out after
+five minutes by default and never gets through, and keyed tasks that hold all of its rows. A million
+records of 110 bytes take 2 to 5 s on two cores (benchmarks/README.md) and 200 s with a function
+that does 5,000 a second; the fixed cost of an epoch, 0.2 s, is a tenth or less beside them.
+"""
+TASK_BYTES_MAX = 64 << 20
+MAX_OFFSETS, ALL = "maxOffsetsPerTrigger", "all"
+TICK_INTERVAL = "internal.tick.interval.ms"
+TICK_COUNT = "internal.tick.count"
+"""Options by which a pipeline with timers instructs its planner; nobody else needs them."""
+COMMITTED = "committed"
+_MARKERS = {"earliest": EARLIEST, "latest": LATEST}
+_FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_WITH_SCHEMA = ("json", "avro")
+
+
+def _read_topics(text: str) -> TopicList:
+    topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
+    if not topics:
+        raise ValueError("names no topic: expected e.g. 'flights,orders'")
+    return TopicList(topics)
+
+
+def _read_pattern(text: str) -> TopicPattern:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from None
+    return TopicPattern(text)
+
+
+def _read_assignment(text: str) -> Assignment:
+    def partitions(listed: Any) -> dict[int, int]:
+        if not isinstance(listed, list):
+            raise TypeError
+        return {_integer(each): 0 for each in listed}
+
+    assigned = _per_partition(text, '{"topic": [0, 1]}', partitions)
+    if not assigned:
+        raise ValueError("names no partition")
+    return Assignment(tuple(sorted(assigned)))
+
+
+def _read_offsets(words: tuple[str, ...], text: str) -> str | dict[TopicPartition, int]:
+    """Read one of a few words, or offsets per partition."""
+    word = text.strip().lower()
+    if word in words:
+        return word
+    expected = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
+    offsets = _per_partition(text, expected, _by_index)
+    if wrong := {p: offset for p, offset in offsets.items() if offset < EARLIEST}:
+        raise ValueError(f"{wrong}: expected an offset, -2 (earliest) or -1 (latest)")
+    return offsets
+
+
+def _read_times(text: str) -> dict[TopicPartition, int]:
+    times = _per_partition(text, '{"topic": {"0": 1700000000000}} (ms since 1970)', _by_index)
+    if min(times.values(), default=0) < 0:
+        raise ValueError("expected ms since 1970, from 0")
+    return times
+
+
+def _per_partition(
+    text: str, expected: str, read: Callable[[Any], dict[int, int]]
+) -> dict[TopicPartition, int]:
+    try:
+        found = {
+            TopicPartition(topic, partition): offset
+            for topic, column in json.loads(text).items()
+            for partition, offset in read(column).items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError(f"expected {expected}") from None
+    if any(partition < 0 for _, partition in found):
+        raise ValueError(f"partitions are numbered from 0: expected {expected}")
+    return found
+
+
+def _by_index(column: Any) -> dict[int, int]:
+    return {int(partition): _integer(number) for partition, number in column.items()}
+
+
+def _integer(number: Any) -> int:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError
+    return number
+
+
+def _read_limit(text: str) -> int | None:
+    if text.strip().lower() == ALL:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"expected a whole number from 1, or {ALL!r}")
+    return int(text)
+
+
+def _read_duration(text: str) -> int:
+    found = re.fullmatch(r"(\d+) ?(ms|s|m|min|h)", text.strip().lower())
+    if found is None:
+        raise ValueError("expected a duration such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def _read_columns(text: str) -> tuple[str, ...]:
+    names = {name.strip().lower() for name in text.split(",")} - {"", "none"}
+    if unknown := sorted(names - {name.lower() for name in METADATA}):
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(METADATA)}; or none")
+    return tuple(name for name in METADATA if name.lower() in names)
+
+
+_PER_PARTITION = "JSON: topic → partition → "
+_OFFSETS = choices("earliest", "latest", COMMITTED) + f", or {_PER_PARTITION}offset"
+_TIME = whole("ms since 1970", 0, "milliseconds")
+_TIMES = Kind(f"{_PER_PARTITION}{_TIME.words}", _read_times)
+_NOT_SET = "not set"
+_WHAT = "What to read"
+_START = "Where to start and stop"
+_RATE = "How much at a time"
+_VALUES = "What a record becomes"
+_WORLD = "When the topics change"
+_GROUP = "The consumer group"
+
+SOURCE = OptionTable("source", "start from", (
+    Option("subscribe", Kind("topic names, by comma", _read_topics), None,
+           "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
+           "flights,orders", _WHAT, "one of three"),
+    Option("subscribePattern", Kind("regular expression (Python's)", _read_pattern), None,
+           "Read every topic whose whole name matches, also those that are created later. Kafka's internal topics never match.",
+           "flights-.*", _WHAT, "one of three"),
+    Option("assign", Kind("JSON: topic → partitions", _read_assignment), None, "Read exactly these partitions.",
+           '{"flights": [0, 1]}', _WHAT, "one of three"),
+    Option("partition.discovery.interval.ms", whole("ms", unit="milliseconds"), DISCOVERY_INTERVAL_MS,
+           "How often to look for new partitions and topics; 0 or less: only when a query starts. What is found later is read from its first offset.",
+           "10000", _WHAT, field="discovery_interval_ms", only="stream"),
+    Option("startingOffsets", Kind(_OFFSETS, partial(_read_offsets, ("earliest", "latest", COMMITTED))), None,
+           "Where a new query starts; a restarted one goes on where it was. In JSON -2 means earliest and -1 latest; partitions that it leaves out start at the default. `committed`: where `kafka.group.id` stands.",
+           '{"flights": {"0": 23, "1": -2}}', _START, "latest for a stream, earliest for a batch"),
+    Option("committed.fallback", one_of("fail", "earliest", "latest"), "fail",
+           "For `startingOffsets=committed`: where a partition starts in which the group has committed nothing.", "earliest", _START),
+    Option("startingTimestamp", _TIME, None, "Start at the first record at or after this time, in every partition.",
+           "1700000000000", _START, _NOT_SET),
+    Option("startingOffsetsByTimestamp", _TIMES, None,
+           "Start at the first record at or after a time of each partition.", '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
+    Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
+           "What to do where no record is as late as the starting time.", "latest", _START),
+    Option("endingOffsets", Kind(choices("latest") + f", or {_PER_PARTITION}offset", partial(_read_offsets, ("earliest", "latest"))), None,
+           "Where reading ends, this offset not included. A stream remembers it in its checkpoint and, under the trigger `availableNow`, ends there; partitions found later are not read.",
+           '{"flights": {"0": 50, "1": -1}}', _START, "latest for a batch, never for a stream"),
+    Option("endingTimestamp", _TIME, None, "End before the first record at or after this time, in every partition; at the end of the log where there is none.",
+           "1700000000000", _START, _NOT_SET),
+    Option("endingOffsetsByTimestamp", _TIMES, None, "The same, with a time of each partition.",
+           '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
+    Option(MAX_OFFSETS, Kind(f"{COUNT.words}, or `all`", _read_limit), OFFSETS_MAX,
+           "The most that one micro-batch spans; a backlog becomes several. Each partition gets its share in proportion to what it has waiting, and at least one offset. `all`: no limit, as in Spark's connector by default.", "100000", _RATE,
+           f"{OFFSETS_MAX}; in a pipeline what fits into a second, or into the trigger's interval", "offset_count_max", "stream"),
+    Option("maxBytesPerTask", COUNT, TASK_BYTES_MAX,
+           "Rows that a keyed task of a pipeline holds in memory at a time. What is more goes to a file on its host, and is processed some key groups at a time; the rows of one key group stay together. Epochs are made so small that this is rare.", "16777216", _RATE, f"{TASK_BYTES_MAX} ({TASK_BYTES_MAX >> 20} MiB)", "task_bytes_max", "stream"),
+    Option("minOffsetsPerTrigger", COUNT, 1, "Wait until this many offsets are there, or `maxTriggerDelay` has passed. Not with the trigger `availableNow`.",
+           "10000", _RATE, field="offset_count_min", only="stream"),
+    Option("maxTriggerDelay", Kind("duration: `500ms`, `30s`, `15m`, `1h`", _read_duration), TRIGGER_DELAY_MS, "The longest that `minOffsetsPerTrigger` may hold a micro-batch back.", "1m", _RATE, f"{TRIGGER_DELAY_MS // 60_000}m", "trigger_delay_max_ms", "stream"),
+    Option("minPartitions", COUNT, None, "Cut large partitions into ranges until there are about this many. A DataFrame's rows are then no longer in order within a partition, nor is what a query writes of them. In a pipeline they are: it cuts only where an exchange puts the pieces in order again, that of a keyed step or of `KafkaSink(transactions=\"epoch\")` as the only sink.",
+           "16", _RATE, "one task per partition", "split_count_min"),
+    Option("value.format", one_of("raw", "string", "json", "avro"), "raw",
+           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`: the fields of `value.schema` become columns (Avro in Confluent's wire format).", "json", _VALUES, field="value_format"),
+    Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json` and `avro` need it. What a record has beyond them is ignored, what it lacks is null.",
+           "dest string, dep_delay double", _VALUES, "none", "value_schema"),
+    Option("value.mode", one_of(*MODES), FAILFAST,
+           "What a malformed value does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
+           "permissive", _VALUES, field="value_mode"),
+    Option("value.registry.url", text_of("URL"), None, "For `avro`: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", _VALUES, _NOT_SET),
+    Option("value.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", _VALUES, _NOT_SET),
+    Option("value.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", _VALUES, "the system's"),
+    Option("value.registry.file", text_of("path"), None, "For `avro`: instead of a registry, a JSON file `{\"1\": <schema>, …}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", _VALUES, _NOT_SET),
+    Option("includeHeaders", FLAG, False, "Add the column `headers`.", "true", _VALUES, "false", "headers"),
+    Option("metadata.columns", Kind("names, by comma, or `none`", _read_columns), METADATA, "Which of Kafka's columns there are beside the value: `key`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`. Spark cannot leave out what a query does not use, so naming what you need makes reading cheaper.",
+           "key,offset", _VALUES, "all", "metadata_columns"),
+    Option("metadata.prefix", text_of("text"), "", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", _VALUES, "empty", "metadata_prefix"),
+    Option("when.expired", one_of(*losses.ON_EXPIRED), losses.FAIL,
+           "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
+    Option("when.removed", one_of(*losses.ON_REMOVED), losses.FAIL,
+           "A topic is gone. `drop`: go on without it; `keep`: hold its position between epochs for `when.removed.keep.ms` in case it comes back, then drop it; an epoch that was planned before fails.", "drop", _WORLD),
+    Option("when.removed.keep.ms", whole("ms", 0, "milliseconds"), losses.KEEP_MS, "See `when.removed`.", "60000", _WORLD),
+    Option("when.recreated", one_of(*losses.ON_RECREATED), losses.FAIL,
+           "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),
+    Option("when.truncated", one_of(*losses.ON_TRUNCATED), losses.FAIL,
+           "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
+    Option("failOnDataLoss", FLAG, True, "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD, "true"),
+    Option(GROUP_OPTION, text_of("text"), "",
+           "The consumer group under which Kafka's own tools see positions and lag. Nobody joins it.", "billing", _GROUP, "none; in a pipeline `tallystick-<name>`", "group"),
+    Option("commit.offsets.on.checkpoint", FLAG, True,
+           "Commit the positions to the group: inside the epoch's transaction where the sink is `KafkaSink` on the same cluster, else right after the micro-batch was committed.", "false", _GROUP, "true", "commit_offsets", "stream"),
+    Option(TICK_INTERVAL, whole("ms", 0), 0, "How often to plan an epoch without records; 0: never.", "1000", "", field="tick_interval_ms"),
+    Option(TICK_COUNT, whole("whole number", 0), 0, "How many of them at once after one with records; 0: none.", "1", "", field="tick_count_max"),
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of a `readStream` or `read`, typed; each is explained in `SOURCE`.
+
+    `tick_interval_ms` and `tick_count_max` are a pipeline's own.
+    """
+
+    subscription: Subscription
+    config: KafkaConfig
+    """How to reach the cluster."""
+    start: Bound
+    stop: Bound | None
+    """The end of reading; None: there is none."""
+    policy: LossPolicy
+    avro: Avro | None
+    """How values are read with `value_format` "avro"; None with another one."""
+    group: str
+    commit_offsets: bool
+    discovery_interval_ms: int
+    offset_count_max: int | None
+    task_bytes_max: int
+    offset_count_min: int
+    trigger_delay_max_ms: int
+    split_count_min: int | None
+    headers: bool
+    value_format: str
+    value_schema: str | None
+    value_mode: str
+    metadata_prefix: str
+    metadata_columns: tuple[str, ...]
+    tick_interval_ms: int
+    tick_count_max: int
+
+    @property
+    def shown_group(self) -> str:
+        """The group that positions are committed to; "" for none."""
+        return self.group if self.commit_offsets else ""
+
+
+def parse_source_options(
+    options: Mapping[str, str], *, streaming: bool | None = None
+) -> SourceOptions:
+    """Check the options of a query and give them their types.
+
+    Args:
+        options: as Spark hands them over; names in any case.
+        streaming: `readStream` (starts at latest by default) or `read` (at earliest, to latest);
+            None: not known yet, so an option that only one of them has is let through.
+
+    Raises:
+        OptionError: an option is unknown, missing, contradictory, or not of its type.
+    """
+    found = SOURCE.parse(options)
+    _refuse_misplaced(found, streaming)
+    _check_value(found)
+    return SourceOptions(
+        **found.fields,
+        subscription=_subscription(found),
+        config=KafkaConfig.from_options(found.client),
+        start=_start(found, streaming),
+        stop=_stop(found, streaming=bool(streaming)),
+        policy=_policy(found),
+        avro=_avro(found) if found["value.format"] == "avro" else None,
+    )
+
+
+def is_bounded(options: Mapping[str, str]) -> bool:
+    """True if the options of a source say how many offsets an epoch spans, or `all`."""
+    return any(name.lower() == MAX_OFFSETS.lower() for name in options)
+
+
+def _refuse_misplaced(found: ParsedOptions, streaming: bool | None) -> None:
+    if streaming is None:
+        return
+    other, here = ("batch", "spark.readStream") if streaming else ("stream", "spark.read")
+    for name in found.given:
+        if SOURCE[name].only == other:
+            raise OptionError(f"{name} means nothing for {here}: remove it (it is for a {other})")
+
+
+def _check_value(found: ParsedOptions) -> None:
+    value_format = found["value.format"]
+    if (value_format in _WITH_SCHEMA) != ("value.schema" in found):
+        raise OptionError(
+            "value.format=json or avro needs value.schema, and value.schema needs "
+            "value.format=json or avro: "
+            'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
+        )
+    if value_format == "raw" and "value.mode" in found:
+        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
+    if value_format not in _WITH_SCHEMA and found["metadata.prefix"]:
+        raise OptionError(
+            f"metadata.prefix is for values that become several columns, and "
+            f"value.format={value_format} becomes one: remove it"
+        )
+    registry = [name for name in found.given if name.startswith("value.registry.")]
+    if registry and value_format != "avro":
+        raise OptionError(
+            f"{', '.join(registry)}: value.format={value_format} needs no registry: set it to "
+            f"avro, or remove that"
+        )
+
+
+def _avro(found: ParsedOptions) -> Avro:
+    return Avro(
+        found["value.schema"],
+        registry=found["value.registry.url"],
+        schemas=found["value.registry.file"],
+        mode=found["value.mode"],
+        user_info=found["value.registry.user.info"],
+        ca=found["value.registry.ca"],
+    )
+
+
+def _subscription(found: ParsedOptions) -> Subscription:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in found]
+    if len(given) != 1:
+        raise OptionError(
+            f"expected exactly one of subscribe, subscribePattern, assign; found "
+            f"{', '.join(given) or 'none of them'}"
+        )
+    subscription: Subscription = found[given[0]]
+    return subscription
+
+
+def _start(found: ParsedOptions, streaming: bool | None) -> Bound:
+    name = _the_one(found, "starting")
+    strategy, fallback = "startingOffsetsByTimestampStrategy", "committed.fallback"
+    if name == "startingOffsets" and strategy in found:
+        raise OptionError(
+            f"{strategy} is for startingTimestamp and startingOffsetsByTimestamp: remove it"
+        )
+    if fallback in found and found["startingOffsets"] != COMMITTED:
+        raise OptionError("committed.fallback is for startingOffsets=committed: remove it")
+    if name != "startingOffsets":
+        return _at_time(found, "starting", _FALLBACKS[found[strategy]])
+    if found[name] == COMMITTED:
+        if not found[GROUP_OPTION]:
+            raise OptionError(
+                f"startingOffsets=committed: whose offsets? Name the group in {GROUP_OPTION}"
+            )
+        return AtCommitted(found[GROUP_OPTION], _FALLBACKS[found[fallback]])
+    if found[name] == "latest" and streaming is False:
+        raise OptionError(
+            "startingOffsets=latest would read nothing in a batch: name offsets, a time, "
+            "or earliest"
+        )
+    return _at_offsets(found, name, "latest" if streaming else "earliest")
+
+
+def _stop(found: ParsedOptions, *, streaming: bool) -> Bound | None:
+    name = _the_one(found, "ending")
+    if name != "endingOffsets":
+        return _at_time(found, "ending", LATEST)
+    if streaming and name not in found:
+        return None
+    stop = _at_offsets(found, name, "latest")
+    if EARLIEST in (stop.default, *stop.partitions.values()):
+        raise OptionError("endingOffsets: -2 or earliest would read nothing: name an offset, or -1")
+    return stop
+
+
+def _the_one(found: ParsedOptions, side: str) -> str:
+    """Return the option of one side that is given; the plain one where none is."""
+    names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
+    given = [name for name in names if name in found]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} contradict each other: keep one")
+    return given[0] if given else names[0]
+
+
+def _at_time(found: ParsedOptions, side: str, fallback: int | None) -> AtTime:
+    time, times = found[f"{side}Timestamp"], found[f"{side}OffsetsByTimestamp"]
+    if time is not None:
+        return AtTime(time, fallback=fallback)
+    return AtTime(None, times, fallback)
+
+
+def _at_offsets(found: ParsedOptions, name: str, default: str) -> AtOffsets:
+    value = found[name] or default
+    if isinstance(value, str):
+        return AtOffsets(_MARKERS[value])
+    return AtOffsets(_MARKERS[default], value)
+
+
+def _policy(found: ParsedOptions) -> LossPolicy:
+    base = LossPolicy() if found["failOnDataLoss"] else losses.LENIENT
+    ways = ("expired", "removed", "recreated", "truncated")
+    names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
+    given = {way: found[name] for way, name in names.items() if name in found}
+    return replace(base, **given)

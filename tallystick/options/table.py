@@ -1,0 +1,222 @@
+"""Declare an option once: its name, type, default and doc.
+
+Parsing, the messages of errors and the options pages of the docs follow from the declaration. The
+tables stand with what they make: `options.source` and `options.sink`. Names are those of Spark's
+own Kafka connector where it has the option, else Flink's, so that a query needs one word changed.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from tallystick.errors import OptionError
+
+KAFKA_PREFIX = "kafka."
+GROUP_OPTION = "kafka.group.id"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The type of an option."""
+
+    words: str
+    """The type and its unit, for the docs."""
+    read: Callable[[str], Any]
+    """Return the value of a text; a ValueError says what was expected."""
+
+
+def whole(words: str, least: int | None = None, unit: str = "") -> Kind:
+    """Return the type of an option that takes a whole number."""
+
+    def read(text: str) -> int:
+        text = text.strip()
+        if not re.fullmatch(r"-?[0-9]+", text) or (least is not None and int(text) < least):
+            bound = "" if least is None else f" from {least}"
+            raise ValueError(f"expected a whole number{bound}{unit and f' ({unit})'}")
+        return int(text)
+
+    return Kind(words, read)
+
+
+def one_of(*names: str) -> Kind:
+    """Return the type of an option that takes one of a few words, in any case."""
+
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return word
+
+    return Kind(choices(*names), read)
+
+
+def choices(*names: str) -> str:
+    """Return a few words as the docs show them."""
+    return " \\| ".join(f"`{name}`" for name in names)
+
+
+def text_of(words: str) -> Kind:
+    """Return the type of an option that takes any text."""
+    return Kind(words, str)
+
+
+def name_of(words: str) -> Kind:
+    """Return the type of an option that takes a name."""
+
+    def read(text: str) -> str:
+        if not text.strip():
+            raise ValueError("expected a name, which is not empty; or leave it out")
+        return text
+
+    return Kind(words, read)
+
+
+def _read_flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return word == "true"
+
+
+FLAG = Kind(choices("true", "false"), _read_flag)
+COUNT = whole("whole number from 1", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the data source or of the sink."""
+
+    name: str
+    """The name that users write; case does not matter."""
+    kind: Kind
+    default: Any
+    """The value where nothing is set."""
+    meaning: str
+    """Its effect, in a sentence or two."""
+    example: str
+    section: str
+    """The heading of the docs that it stands under; "": it is not for users."""
+    shown_default: str = ""
+    """The default in words; "": the value says it."""
+    field: str = ""
+    """The field of the parsed options that takes the value as it is; "": it takes part in one."""
+    only: str | None = None
+    """"stream" or "batch" where the other refuses it."""
+
+    def read(self, text: str, name: str = "") -> Any:
+        """Return the value of a text.
+
+        Args:
+            text: what was set.
+            name: the name of the setting, for the message; "": the option's own.
+
+        Raises:
+            OptionError: it has no such type.
+        """
+        try:
+            return self.kind.read(text)
+        except ValueError as error:
+            raise OptionError(f"{name or self.name}={text!r}: {error}") from None
+
+    @property
+    def row(self) -> str:
+        """Its row in the docs."""
+        default = self.shown_default or str(self.default)
+        only = f" Only for a {self.only}." if self.only else ""
+        what = f"**`{self.name}`** {self.meaning}{only}"
+        return f"| {what} | {self.kind.words} | {default} | `{self.example}` |"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedOptions:
+    """The options of a query, with their types; `in` says which of them are set."""
+
+    table: "OptionTable"
+    given: Mapping[str, Any] = field(repr=False)
+    client: Mapping[str, str] = field(repr=False)  # may hold secrets
+    """The settings of the Kafka client, without their prefix."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name] if name in self.given else self.table[name].default
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.given
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The values that go into fields as they are."""
+        return {each.field: self[each.name] for each in self.table.options if each.field}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """The options of the source, or of the sink, beside the client's settings with `kafka.`."""
+
+    what: str
+    """"source" or "sink"."""
+    purpose: str
+    """The words that complete "expected the brokers to …"."""
+    options: tuple[Option, ...]
+
+    def of(self, arguments: object) -> dict[str, Any]:
+        """Check arguments that stand for options, and return the fields that they make.
+
+        Args:
+            arguments: an object with an attribute per field.
+
+        Raises:
+            OptionError: one is not of its type; it is named as the attribute is.
+        """
+        made: dict[str, Any] = {}
+        for option in (each for each in self.options if each.field):
+            value = getattr(arguments, option.field)
+            made[option.field] = None if value is None else option.read(str(value), option.field)
+        return made
+
+    def __getitem__(self, name: str) -> Option:
+        return next(each for each in self.options if each.name == name)
+
+    def parse(self, options: Mapping[str, str]) -> ParsedOptions:
+        """Give options their types.
+
+        Args:
+            options: as Spark hands them over; names in any case.
+
+        Raises:
+            OptionError: an option is unknown or not of its type, or no brokers are named.
+        """
+        by_name = {each.name.lower(): each for each in self.options}
+        given: dict[str, Any] = {}
+        client: dict[str, str] = {}
+        for key, value in options.items():
+            name = key.lower()
+            if name in by_name:
+                given[by_name[name].name] = by_name[name].read(str(value))
+            elif name.startswith(KAFKA_PREFIX):
+                client[name.removeprefix(KAFKA_PREFIX)] = str(value)
+            else:
+                raise OptionError(f"unknown option {name!r} of the tallystick {self._hint(name)}")
+        if not client.get("bootstrap.servers"):
+            raise OptionError(
+                f"kafka.bootstrap.servers is missing: expected the brokers to {self.purpose}, "
+                'e.g. .option("kafka.bootstrap.servers", "host1:9092,host2:9092")'
+            )
+        return ParsedOptions(self, given, client)
+
+    def _hint(self, name: str) -> str:
+        known = {each.name.lower(): each.name for each in self.options if each.section}
+        if near := difflib.get_close_matches(name, known, n=1):
+            return f"{self.what}: did you mean {known[near[0]]!r}?"
+        return f"{self.what}: known: {', '.join([*known.values(), 'kafka.*'])}"
+
+    def page(self) -> str:
+        """Return the part of the docs that lists the options, a table per section."""
+        head = "| option | type, unit | default | example |\n| --- | --- | --- | --- |"
+        shown = (each for each in self.options if each.section)
+        return "\n\n".join(
+            "\n".join([f"### {section}", "", head, *(each.row for each in options)])
+            for section, options in groupby(shown, key=lambda option: option.section)
+        )

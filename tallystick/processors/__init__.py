@@ -1,1 +1,0 @@
-"""A PySpark `StatefulProcessor` on our own state: the user's class unchanged, Rows or pandas."""

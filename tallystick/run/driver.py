@@ -1,0 +1,450 @@
+"""The driver's shell: feed events to the coordinator, perform its actions through the ports.
+
+Between epochs it clears up what no retained manifest needs. Only what is certainly of the past is
+removed: nothing of epochs behind the one that Kafka committed, which another run may be writing.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from tallystick.checkpoint.decider import claim, decider_name
+from tallystick.checkpoint.integrity import Wholeness
+from tallystick.checkpoint.spark_log import SparkLog
+from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all
+from tallystick.epoch import lost_output, micro_batches, retention
+from tallystick.epoch import manifest as m
+from tallystick.epoch import protocol as c
+from tallystick.epoch.coordinator import Coordinator
+from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.manifest import KAFKA, Manifest
+from tallystick.epoch.tokens import Token, encode_token, newest_token, takeover_count
+from tallystick.epoch.two_phase import Committable, to_abort
+from tallystick.errors import (
+    AuthorizationError,
+    RetriableError,
+    SecondCallError,
+    SparkLogError,
+    StateFileError,
+    StorageError,
+)
+from tallystick.ports import Broker, Clock, Engine, EpochSource, Participants, Storage
+from tallystick.source.offsets import SourceOffsets, parse_source, requests, shown
+from tallystick.values import Producer, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+Worker = EpochSource | Engine
+"""What runs an epoch: one that Spark asked for, or the next, which it plans itself."""
+Listener = Callable[[c.Event], None]
+"""Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one pipeline keeps its decision in Kafka."""
+
+    transactional_id: str
+    token_group: str
+    token_partition: TopicPartition
+    cluster_id: str
+
+
+LAST_EPOCH = 10**12 - 1
+"""The names of manifests have twelve digits."""
+RETRY_PAUSE_S = 0.5
+"""Each call has its own deadline already; this only keeps a quick failure from spinning."""
+
+
+class Driver:
+    """Runs the epochs of one query run, one at a time, in the order that Spark asks for them.
+
+    Positions of sources on the target's cluster are committed in the epoch's transaction; showing
+    those of other clusters is not the driver's business (`spark.group_offsets`).
+
+    Args:
+        identity: the pipeline and its checkpoint.
+        target: the transactional id, and where the token goes.
+        broker: the cluster that is written to.
+        storage: the checkpoint location.
+        clock: for names and pauses.
+        participants: the other sinks; None: there are none.
+        decided_by: what `broker` is: Kafka, or the checkpoint's own log of decisions.
+        listener: told every event.
+        collect_every: how many epochs between two collections of what nothing needs; 0: none.
+        deletes_at_a_time: threads that a collection has; 1: none.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        target: Target,
+        broker: Broker,
+        storage: Storage,
+        clock: Clock,
+        *,
+        participants: Participants | None = None,
+        decided_by: str = KAFKA,
+        listener: Listener = lambda _: None,
+        collect_every: int = retention.COLLECT_EVERY,
+        deletes_at_a_time: int = 1,
+    ) -> None:
+        if not __debug__:
+            raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
+        self.coordinator = Coordinator(
+            identity, decided_by, has_participants=participants is not None
+        )
+        self._participants = participants
+        self._token_places: frozenset[TopicPartition] = frozenset()  # besides the target's
+        self._takeover_count = 0
+        self._identity = identity
+        self._target = target
+        self._decider = decider_name(decided_by, target.transactional_id, target.cluster_id)
+        self._broker = broker
+        self._storage = storage
+        self._log = SparkLog(storage)
+        self._clock = clock
+        self._listener = listener
+        self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
+        self._collect_every = collect_every
+        self._deletes_at_a_time = deletes_at_a_time
+        self._seen_through = ""  # the manifest of the newest epoch that came to its end
+        self._collect_at = 0  # the epoch behind which to clear up next
+        self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster whose transactions commit the epochs, and the positions of sources there."""
+        return self._target.cluster_id
+
+    def run_epoch(self, request: Request, engine: Engine) -> None:
+        """Run one epoch to its end, or find that it is committed already.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+            DataLossError: going on needs a person's decision.
+            SparkLogError: Spark's log was not that of the committed epochs, and is put right.
+            SecondCallError: the epoch was asked for in this run already.
+            TallystickError, or what the user's function raised: the epoch was aborted.
+        """
+        self._drive(request, engine)
+
+    def recover(self, request: Request) -> Producer | None:
+        """Do all that comes before an epoch's own work, which another process is to do.
+
+        Returns:
+            The producer under which the epoch may run; None: it is committed already.
+
+        Raises:
+            FencedError, DataLossError, TallystickError: as `run_epoch`.
+        """
+        return self._drive(request, None)
+
+    def run_next(self, source: EpochSource) -> bool:
+        """Plan the epoch behind what is committed, and run it to its end.
+
+        Args:
+            source: plans it, and runs its tasks.
+
+        Returns:
+            Whether there was one; if not, the newest epoch is settled all the same.
+
+        Raises:
+            TallystickError: as `run_epoch`.
+        """
+        self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        return self._follow(c.EpochWanted(), source) is not None
+
+    def recover_newest(self) -> int | None:
+        """Commit and abort what earlier runs of a loop left, as its start does; plan no epoch.
+
+        Returns:
+            The epoch that has to run again, since all that it wrote is lost; None: none has to.
+
+        Raises:
+            TallystickError: as `run_epoch`.
+        """
+        self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        ended = self._follow(c.RecoveryWanted(), None)
+        self.end()
+        return ended.checkpoint_id if isinstance(ended, c.RunEpoch) else None
+
+    def end(self) -> None:
+        """Note that nothing is left to do for the newest epoch that came to its end."""
+        path = micro_batches.settled_path(self._seen_through)
+        if self._seen_through and self._storage.get(path) is None:
+            self._storage.put(path, b"")
+
+    def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
+        """Take the epoch to its end; without an engine, to where it would run."""
+        self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
+        logged = self._logged(self.coordinator.committed_manifest)
+        ended = self._follow(c.EpochRequested(request, logged), engine)
+        return ended.producer if isinstance(ended, c.RunEpoch) else None
+
+    def _follow(self, event: c.Event, by: Worker | None) -> c.RunEpoch | Request | None:
+        """Follow the coordinator to the end of an epoch; with no worker, to where it would run."""
+        while True:
+            self._listener(event)
+            action = self.coordinator.step(event)
+            if isinstance(event, c.OutputCounted) and isinstance(action, c.FenceProducer):
+                logger.warning(
+                    "epoch %d: Kafka holds %s, which is not what the tasks reported: another "
+                    "attempt wrote too. The epoch is aborted and runs again",
+                    self._asked_for,
+                    dict(event.last_sequences or {}),
+                )
+            match action:
+                case c.EndEpoch(request):
+                    if (newest := self.coordinator.committed_manifest) is not None:
+                        self._seen_through = self.coordinator.manifest_path(newest.checkpoint_id)
+                    if request is not None:
+                        self._clear_up(request.checkpoint_id)
+                    return request
+                case c.Stop(error):
+                    self._before_stop(error)
+                    raise error
+                case c.RunEpoch() if by is None:
+                    return action
+            event = self._attempt(action, by)
+            if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
+                self._collect_at = 0  # the attempt left what nobody names
+                self._clock.sleep(RETRY_PAUSE_S)
+
+    def _before_stop(self, error: Exception) -> None:
+        """Do what the next run needs, which cannot see what this one has seen."""
+        match error:
+            case SparkLogError():
+                self._log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
+            case SecondCallError():
+                path = micro_batches.partial_path(self.coordinator.manifest_path(self._asked_for))
+                if self._storage.get(path) is None:
+                    self._storage.put(path, str(error).encode())
+
+    def _prove_owner(self) -> None:
+        """Raise FencedError where another run has taken over."""
+        self._broker.fence(self._target.transactional_id, self.coordinator.producer)
+
+    def _attempt(self, action: c.Action, by: Worker | None) -> c.Event:
+        try:
+            return self._perform(action, by)
+        except Exception as error:
+            logger.warning("%s failed: %s", type(action).__name__, error)
+            is_state = isinstance(error, StateFileError)
+            return c.ActionFailed(self._with_way_on(str(error)) if is_state else error)
+
+    def _with_way_on(self, message: str) -> StateFileError:
+        """A file of state is missing or damaged: say which epoch one can go back to."""
+        files = Wholeness(self._storage, known_bad=message)
+        try:
+            epoch = files.newest_whole(self._asked_for - 1)
+        except StorageError:
+            return StateFileError(message)
+        way_on = (
+            "None of the retained epochs has all its files."
+            if epoch is None
+            else f"The newest epoch that has all its files is {epoch}: save it with `tallystick "
+            f"savepoint create --epoch {epoch}`, and restore that into a new checkpoint."
+        )
+        return StateFileError(f"{message} {way_on}")
+
+    def _perform(self, action: c.Action, by: Worker | None) -> c.Event:
+        """Do one action and report the fact that follows from it."""
+        match action:
+            case c.FenceProducer(current):
+                return c.ProducerFenced(self._fence(current))
+            case c.ReadCommitted():
+                return c.CommittedRead(self._read_committed())
+            case c.PlanEpoch() | c.RunEpoch():
+                return self._work(action, by)
+            case c.WriteManifest(manifest, is_seed):
+                nonce = self._clock.nonce()
+                path = m.manifest_path(manifest, m.SEED + nonce if is_seed else nonce)
+                self._storage.put(path, manifest.encode())
+                return c.ManifestWritten(path)
+            case c.CountOutput(producer, produced, committables):
+                if self._participants is not None:
+                    self._participants.check_prepared(committables)
+                partitions = [written.topic_partition for written in produced]
+                return c.OutputCounted(self._broker.last_sequences(producer, partitions))
+            case c.CommitTransaction():
+                return self._commit(action)
+            case c.ConfirmOutput(producer, produced):
+                return c.OutputConfirmed(self._broker.foreign_rows(producer, produced))
+            case c.RecoverParticipants() | c.CommitParticipants():
+                return self._settle(action)
+            case c.AbortTransaction(producer):
+                self._broker.abort_transaction(producer)
+                self._abort_lingering(producer, ())
+                return c.TransactionAborted()
+            case c.EndEpoch() | c.Stop():
+                raise AssertionError(f"{action} ends the loop")
+            case _:
+                assert_never(action)
+
+    def _fence(self, current: Producer | None) -> Producer:
+        if current is None:  # a start: nothing else may decide here
+            claim(self._storage, self._decider)
+        return self._broker.fence(self._target.transactional_id, current)
+
+    def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
+        match action:
+            case c.PlanEpoch(checkpoint_id, start, state):
+                assert isinstance(by, EpochSource), "who wants the next epoch plans it"
+                self._asked_for = checkpoint_id
+                planned = by.plan(checkpoint_id, start, state)
+                return c.EpochPlanned(planned.sources, planned.start)
+            case c.RunEpoch(checkpoint_id, producer, state, start, sources):
+                assert by is not None, "a recovery ends before the epoch runs"
+                if isinstance(by, EpochSource):
+                    by = by.engine(checkpoint_id, start, sources)
+                return c.EpochRan(*by.run_epoch(checkpoint_id, producer, state))
+
+    def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
+        """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
+        if self._participants is None:
+            raise lost_output.no_sinks(self._identity, action.committables)
+        match action:
+            case c.CommitParticipants(committables, producer, has_strays):
+                lost = self._participants.commit(committables)
+                if not has_strays:
+                    return c.OutputSettled(lost)
+                return c.OutputSettled(lost, self._abort_lingering(producer, committables))
+            case c.RecoverParticipants(producer, decided, settled):
+                self._participants.check_newest(settled)
+                lost = self._participants.commit(decided)
+                return c.Recovered(lost, self._abort_lingering(producer, (*decided, *settled)))
+
+    def _abort_lingering(self, producer: Producer, decided: tuple[Committable, ...]) -> Producer:
+        """Abort what lingers in other sinks, if this run proves that it is not replaced."""
+        if self._participants is None:
+            return producer
+        found = to_abort(self._participants.lingering(), decided)
+        if found:
+            producer = self._broker.fence(self._target.transactional_id, producer)
+            self._participants.abort(found)
+        return producer
+
+    def _clear_up(self, epoch: int) -> None:
+        """Remove what is of the past: notes, manifests, files of state; no epoch fails for it."""
+        while self._failures:  # the epoch is settled: they have left nothing undone
+            with suppress(StorageError):  # the next epoch that is committed proves the same
+                self._storage.delete(self._failures.pop())
+        committed = self.coordinator.committed_manifest
+        is_due = self._collect_every > 0 and epoch >= self._collect_at
+        if committed is None or committed.checkpoint_id != epoch or not is_due:
+            return
+        self._collect_at = epoch + self._collect_every
+        try:
+            listed = self._storage.names(m.FOLDER)
+            paths, notes = m.manifests(listed), micro_batches.settled_notes(listed, epoch)
+            gone = [*retention.expired(paths, epoch), *notes]
+            delete_all(self._storage, gone, self._deletes_at_a_time)
+            kept = self._manifests(retention.retained(paths, epoch))
+            files = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
+            if len(files) == COLLECTED_MAX:
+                self._collect_at = epoch + 1  # the rest
+        except Exception as error:
+            logger.warning(
+                "checkpoint %s: removing what is not needed any more failed, and is tried again "
+                "later; nothing else depends on it: %s",
+                self._storage.location,
+                error,
+            )
+
+    def _manifests(self, paths: list[str]) -> list[Manifest]:
+        found = ((path, self._storage.get(path)) for path in paths)
+        return [m.decode(data, path) for path, data in found if data is not None]
+
+    def _commit(self, action: c.CommitTransaction) -> c.Event:
+        """Stage the token and the sources' offsets, then commit: all of it or nothing."""
+        token = encode_token(replace(action.token, takeover_count=self._takeover_count))
+        group = self._target.token_group
+        self._broker.stage_offsets(action.producer, group, {self._target.token_partition: token})
+        elsewhere = dict.fromkeys(self._token_places, token)
+        try:
+            self._broker.stage_offsets(action.producer, group, elsewhere, for_show=True)
+        except AuthorizationError as error:
+            logger.warning("the token is not kept under earlier topics of the sink: %s", error)
+            self._token_places = frozenset()
+        for source in _sources(action.sources):
+            if source.cluster_id == self._target.cluster_id:
+                for positions in requests(shown(source)):
+                    self._broker.stage_offsets(
+                        action.producer, source.group, positions, for_show=True
+                    )
+        return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
+
+    def _read_committed(self) -> Committed:
+        found = self._broker.group_offsets(self._target.token_group, self._target.token_partition)
+        token = newest_token(found, self._target.token_partition, self._identity.lineage)
+        self._token_places = frozenset(found) - {self._target.token_partition}
+        self._takeover_count = takeover_count(found, self._identity.lineage)
+        if token is None or token.lineage != self._identity.lineage:
+            return self._read_bases(token)
+        listed, epoch = self._names(), token.checkpoint_id
+        manifest = self._manifest_at(token.manifest_path)
+        base = manifest.base_path if manifest is not None and manifest.committables else ""
+        committed = Committed(token, manifest, manifest is not None, before=self._manifest_at(base))
+        return replace(
+            committed,
+            logged=self._logged(manifest),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            is_partial=micro_batches.partial_path(token.manifest_path) in listed,
+            has_failed=bool(micro_batches.failures(listed, epoch)),
+            is_set_back=micro_batches.newest_settled(listed) > epoch,
+            is_settled=micro_batches.settled_path(token.manifest_path) in listed,
+        )
+
+    def _names(self) -> list[str]:
+        """The manifests and notes that there are; the notes about the epoch asked for are kept."""
+        names = self._storage.names(m.FOLDER)
+        self._failures = micro_batches.failures(names, self._asked_for)
+        return names
+
+    def _base_of(self, path: str) -> str:
+        return "" if (manifest := self._manifest_at(path)) is None else manifest.base_path
+
+    def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:
+        if manifest is None or not self._has_spark_log:
+            return None
+        return self._log.sources(manifest.checkpoint_id)
+
+    def _manifest_at(self, path: str) -> Manifest | None:
+        data = self._storage.get(path) if path else None
+        return None if data is None else m.decode(data, path)
+
+    def _read_bases(self, token: Token | None) -> Committed:
+        """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
+        listed = self._names()
+        paths = m.manifests(listed)
+        known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
+        bases, epoch = [], self._base_epoch(known)
+        for path in known:
+            data = self._storage.get(path) if m.epoch_of(path) == epoch else None
+            if data is not None:
+                bases.append(Base(path, m.decode(data, path)))
+        return Committed(
+            token,
+            None,
+            manifest_exists=not all(m.is_seed(path) for path in paths),
+            is_seeded=any(m.is_seed(path) for path in paths),
+            bases=tuple(bases),
+            has_state=not paths and bool(Wholeness(self._storage).names()),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            is_settled=all(micro_batches.settled_path(base.path) in listed for base in bases),
+        )
+
+    def _base_epoch(self, paths: list[str]) -> int:
+        """The epoch before; or the newest one before that, if a user's function left others out."""
+        epoch = self._asked_for - 1
+        if not self._may_skip:
+            return epoch
+        return max((each for each in map(m.epoch_of, paths) if each <= epoch), default=-1)
+
+
+def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
+    parsed = [parse_source(text) for text in texts]
+    return [source for source in parsed if source is not None and source.group]

@@ -1,0 +1,1 @@
+"""What a resident task does with an order, whoever gives it."""

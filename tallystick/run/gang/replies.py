@@ -1,0 +1,56 @@
+"""What the members of a gang answer to an order, and what the driver makes of it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tallystick.run.task import Report
+
+READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
+"""What a member says: of itself, of its run of an order, of its connections to others."""
+
+
+class Replies:
+    """The answers to one order.
+
+    Invariant: none is missing when `is_waiting` ends; so every member has stopped what it did for
+    the order, and its frames and writes are behind it.
+
+    Args:
+        run: the order's number; answers to others are not counted.
+        members: who has got it.
+        read: makes reports, or an error, of what a member sent along.
+    """
+
+    def __init__(self, run: int, members: Iterable[int], read: Callable[[Any], Any]) -> None:
+        self._run = run
+        self._missing = set(members)
+        self._read = read
+        self.reports: list[Report] = []
+        self.failure: Exception | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether members have not answered yet."""
+        return bool(self._missing)
+
+    def take(self, kind: str, index: int, run: int, found: Any) -> bool:
+        """Take an answer in.
+
+        Args:
+            kind: `DONE`, `FAILED` or `CANCELLED`.
+            index: of the member.
+            run: of the order that it answers.
+            found: what came along.
+
+        Returns:
+            Whether it is the first failure: the others are to be told to stop.
+        """
+        if run != self._run:
+            return False
+        self._missing.discard(index)
+        if kind == DONE:
+            self.reports += self._read(found)
+        elif kind == FAILED and self.failure is None:
+            self.failure = self._read(found)
+            return True
+        return False

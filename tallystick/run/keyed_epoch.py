@@ -1,0 +1,278 @@
+"""The keyed steps of one epoch, on the driver: plans for tasks, and what their notes add up to.
+
+The committed state goes in, the next one comes out; in between nothing is kept.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tallystick.errors import BrokenInvariantError
+from tallystick.host.stopwatch import TaskTimes
+from tallystick.ports import Prepared
+from tallystick.run.exchange import check_same_attempts
+from tallystick.run.keyed_slices import SLICE_BYTES
+from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
+from tallystick.run.sink_task import FanOut, check_notes, split_notes
+from tallystick.run.task import BatchFunction, EncodePlan, Outlet, Report
+from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
+from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME, HasInitialState
+from tallystick.state.overlay import EpochTime
+
+logger = logging.getLogger(__name__)
+
+TICK_INTERVAL_MS = 1000
+
+
+def _ignore(_: object) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class KeyedSteps:
+    """The keyed steps of a pipeline, for all epochs of a run; it may have none.
+
+    Args:
+        steps: in their order.
+        task_count: how many tasks Spark runs at a time.
+        doors: what tasks reach from their hosts.
+        allow_dropped: uids whose state may be given up.
+        functions: what rows pass through before the first step, if not in the reader.
+        slice_bytes: rows that a task holds at a time.
+        on_share: told, behind each epoch, how many bytes of rows its busiest task had.
+        on_times: told, behind each epoch, how long its tasks took.
+    """
+
+    steps: tuple[KeyedStep, ...] = ()
+    task_count: int = 1
+    doors: Doors | None = None
+    allow_dropped: frozenset[str] = frozenset()
+    functions: tuple[BatchFunction, ...] = ()
+    slice_bytes: int = SLICE_BYTES
+    on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+
+    def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """What each step goes on from.
+
+        Raises:
+            OptionError: the pipeline does not fit the state.
+        """
+        kept = check([_wanted(step) for step in self.steps], state, self.allow_dropped)
+        return tuple(self._base(step, kept.get(step.uid)) for step in self.steps)
+
+    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
+        """Return the steps with their readers and keys divided anew.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        steps = tuple(replace(step, parallelism=parallelism) for step in self.steps)
+        rescaled = replace(self, steps=steps, task_count=parallelism)
+        rescaled.check(state)
+        return rescaled
+
+    def is_idle(self, state: Iterable[StepState]) -> bool:
+        """Whether an epoch without rows has nothing to do: no timers, and no initial state."""
+        has_timers = any(step.processor.has_timers for step in self.steps)
+        return not has_timers and all(base.version is not None for base in self.check(state))
+
+    @property
+    def tick_interval_ms(self) -> int:
+        """How often to run an epoch without rows, for timers of the clock; 0: never."""
+        return TICK_INTERVAL_MS if self._timed_by(PROCESSING_TIME) else 0
+
+    @property
+    def tick_count(self) -> int:
+        """How many epochs without rows the newest rows may concern: each step moves the next."""
+        return self._timed_by(EVENT_TIME)
+
+    def _timed_by(self, mode: str) -> int:
+        timed = [step.processor for step in self.steps if step.processor.has_timers]
+        return sum(each.time_mode == mode for each in timed)
+
+    def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """The state after an epoch that had nothing to do; what may be dropped is not in it."""
+        uids = {step.uid for step in self.steps}
+        return tuple(step for step in state if step.uid in uids)
+
+    def epoch(
+        self,
+        checkpoint_id: int,
+        timestamp_ms: int,
+        token: str,
+        state: tuple[StepState, ...],
+        last: EncodePlan | FanOut,
+    ) -> "KeyedEpoch":
+        """Plan one epoch.
+
+        Args:
+            checkpoint_id: its number.
+            timestamp_ms: its clock.
+            token: drawn for this attempt.
+            state: the committed one.
+            last: where the rows go in the end; with the functions of a pipeline without steps.
+        """
+        bases = self.check(state)
+        outlet: Outlet = replace(last, functions=self.steps[-1].functions) if bases else last
+        encode = last.encode if isinstance(last, FanOut) else last
+        plans: list[ProcessPlan] = []
+        for at in reversed(range(len(self.steps))):
+            step, base = _started(self.steps[at], bases[at]), bases[at]
+            assert self.doors is not None, "a pipeline with keyed steps has them"
+            plan = ProcessPlan(
+                step=step,
+                stage=at + 1,
+                checkpoint_id=checkpoint_id,
+                base=base,
+                time=EpochTime(timestamp_ms, base.watermark_ms),
+                snapshots=due_snapshots(base, base.parallelism) if base.files else {},
+                merges=due_merges(base, base.parallelism) if base.files else {},
+                doors=self.doors,
+                outlet=outlet,
+                slice_bytes=self.slice_bytes,
+            )
+            plans.insert(0, plan)
+            before = self.steps[at - 1].functions if at else self.functions
+            outlet = RoutePlan(step, base.max_parallelism, base.parallelism, encode, before)
+        writer_count = 0 if encode is None else encode.target_count
+        return KeyedEpoch(
+            tuple(plans),
+            outlet,
+            writer_count,
+            Version(checkpoint_id, token),
+            has_sinks=isinstance(last, FanOut),
+            may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
+            on_share=self.on_share,
+            on_times=self.on_times,
+        )
+
+    def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
+        base = starting_point(_wanted(step), held, self.task_count)
+        fields, next_id = settle(step.uid, step.declared, held)
+        return replace(base, fields=fields, next_id=next_id)
+
+
+NO_STEPS = KeyedSteps()
+
+
+def _started(step: KeyedStep, base: StepState) -> KeyedStep:
+    """The step as this epoch needs it."""
+    if base.version is None or not isinstance(step.processor, HasInitialState):
+        return step
+    return replace(step, processor=step.processor.started())
+
+
+def _wanted(step: KeyedStep) -> StepRequirement:
+    return StepRequirement(
+        step.uid,
+        step.key.schema_text,
+        step.max_parallelism,
+        step.parallelism,
+        step.processor.time_mode,
+    )
+
+
+@dataclass(frozen=True)
+class KeyedEpoch:
+    """One epoch's way through the tasks.
+
+    Args:
+        plans: of the keyed steps.
+        first: where readers send their rows.
+        writer_count: how many tasks write into the epoch's own transaction; 0: it has none, and the
+            last tasks before them tell themselves what they did.
+        version: of the state that the epoch leaves.
+        has_sinks: the last tasks tell what they prepared in sinks.
+        may_leave_strays: see `FanOut`.
+        on_share: see `KeyedSteps`.
+        on_times: see `KeyedSteps`.
+    """
+
+    plans: tuple[ProcessPlan, ...]
+    first: Outlet
+    writer_count: int
+    version: Version
+    has_sinks: bool = False
+    may_leave_strays: bool = False
+    on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+
+    @property
+    def stage(self) -> int:
+        """That of the tasks whose frames are written."""
+        return len(self.plans)
+
+    def prepared(self, reports: Sequence[Report]) -> Prepared:
+        """What the epoch left, by the reports of its writing tasks, which met no error.
+
+        Raises:
+            EpochAbortedError: tasks saw different attempts of a source.
+            BrokenInvariantError: a task was not heard of.
+        """
+        texts, prepared, times = split_notes(text for each in reports for text in each.notes)
+        notes = [TaskNote.from_json(text) for text in texts]
+        check_same_attempts(
+            [*(report.attempts for report in reports), *(note.attempts for note in notes)]
+        )
+        self._check_heard(reports, notes)
+        if self.has_sinks:
+            heard = [attempt for report in reports for attempt in report.attempts]
+            check_notes(prepared, heard, self.stage)
+        state = tuple(
+            self._after(plan, [note for note in notes if note.uid == plan.base.uid])
+            for plan in self.plans
+        )
+        self.on_share(max((note.byte_count for note in notes), default=0))
+        self.on_times(times)
+        late = Counter[str]()
+        for note in notes:
+            late[note.uid] += note.late
+        return Prepared(
+            produced=tuple(each for report in reports for each in report.produced),
+            state=state,
+            late=tuple((uid, count) for uid, count in late.items() if count),
+            committables=tuple(each for note in prepared for each in note.committables),
+            has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
+        )
+
+    def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
+        """Every keyed task left exactly one note: what it changed would be lost without."""
+        expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
+        heard = sorted((note.uid, note.index) for note in notes)
+        count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)
+        if heard != sorted(expected) or (self.plans and len(reports) != count):
+            raise BrokenInvariantError(
+                f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
+                f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
+            )
+
+    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
+        """A step's state at the end of the epoch."""
+        base, late = plan.base, sum(note.late for note in notes)
+        if late:
+            logger.warning(
+                "step %s, epoch %d: %d rows came later than the watermark (%d ms) and were dropped",
+                base.uid,
+                self.version.epoch,
+                late,
+                base.watermark_ms,
+            )
+        files: list[StateFile] = [file for note in notes for file in note.files]
+        # The first epoch counts even if it left nothing: initial state is put in once.
+        is_new = files or base.version is None
+        after = extend(base, self.version, files) if is_new else base
+        times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
+        if not times:
+            return after
+        watermark_ms = max(times) - plan.step.watermark_delay_ms
+        if base.watermark_ms is not None:
+            watermark_ms = max(watermark_ms, base.watermark_ms)
+        return replace(after, watermark_ms=watermark_ms)

@@ -1,0 +1,435 @@
+"""What runs inside the tasks of a keyed step: rows to the owners of their keys, and state there.
+
+    frames ─► rows of this task's key groups ─► function with state ─► frames for the next tasks
+                        view of the committed state ─┘ └─ changes ─► a file; its name is noted
+
+Like reading, all of it may run twice: what an attempt leaves is files that only its own note names,
+and the note travels with the frames of that very attempt (see `exchange`). The copy of the state on
+the worker's host holds committed epochs only, and nothing of this one.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.checkpoint.state_files import (
+    bring_forward,
+    write_changelog,
+    write_merged,
+    write_snapshot,
+)
+from tallystick.errors import EpochAbortedError, OptionError
+from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
+from tallystick.ports import StateStore, Storage
+from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, Heard
+from tallystick.run.frames import conform, from_ipc, to_ipc
+from tallystick.run.keyed_slices import SLICE_BYTES, Slices
+from tallystick.run.task import (
+    BatchFunction,
+    DeadLetters,
+    EncodePlan,
+    Opened,
+    Outlet,
+    Passing,
+    Sent,
+    apply,
+    send,
+)
+from tallystick.state.catalog import StateFile, StepState
+from tallystick.state.file_sets import TRAIL_LENGTH, Load
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    Processor,
+    StateDeclaration,
+    Work,
+    check_event_times,
+)
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import EmptyView, EpochTime, Overlay, StateView
+
+KEEP_UP_EPOCHS = TRAIL_LENGTH // 4
+OVERTAKEN_MAX = 5
+"""How often another process may move the local copy on before a task gives its epoch up."""
+
+
+@dataclass(frozen=True)
+class KeyedStep:
+    """A keyed step, checked and with all types known.
+
+    Args:
+        uid: names its state.
+        key: its key's columns.
+        columns: of the rows that come to it.
+        processor: its function.
+        declared: the states that the function uses.
+        output: what the function puts out.
+        functions: what its output passes through.
+        max_parallelism: how many key groups; None: as the state has it.
+        parallelism: how many tasks; None: as many as Spark runs at a time.
+        event_time: the column that holds a row's event time; None: rows have none.
+        watermark_delay_ms: how much later than the latest row another one may come.
+    """
+
+    uid: str
+    key: KeyCodec
+    columns: pa.Schema
+    processor: Processor
+    declared: tuple[StateDeclaration, ...]
+    output: pa.Schema
+    functions: tuple[BatchFunction, ...] = ()
+    max_parallelism: int | None = None
+    parallelism: int | None = None
+    event_time: str | None = None
+    watermark_delay_ms: int = 0
+
+    @cached_property
+    def routed(self) -> pa.Schema:
+        """The columns that travel to its tasks: what its function does not read stays behind."""
+        reads = self.processor.reads
+        if reads is None:
+            return self.columns
+        wanted = {*reads, *self.key.names, *([self.event_time] if self.event_time else [])}
+        return pa.schema([each for each in self.columns if each.name in wanted])
+
+
+class Doors(Protocol):
+    """What a task reaches from its worker's host."""
+
+    def storage(self) -> Storage:
+        """The checkpoint's files."""
+        ...
+
+    def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
+        """The copy of a step's key groups on this host."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """How a task sends rows to the tasks that own their keys.
+
+    Args:
+        step: whose tasks they are.
+        max_parallelism: its key groups.
+        target_count: its tasks.
+        letters: how malformed records become frames, which pass by the keyed tasks; None: there
+            are none.
+        functions: what rows pass through first.
+    """
+
+    step: KeyedStep
+    max_parallelism: int
+    target_count: int
+    letters: EncodePlan | None
+    functions: tuple[BatchFunction, ...] = ()
+    part: ClassVar[str] = EXCHANGE
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """See `Outlet.begun`."""
+        return Passing(self.frames, source, attempt)
+
+    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """What a batch becomes; all that only passes by goes by one task, so it stays in order."""
+        if isinstance(sent, DeadLetters):
+            assert self.letters is not None, "checked before the start"
+            for frame in self.letters.frames(sent, source, sequence, attempt):
+                yield frame._replace(target=source % self.target_count)
+            return
+        if isinstance(sent, Frame):
+            target = source % self.target_count
+            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
+            return
+        for rows in apply(self.functions, sent):
+            for target, part in self._split(rows):
+                yield Frame(
+                    target, source, sequence, NO_TOPIC, 0, part.num_rows, to_ipc(part), attempt
+                )
+                sequence += 1
+
+    def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each task, in their order."""
+        rows = conform(rows, self.step.columns, f"step {self.step.uid}: the rows that come to it")
+        rows = rows.select(self.step.routed.names)
+        if self.target_count == 1:
+            yield 0, rows
+            return
+        groups = key_groups_of(self.step.key.hash_codes(rows), self.max_parallelism)
+        # As `operator_index`; 16 bits are sorted by radix.
+        targets = (groups * self.target_count // self.max_parallelism).astype(np.uint16)
+        order = np.argsort(targets, kind="stable")
+        ordered = rows.take(pa.array(order))
+        bounds = np.searchsorted(targets[order], np.arange(self.target_count + 1))
+        for target in np.flatnonzero(np.diff(bounds)).tolist():
+            first, stop = int(bounds[target]), int(bounds[target + 1])
+            yield target, ordered.slice(first, stop - first)
+
+
+@dataclass(frozen=True)
+class TaskNote:
+    """What one attempt of a keyed task left, for the driver.
+
+    Args:
+        uid: of the step.
+        index: of the task.
+        files: that hold what changed, and snapshots.
+        attempts: whose rows it had.
+        event_time_max_ms: the latest event time among its rows; None: there was none.
+        late: how many rows it dropped because their event time had passed.
+        byte_count: of the rows that it processed, in memory.
+    """
+
+    uid: str
+    index: int
+    files: tuple[StateFile, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    event_time_max_ms: int | None = None
+    late: int = 0
+    byte_count: int = 0
+
+    def to_json(self) -> str:
+        """As it travels in a frame."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` made."""
+        fields = json.loads(text)
+        fields["files"] = tuple(StateFile(**file) for file in fields["files"])
+        fields["attempts"] = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+        return cls(**fields)
+
+
+@dataclass
+class _Left:
+    """What a task leaves, gathered while it runs."""
+
+    files: list[StateFile] = field(default_factory=list)
+    event_time_max_ms: int | None = None
+    late: int = 0
+    byte_count: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """A keyed step in one epoch, as its tasks get it.
+
+    Args:
+        step: the step.
+        stage: 1 for the first keyed step.
+        checkpoint_id: the epoch.
+        base: the committed state, with this epoch's parallelism and fields.
+        time: the epoch's.
+        snapshots: which key groups a task writes whole, by task index.
+        merges: which changelogs a task makes one, by task index.
+        doors: what a task reaches from its host.
+        outlet: where its output goes.
+        slice_bytes: rows that a task holds at a time.
+    """
+
+    step: KeyedStep
+    stage: int
+    checkpoint_id: int
+    base: StepState
+    time: EpochTime
+    snapshots: Mapping[int, KeyGroupRange]
+    merges: Mapping[int, tuple[Load, ...]]
+    doors: Doors
+    outlet: Outlet
+    slice_bytes: int = SLICE_BYTES
+
+    def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
+        """Process what one task got.
+
+        Args:
+            frames: sorted by source and sequence.
+            index: of the task.
+            attempt_number: Spark's.
+
+        Raises:
+            OptionError, RecordError: the rows, or the function's output, are not as declared.
+            DataLossError: a file of state is missing or damaged.
+        """
+        left, heard = _Left(), Heard(self.stage - 1)
+
+        def notes() -> list[str]:
+            own = TaskNote(
+                uid=self.step.uid,
+                index=index,
+                files=tuple(left.files),
+                attempts=heard.attempts,
+                event_time_max_ms=left.event_time_max_ms,
+                late=left.late,
+                byte_count=left.byte_count,
+            )
+            return [own.to_json(), *heard.notes]
+
+        sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
+        yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
+
+    def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
+        groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
+        with ExitStack() as stack:
+            slices = stack.enter_context(self._slices(groups, index))
+            for frame in frames:
+                if frame.topic != NO_TOPIC:
+                    yield frame
+                else:
+                    with counted_as(EXCHANGE):
+                        slices.add(self._in_time(from_ipc(frame.data), left))
+            left.byte_count = slices.byte_count
+            is_first = self.base.version is None  # there may be an initial state
+            has_work = slices.row_count > 0 or self.step.processor.has_timers or is_first
+            rewrites = index in self.merges or index in self.snapshots
+            if not has_work and not rewrites:
+                with counted_as(STATE):
+                    self._keep_up(index)
+                return
+            with counted_as(STATE):
+                storage, nonce = self.doors.storage(), secrets.token_hex(8)
+                view = self._view(stack, groups, storage)
+                if rewrites:
+                    left.files += self._rewritten(view, storage, index, nonce)
+            if has_work:
+                changes: list[pa.Table] = []
+                yield from self._processed(slices, view, changes)
+                name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
+                with counted_as(STATE):
+                    changed = write_changelog(*name, pa.concat_tables(changes))
+                left.files += [] if changed is None else [changed]
+
+    def _slices(self, groups: KeyGroupRange, index: int) -> Slices:
+        return Slices(
+            self.step.routed,
+            self.step.key,
+            self.base.max_parallelism,
+            groups,
+            self.slice_bytes,
+            f"step {self.step.uid}, the rows of task {index}",
+        )
+
+    def _keep_up(self, index: int) -> None:
+        """Now and then bring the copy of a task that has nothing to do to the newest version.
+
+        One that is too far behind would have to be made anew when there is something.
+        """
+        if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
+            return
+        groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
+        store = self.doors.store(self.base.uid, groups)
+        bring_forward(store, self.base, groups, self.doors.storage())
+
+    def _rewritten(
+        self, view: StateView, storage: Storage, index: int, nonce: str
+    ) -> Iterator[StateFile]:
+        """What of the committed state is due to be written anew; before anything changes."""
+        version = self.base.version
+        assert version is not None, "there is something to write anew"
+        name = (storage, self.step.uid, version.epoch, index, nonce)
+        # A step's state may be older than the epoch before: that one may have changed nothing.
+        epoch = self.checkpoint_id
+        if index in self.merges:
+            yield write_merged(*name, self.merges[index], written_in=epoch)
+        if index in self.snapshots:
+            yield write_snapshot(
+                *name,
+                view,
+                self.snapshots[index],
+                written_in=epoch,
+                state_ids=[each.state_id for each in self.base.fields],
+            )
+
+    def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
+        """The rows that are not late.
+
+        Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
+        """
+        column = self.step.event_time
+        if column is None or rows.num_rows == 0:
+            return rows
+        check_event_times(rows.column(column), f"step {self.step.uid}: event_time={column!r}")
+        times, per_ms = _event_times(rows.column(column))
+        latest = pc.max(times).as_py()
+        if latest is not None:
+            known_ms = left.event_time_max_ms
+            latest_ms = latest // per_ms
+            left.event_time_max_ms = latest_ms if known_ms is None else max(known_ms, latest_ms)
+        watermark_ms = self.time.watermark_ms
+        if watermark_ms is None or self.step.processor.time_mode != EVENT_TIME:
+            return rows
+        late = pc.less_equal(times, watermark_ms * per_ms).fill_null(False)
+        late_count = pc.sum(late).as_py()
+        left.late += late_count
+        return rows.filter(pc.invert(late)) if late_count else rows
+
+    def _view(self, stack: ExitStack, groups: KeyGroupRange, storage: Storage) -> StateView:
+        """The committed state of these key groups."""
+        version = self.base.version
+        if version is None:
+            return EmptyView()
+        store = self.doors.store(self.base.uid, groups)
+        for _ in range(OVERTAKEN_MAX):
+            bring_forward(store, self.base, groups, storage)
+            view = stack.enter_context(store.view(version))
+            if view is not None:
+                return view
+        raise EpochAbortedError(
+            f"step {self.base.uid}, key groups {groups.first} to {groups.last}: the local copy of "
+            f"the state was moved to another version {OVERTAKEN_MAX} times while epoch "
+            f"{self.checkpoint_id} wanted to read it: another run uses it"
+        )
+
+    def _processed(
+        self, slices: Slices, view: StateView, changes: list[pa.Table]
+    ) -> Iterator[pa.RecordBatch]:
+        """What the function puts out, slice by slice; what it changed is sorted by key."""
+        for groups, rows in slices:
+            work = Work(
+                rows=rows,
+                key=self.step.key,
+                max_parallelism=self.base.max_parallelism,
+                groups=groups,
+                fields={each.name: each for each in self.base.fields},
+                overlay=Overlay(view),
+                time=self.time,
+                is_first=self.base.version is None,
+            )
+            for batch in timed(FUNCTIONS, self.step.processor.run(work)):
+                if batch.num_rows:
+                    yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+            with counted_as(STATE):
+                changes.append(work.overlay.changes())
+
+
+def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:
+    """Refuse a column that cannot hold event times.
+
+    Raises:
+        OptionError: it is missing, or of another type than timestamp or int64 (milliseconds).
+    """
+    if name not in columns.names:
+        raise OptionError(
+            f"step {uid}: event_time={name!r} is not among the columns {columns.names}"
+        )
+    kind = columns.field(name).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+        raise OptionError(
+            f"step {uid}: event_time={name!r} is of type {kind}: expected timestamp, or bigint in "
+            f"milliseconds since 1970"
+        )
+
+
+def _event_times(column: pa.Array) -> tuple[pa.Array, int]:
+    """Event times as whole numbers, and how many of their units are a millisecond."""
+    if not pa.types.is_timestamp(column.type):
+        return column, 1
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False)
+    return micros.cast(pa.int64()), 1000

@@ -1,0 +1,326 @@
+"""`ports.Participants` for real: the sinks of a pipeline that wait for its decision.
+
+Every call is idempotent, and every committable is tried before an error is raised, as long as its
+own sink has time: what one sink cannot do now must not leave another's output unseen.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Literal, Protocol, runtime_checkable
+
+from tallystick.epoch.two_phase import (
+    PATIENCE_S,
+    Answer,
+    Committable,
+    Committer,
+    Lost,
+    Outcome,
+    Owner,
+    TwoPhaseCommitSink,
+    commit_all,
+    try_ends_at,
+)
+from tallystick.errors import OptionError, RetriableError
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KnowsNewest(Protocol):
+    """A sink whose system can tell that another run has committed later epochs."""
+
+    def check_newest(self, committable: Committable) -> None:
+        """Check that nothing later of the same checkpoint is committed in this one's place.
+
+        Raises:
+            FencedError: it is.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsPrepared(Protocol):
+    """A sink whose system can tell that a prepared transaction is gone: one that times them out."""
+
+    def check_prepared(self, committable: Committable) -> None:
+        """Check that it can be committed still.
+
+        Raises:
+            EpochAbortedError: it cannot.
+        """
+        ...
+
+
+@runtime_checkable
+class CommitsBeside(Protocol):
+    """A sink that commits several at a time, all of an epoch's within one deadline.
+
+    A sink without these is called in the thread that runs the epoch, with one after the other, and
+    says itself how long each may take. When `PATIENCE_S` is over, and one has failed for now, the
+    others are not tried; so it is with a sink that takes one at a time.
+    """
+
+    @property
+    def commits_at_once(self) -> int:
+        """From how many threads `commit_by` may be called at a time; they are not the epoch's."""
+        ...
+
+    @property
+    def commit_patience_s(self) -> float:
+        """How long all commits of an epoch may take together; and all aborts at a time."""
+        ...
+
+    def commit_by(self, committable: Committable, until: float) -> Outcome:
+        """Do as `TwoPhaseCommitSink.commit`; wait for nobody behind `until`, but end what goes on.
+
+        To give up work that takes longer would repeat it at each start. The others then have their
+        turn late, each with a try of its own.
+
+        Args:
+            committable: which.
+            until: a point of `time.monotonic`.
+        """
+        ...
+
+
+@runtime_checkable
+class AbortsBy(Protocol):
+    """A sink whose aborts can be given an end; another one says itself how long each may take."""
+
+    def abort_by(self, committable: Committable, until: float) -> None:
+        """Do as `TwoPhaseCommitSink.abort`; for `until` see `CommitsBeside.commit_by`.
+
+        Args:
+            committable: which.
+            until: a point of `time.monotonic`.
+        """
+        ...
+
+
+class _Turns:
+    """The time that all commits of a call, or all its aborts, share in each sink."""
+
+    def __init__(self) -> None:
+        self._all_end_at: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+
+    @contextmanager
+    def turn(
+        self, sink: TwoPhaseCommitSink, committable: Committable, *, always: bool = False
+    ) -> Iterator[float]:
+        """Run the block for one of them, which gets to know when it must end.
+
+        Args:
+            sink: the time begins with its first one.
+            committable: which.
+            always: try it also when the time is over, whatever became of others.
+
+        Raises:
+            RetriableError: the time is over, and another one has failed.
+        """
+        uid, now = committable.sink, time.monotonic()
+        patience_s = sink.commit_patience_s if isinstance(sink, CommitsBeside) else PATIENCE_S
+        all_end_at = self._all_end_at.setdefault(uid, now + patience_s)
+        failed = self._failed.get(uid)
+        if failed is not None and now >= all_end_at and not always:
+            raise RetriableError(
+                f"sink {uid}: {committable.name} was not tried, since there is no time left: "
+                f"{failed}"
+            )
+        try:
+            yield try_ends_at(all_end_at, now)
+        except RetriableError as error:
+            self._failed.setdefault(uid, str(error))
+            raise
+
+
+ABORTED: Literal["aborted"] = "aborted"
+Result = Answer | Literal["aborted"]
+"""What one try to commit or abort came to; an exception: it is open, and tried again."""
+Note = Callable[[Committable, Result], None]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class OpenSinks:
+    """The sinks of one run, by uid.
+
+    Args:
+        sinks: opened.
+        owners: whose transactions each one's are.
+        now_ms: the wall clock.
+        note: called with the result of each commit and abort, from any thread.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        owners: Mapping[str, Owner],
+        now_ms: Callable[[], int] = _now_ms,
+        note: Note = lambda *_: None,
+    ) -> None:
+        assert sinks.keys() == owners.keys(), "each sink has its owner"
+        self._sinks = sinks
+        self._owners = owners
+        self._now_ms = now_ms
+        self._note = note
+        self._turns = _Turns()  # of the commits, or aborts, under way
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        """See `ports.Participants.commit`.
+
+        Raises:
+            OptionError: a sink is not in the pipeline any more; the others are committed.
+        """
+        committer = Committer()
+        for epoch in sorted({each.checkpoint_id for each in committables}):
+            committer.prepared(epoch, (c for c in committables if c.checkpoint_id == epoch))
+        due = committer.completed(max((each.checkpoint_id for each in committables), default=-1))
+        self._turns = _Turns()
+        settled = commit_all(due, self._commit_one, committer.settled, self._beside)
+        if settled.error is not None:
+            raise settled.error
+        return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
+
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_prepared`."""
+        for each in committables:
+            sink = self._sinks[each.sink]
+            if isinstance(sink, KnowsPrepared):
+                sink.check_prepared(each)
+
+    def lingering(self) -> tuple[Committable, ...]:
+        """See `ports.Participants.lingering`."""
+        return tuple(
+            each for uid, sink in self._sinks.items() for each in sink.lingering(self._owners[uid])
+        )
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.abort`."""
+        self._turns = _Turns()
+        first: Exception | None = None
+        for each in committables:
+            try:
+                self._abort_one(each)
+            except Exception as error:
+                self._note(each, error)
+                first = first or error
+            else:
+                self._note(each, ABORTED)
+        if first is not None:
+            raise first
+
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_newest`; of sinks that are still in the pipeline."""
+        for each in settled:
+            sink: object = self._sinks.get(each.sink)
+            if isinstance(sink, KnowsNewest):
+                sink.check_newest(each)
+
+    def close(self) -> None:
+        """Close every sink's connections; one that cannot leaves no other one open."""
+        first: Exception | None = None
+        for sink in self._sinks.values():
+            try:
+                sink.close()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _beside(
+        self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
+    ) -> list[Answer]:
+        """Run the attempts of one epoch after the other; within it, as its sinks allow."""
+        return [
+            answer
+            for _, epoch in groupby(committables, lambda each: each.checkpoint_id)
+            for answer in self._beside_in_epoch(attempt, tuple(epoch))
+        ]
+
+    def _beside_in_epoch(
+        self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
+    ) -> list[Answer]:
+        if len(committables) == 1:
+            return [attempt(committables[0])]
+        pools: dict[str, ThreadPoolExecutor] = {}
+        by_sink = defaultdict[str, list[Committable]](list)
+        for each in committables:
+            by_sink[each.sink].append(each)
+        under_way: dict[Committable, Future[Answer]] = {}
+        answers: dict[Committable, Answer] = {}
+        try:
+            for uid, its in by_sink.items():
+                sink: object = self._sinks.get(uid)
+                if isinstance(sink, CommitsBeside):
+                    pools[uid] = ThreadPoolExecutor(min(len(its), sink.commits_at_once))
+                    under_way |= {each: pools[uid].submit(attempt, each) for each in its}
+            for each in committables:
+                if each not in under_way:
+                    answers[each] = attempt(each)
+            answers |= {each: future.result() for each, future in under_way.items()}
+        finally:
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
+        return [answers[each] for each in committables]
+
+    def _commit_one(self, committable: Committable) -> Outcome:
+        try:
+            outcome = self._try_commit(committable)
+        except Exception as error:
+            self._note(committable, error)
+            raise
+        self._note(committable, outcome)
+        return outcome
+
+    def _try_commit(self, committable: Committable) -> Outcome:
+        sink = self._sinks.get(committable.sink)
+        if sink is None:
+            raise OptionError(
+                f"epoch {committable.checkpoint_id} was decided with a transaction of sink "
+                f"{committable.sink!r} ({committable.name}), which the pipeline does not have any "
+                f"more (it has {', '.join(self._sinks) or 'none'}). It is prepared and has to be "
+                f"committed. Add the sink again, with this uid, for one start."
+            )
+        self._warn_of_timeout(sink, committable)
+        if not isinstance(sink, CommitsBeside):
+            with self._turns.turn(sink, committable):
+                return sink.commit(committable)
+        # Of several at a time one may hang while the others' systems are well.
+        with self._turns.turn(sink, committable, always=sink.commits_at_once > 1) as until:
+            return sink.commit_by(committable, until)
+
+    def _abort_one(self, committable: Committable) -> None:
+        sink = self._sinks[committable.sink]
+        with self._turns.turn(sink, committable) as until:
+            logger.info("aborting what no completed checkpoint names: %s", committable.name)
+            if isinstance(sink, AbortsBy):
+                sink.abort_by(committable, until)
+            else:
+                sink.abort(committable)
+
+    def _warn_of_timeout(self, sink: TwoPhaseCommitSink, committable: Committable) -> None:
+        """As Flink's enableTransactionTimeoutWarnings."""
+        timeout = sink.timeout
+        if timeout is None or not committable.begun_ms:
+            return
+        age_ms = self._now_ms() - committable.begun_ms
+        if age_ms >= timeout.warn_share * timeout.timeout_ms:
+            logger.warning(
+                "sink %s: transaction %s of epoch %d is committed %d ms after it was begun, which "
+                "is %d %% of its timeout of %d ms: what is open longer is aborted. Use a longer "
+                "timeout, or shorter epochs",
+                committable.sink,
+                committable.name,
+                committable.checkpoint_id,
+                age_ms,
+                100 * age_ms // timeout.timeout_ms,
+                timeout.timeout_ms,
+            )

@@ -1,0 +1,232 @@
+"""Where the rows of a pipeline go in the end, if not to one Kafka transaction alone.
+
+    rows ─► functions ─┬─► transaction of sink 1 ─► committable ─┐
+                       ├─► transaction of sink 2 ─► committable ─┴─► note ─► driver
+                       └─► frames for the tasks that write into the epoch's transaction
+
+It all happens in the task that has the rows: no exchange. Each attempt of a task has transactions
+of its own, so Spark may run it again, and at the same time: what counts is what the note of the
+attempt names whose rows, or whose report, Spark took.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+
+import pyarrow as pa
+
+from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
+from tallystick.errors import BrokenInvariantError, TallystickError
+from tallystick.host.stopwatch import WRITE, TaskTimes
+from tallystick.run.exchange import Attempt, Frame, Heard
+from tallystick.run.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
+
+
+class Branch(NamedTuple):
+    """One sink, as tasks get it.
+
+    Args:
+        owner: whose transactions they are.
+        plan: how they are begun.
+        takes_dead_letters: malformed records go there.
+    """
+
+    owner: Owner
+    plan: TransactionPlan
+    takes_dead_letters: bool = False
+
+
+@runtime_checkable
+class TakesDeadLetters(Protocol):
+    """A transaction that has a place for malformed records too."""
+
+    def write_dead_letters(self, records: pa.RecordBatch) -> None:
+        """Take malformed records, as the reader found them."""
+        ...
+
+
+@dataclass(frozen=True)
+class SinkNote:
+    """What one attempt of a task prepared, for the driver.
+
+    Args:
+        source: the task's index.
+        attempt: drawn for it.
+        committables: what is prepared.
+        attempt_number: Spark's; from 1 on, others have begun transactions, and nobody names them.
+    """
+
+    source: int
+    attempt: int
+    committables: tuple[Committable, ...]
+    attempt_number: int = 0
+
+    def to_json(self) -> str:
+        """As it travels in a frame."""
+        held = [each.to_fields() for each in self.committables]
+        return json.dumps({**vars(self), "committables": held})
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Read back what `to_json` made."""
+        found = tuple(map(Committable.from_fields, fields["committables"]))
+        return cls(**{**fields, "committables": found})
+
+
+class Notes(NamedTuple):
+    """What tasks told: keyed ones, as it is; of sinks; and how long they took."""
+
+    keyed: list[str]
+    sinks: list[SinkNote]
+    times: list[TaskTimes]
+
+
+def split_notes(texts: Iterable[str]) -> Notes:
+    """The notes of an epoch by their kind."""
+    found = Notes([], [], [])
+    for text in texts:
+        if (times := TaskTimes.from_note(text)) is not None:
+            found.times.append(times)
+            continue
+        fields = json.loads(text)
+        if "committables" in fields:
+            found.sinks.append(SinkNote.from_fields(fields))
+        else:
+            found.keyed.append(text)
+    return found
+
+
+def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
+    """Check that every task which sent to sinks was heard of once: its output would be lost.
+
+    Args:
+        notes: what came back.
+        heard: all attempts of tasks whose frames were taken.
+        stage: of the tasks that send to sinks.
+
+    Raises:
+        BrokenInvariantError: a note is missing, or there is one too many.
+    """
+    expected = sorted({(each.source, each.attempt) for each in heard if each.stage == stage})
+    found = sorted((note.source, note.attempt) for note in notes)
+    if found != expected:
+        raise BrokenInvariantError(
+            f"notes of the sinks came from the attempts {found}, expected {expected}"
+        )
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """The last outlet of a pipeline with participants.
+
+    Args:
+        branches: the participants.
+        encode: how rows become frames of the epoch's own transaction; None: there is none.
+        checkpoint_id: the epoch.
+        functions: what rows pass through first.
+        may_leave_strays: attempts may end without a word that no attempt number tells of.
+    """
+
+    branches: tuple[Branch, ...]
+    encode: EncodePlan | None
+    checkpoint_id: int
+    functions: tuple[BatchFunction, ...] = ()
+    may_leave_strays: bool = False
+    part: ClassVar[str] = WRITE
+
+    @property
+    def target_count(self) -> int:
+        """How many tasks write frames; without any, each task tells itself what it prepared."""
+        return 1 if self.encode is None else self.encode.target_count
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> "_Sending":
+        """See `Outlet.begun`."""
+        return _Sending(self, source, attempt, attempt_number)
+
+
+@dataclass
+class _Sending:
+    """One attempt of a task that sends to sinks; a transaction is begun with the first rows."""
+
+    plan: FanOut
+    source: int
+    attempt: int
+    attempt_number: int
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    transactions: dict[int, Transaction] = field(default_factory=dict)  # by branch
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """See `Opened.frames`."""
+        encode = self.plan.encode
+        if isinstance(sent, Frame) or (isinstance(sent, DeadLetters) and encode is not None):
+            assert encode is not None, "frames are of the epoch's own transaction"
+            yield from encode.frames(sent, self.source, sequence, self.attempt)
+            return
+        if isinstance(sent, DeadLetters):
+            self._write_dead_letters(sent.records)
+            return
+        for rows in apply(self.plan.functions, sent):
+            for index in range(len(self.plan.branches)):
+                self._begun(index).write(rows)
+            if encode is not None:
+                for frame in encode.frames(rows, self.source, sequence, self.attempt):
+                    yield frame
+                    sequence += 1
+
+    def finish(self) -> list[str]:
+        """See `Opened.finish`."""
+        begun = self.transactions.values()
+        prepared = [each for transaction in begun for each in transaction.prepare()]
+        note = SinkNote(self.source, self.attempt, tuple(prepared), self.attempt_number)
+        return [note.to_json()]
+
+    def abandon(self) -> None:
+        """See `Opened.abandon`."""
+        for transaction in self.transactions.values():
+            transaction.abort()
+
+    def _write_dead_letters(self, records: pa.RecordBatch) -> None:
+        for index, branch in enumerate(self.plan.branches):
+            if branch.takes_dead_letters:
+                transaction = self._begun(index)
+                assert isinstance(transaction, TakesDeadLetters), type(transaction)
+                transaction.write_dead_letters(records)
+                return
+        raise BrokenInvariantError("malformed records, and no sink that takes them")
+
+    def _begun(self, index: int) -> Transaction:
+        """The transaction of a branch; begun with what is to be written first."""
+        if index not in self.transactions:
+            branch = self.plan.branches[index]
+            place = Place(
+                owner=branch.owner,
+                checkpoint_id=self.plan.checkpoint_id,
+                task=self.source,
+                attempt=self.attempt_number,
+                nonce=self.nonce,
+            )
+            self.transactions[index] = branch.plan.begin(place)
+        return self.transactions[index]
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """In the place of a `WritePlan` where nothing is written but by the sinks: tells of them.
+
+    `stage` is that of the tasks whose frames it gets.
+    """
+
+    stage: int = 0
+
+    def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+        """Gather what the frames say; any attempt may."""
+        try:
+            heard = Heard(self.stage)
+            rows = sum(1 for _ in heard.with_rows(frames))
+            if rows:
+                raise BrokenInvariantError(f"{rows} frames with rows, and no task to write them")
+            return Report(attempts=heard.attempts, notes=tuple(heard.notes))
+        except TallystickError as error:
+            return Report(error=type(error).__name__, message=str(error))

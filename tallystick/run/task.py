@@ -1,0 +1,441 @@
+"""What runs inside Spark's tasks: read, encode, write. Nothing here knows Spark or Kafka.
+
+A task holds nothing that the next one may not get: connections are kept per worker process because
+they are dear, and are made again where they are missing.
+
+Invariants of the writing task, which together close the one hole that Kafka leaves (it cannot tell
+two attempts of a task apart, they share producer id and epoch):
+    * Only a first attempt writes; any other reports that the epoch must be aborted.
+    * Before its first write to a partition it asks Kafka whether the partition holds anything of
+      this producer epoch; if so it does not write. A resident task need not ask: it has no second
+      attempt (`spark.gang`).
+    * It closes the writer before it reports, and never writes after.
+    * What goes wrong is reported, not raised: Spark would start another attempt. Only a worker that
+      lost its daemon raises: Spark must not take it back, and that attempt is refused.
+"""
+
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
+
+import pyarrow as pa
+
+from tallystick import errors
+from tallystick.codec.formats import DEADLETTER, DROPMALFORMED
+from tallystick.codec.layout import Layout, LayoutRows
+from tallystick.codec.records.encoder import EncodedBatch, encode
+from tallystick.codec.rows import RowLayout
+from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
+from tallystick.host import stopwatch as clock
+from tallystick.host.parent_process import check_parent
+from tallystick.ports import Fetch, Produce, Writer
+from tallystick.run.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
+from tallystick.source.losses import LossPolicy
+from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+COMBINED_BYTES_MAX = 1 << 31
+"""A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
+STRICT = LossPolicy()
+
+
+class DeadLetters(NamedTuple):
+    """Malformed records as raw rows for the sink, among the batches that a reader yields."""
+
+    records: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How a task reads its splits, and what it does to the records in place."""
+
+    fetch: Fetch
+    layout: Layout
+    policy: LossPolicy = STRICT
+    functions: tuple[BatchFunction, ...] = ()
+
+    def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
+        """The well-formed rows of all splits, in order within each.
+
+        Raises:
+            DataLossError: records are gone before they were read, and that is not accepted.
+            RecordError: a value is malformed, in mode failfast.
+        """
+        for built in self._built(splits):
+            yield from apply(self.functions, built.rows)
+
+    def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
+        """The malformed records of all splits, in order within each."""
+        for built in self._built(splits):
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def read_both(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch | DeadLetters]:
+        """What `read` and `read_dead_letters` yield, in one pass."""
+        for built in self._built(splits):
+            yield from apply(self.functions, built.rows)
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def _built(self, splits: Iterable[SplitRange]) -> Iterator[LayoutRows]:
+        left_out = _LeftOut(self.layout.mode)
+        try:
+            fetched = self.fetch.read(
+                splits, headers=self.layout.fetches_headers, policy=self.policy
+            )
+            for split, records in clock.timed(clock.READ, fetched):
+                with clock.counted_as(clock.DECODE):
+                    built = self.layout.build(records, split.topic_partition)
+                left_out.note(split.topic_partition, built.reasons)
+                yield built
+        finally:
+            left_out.tell()
+
+
+class _LeftOut:
+    """Counts the malformed records that a task leaves out, and tells of them once."""
+
+    def __init__(self, mode: str) -> None:
+        self._fate = {
+            DROPMALFORMED: "dropped, as asked",
+            DEADLETTER: "left to the dead-letter topic",
+        }.get(mode)
+        self._count = 0
+        self._first = ""
+
+    def note(self, partition: TopicPartition, reasons: Mapping[int, str]) -> None:
+        """Take in the malformed records of a batch: offset → reason."""
+        if reasons and not self._count:
+            offset, reason = next(iter(reasons.items()))
+            self._first = (
+                f"topic {partition.topic}, partition {partition.partition}, offset {offset}: "
+                f"{reason}"
+            )
+        self._count += len(reasons)
+
+    def tell(self) -> None:
+        """One warning, if there was anything."""
+        if self._count and self._fate:
+            logger.warning(
+                "%d malformed values %s; the first: %s", self._count, self._fate, self._first
+            )
+
+
+def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pass a batch through the user's functions; an empty or missing result ends the way."""
+    batches = iter([rows])
+    for function in functions:
+        batches = _passed(function, batches)
+    return (batch for batch in batches if batch.num_rows)
+
+
+def _passed(function: BatchFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        if rows.num_rows:
+            with clock.counted_as(clock.FUNCTIONS):
+                made = _batches_of(function, function(rows))
+            yield from made
+
+
+def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]:
+    """What a function returned, as few batches as they can be made without a limit of Arrow's."""
+    if result is None:
+        return []
+    if isinstance(result, pa.Table):
+        whole = result
+        if result.nbytes < COMBINED_BYTES_MAX:
+            with contextlib.suppress(pa.ArrowInvalid):  # dictionaries that are too large together
+                whole = result.combine_chunks()
+        batches: list[pa.RecordBatch] = whole.to_batches()
+        return batches
+    if not isinstance(result, pa.RecordBatch):
+        raise errors.OptionError(
+            f"map_batches: {getattr(function, '__name__', function)!r} returned "
+            f"{type(result).__name__}: expected a pyarrow RecordBatch or Table, or None for no rows"
+        )
+    return [result]
+
+
+Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
+"""What a task hands on: rows, malformed records, or a finished frame that only passes by."""
+
+
+class Opened(Protocol):
+    """An outlet, as one attempt of a task uses it."""
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """What a batch becomes, numbered from `sequence` on."""
+        ...
+
+    def finish(self) -> Iterable[str]:
+        """All batches are through: what the driver is to be told."""
+        ...
+
+    def abandon(self) -> None:
+        """The attempt failed, or nobody wants its frames any more."""
+        ...
+
+
+class Outlet(Protocol):
+    """Where the rows of a task go: to tasks that write them, to those of a keyed step, to sinks."""
+
+    @property
+    def target_count(self) -> int:
+        """How many tasks there are."""
+        ...
+
+    @property
+    def part(self) -> str:
+        """What its work counts as; see `stopwatch`."""
+        ...
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """For one attempt of a task: its index, the number it drew, and the one Spark gave it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Passing:
+    """The `Opened` of an outlet that makes frames and keeps nothing."""
+
+    make: Callable[[Sent, int, int, int], Iterator[Frame]]
+    source: int
+    attempt: int
+
+    def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
+        """See `Opened.frames`."""
+        return self.make(sent, self.source, sequence, self.attempt)
+
+    def finish(self) -> Iterable[str]:
+        """See `Opened.finish`."""
+        return ()
+
+    def abandon(self) -> None:
+        """See `Opened.abandon`."""
+
+
+def send(
+    outlet: Outlet,
+    batches: Iterable[Sent],
+    source: int,
+    notes: Callable[[], Iterable[str]] = tuple,
+    attempt_number: int = 0,
+    stage: int = 0,
+) -> Iterator[Frame]:
+    """All frames of one attempt of a task, those that say which attempt it was included.
+
+    Args:
+        outlet: where they go.
+        batches: what the task made.
+        source: the task's index.
+        notes: asked when all batches are through; what the first target is told.
+        attempt_number: Spark's.
+        stage: of the task.
+    """
+    check_parent()
+    sequence, attempt = 0, secrets.randbits(63)
+    with clock.stopwatch() as watch:
+        opened = outlet.begun(source, attempt, attempt_number)
+        try:
+            for batch in batches:
+                for frame in clock.timed(outlet.part, opened.frames(batch, sequence)):
+                    with clock.counted_as(clock.EXCHANGE):
+                        yield frame
+                    sequence += 1
+            with clock.counted_as(outlet.part):
+                said = [*notes(), *opened.finish()]
+        except BaseException:
+            opened.abandon()
+            raise
+        said.append(watch.times(stage).to_note())
+    yield from last_frames(source, sequence, attempt, outlet.target_count, said)
+
+
+@dataclass(frozen=True)
+class EncodePlan:
+    """How a task turns rows into frames for the tasks that write them.
+
+    Args:
+        rows: how rows become records.
+        target_count: how many tasks write.
+        compression: as `KafkaSink` names it.
+        batch_bytes: how large a record batch becomes before compression.
+        functions: what rows pass through first.
+        dead_letters: how malformed records become records of the dead-letter topic; None: there
+            is none, and no reader may yield any.
+        follows: the input topic whose readers write the partitions of the same numbers: where they
+            have the same keys, no row leaves its process. Empty: none.
+    """
+
+    rows: RowLayout
+    target_count: int
+    compression: str
+    batch_bytes: int
+    functions: tuple[BatchFunction, ...] = ()
+    dead_letters: RowLayout | None = None
+    follows: str = ""
+    part: ClassVar[str] = clock.WRITE
+
+    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+        """See `Outlet.begun`."""
+        return Passing(self.frames, source, attempt)
+
+    def target(self, partition: TopicPartition) -> int:
+        """The task that writes a partition."""
+        topic = self.follows or partition.topic
+        return target_of(TopicPartition(topic, partition.partition), self.target_count)
+
+    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
+        """Partition, encode and compress a batch."""
+        if isinstance(sent, Frame):
+            target = self.target(sent.topic_partition)
+            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
+            return
+        layout, parts = self._prepared(sent)
+        for rows in parts:
+            now_ms = time.time_ns() // 1_000_000
+            for partition, records in layout.split(rows, spread=source + sequence):
+                target = self.target(partition)
+                for encoded in encode(
+                    records,
+                    compression=self.compression,
+                    batch_bytes=self.batch_bytes,
+                    now_ms=now_ms,
+                ):
+                    yield Frame(
+                        target,
+                        source,
+                        sequence,
+                        partition.topic,
+                        partition.partition,
+                        encoded.record_count,
+                        encoded.data,
+                        attempt,
+                    )
+                    sequence += 1
+
+    def _prepared(
+        self, batch: pa.RecordBatch | DeadLetters
+    ) -> tuple[RowLayout, Iterable[pa.RecordBatch]]:
+        """Where a batch goes, and what is left of it after the functions, which see rows only."""
+        if isinstance(batch, DeadLetters):
+            assert self.dead_letters is not None, "dead letters, and no topic for them"
+            return self.dead_letters, [batch.records]
+        return self.rows, apply(self.functions, batch)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a writing task did: the ranges that it wrote, or why the epoch must be given up.
+
+    `attempts` are those whose rows it got, `notes` what they told; see `exchange`.
+    """
+
+    produced: tuple[ProducedRange, ...] = ()
+    error: str = ""
+    message: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_error(self) -> TallystickError | None:
+        """The error that the task met, if it met one."""
+        if not self.error:
+            return None
+        kind: type[TallystickError] = getattr(errors, self.error, TallystickError)
+        return kind(self.message)
+
+    def to_json(self) -> str:
+        """As it travels back through Spark."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` made."""
+        fields = json.loads(text)
+        produced = tuple(ProducedRange(**written) for written in fields["produced"])
+        attempts = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+        return cls(produced, fields["error"], fields["message"], attempts, tuple(fields["notes"]))
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """How a task writes its frames into the open transaction.
+
+    Args:
+        produce: how it reaches the cluster.
+        producer: whose transaction it is.
+        stage: of the tasks whose frames it gets.
+        has_second_attempts: whoever runs the tasks may run one twice with one producer; a gang
+            does not: an order goes to one process, and a gang that is lost is fenced.
+    """
+
+    produce: Produce
+    producer: Producer
+    stage: int = 0
+    has_second_attempts: bool = True
+
+    def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
+        """Write all frames, in order per partition; report once, and never write after.
+
+        Args:
+            frames: those of this task's partitions, sorted by source and sequence.
+            attempt_number: Spark's; only 0 may write.
+
+        Raises:
+            WorkerOrphanedError: of this process; a report would put it back into Spark's pool.
+        """
+        try:
+            if attempt_number > 0:
+                raise EpochAbortedError(
+                    f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
+                    f"writing with the same producer epoch, so this one does not"
+                )
+            heard = Heard(self.stage)
+            with clock.stopwatch() as watch:
+                produced = self._write(clock.timed(clock.WAIT, heard.with_rows(frames)))
+            own = watch.times(self.stage + 1).to_note()
+            return Report(produced, attempts=heard.attempts, notes=(*heard.notes, own))
+        except WorkerOrphanedError:
+            raise
+        except TallystickError as error:
+            return Report(error=type(error).__name__, message=str(error))
+
+    def _write(self, frames: Iterator[Frame]) -> tuple[ProducedRange, ...]:
+        check_parent()
+        writer = self.produce.writer(self.producer)
+        seen: set[TopicPartition] = set()
+        try:
+            for group in grouped(frames):
+                check_parent()
+                new = {frame.topic_partition for frame in group} - seen
+                if new and self.has_second_attempts:
+                    self._check_untouched(writer, sorted(new))
+                    seen |= new
+                encoded = [(f.topic_partition, EncodedBatch(f.record_count, f.data)) for f in group]
+                with clock.counted_as(clock.WRITE):
+                    writer.write(encoded)
+        finally:
+            with clock.counted_as(clock.WRITE):
+                produced = writer.close()
+        return produced
+
+    def _check_untouched(self, writer: Writer, partitions: Iterable[TopicPartition]) -> None:
+        """Make sure that nobody has written to these partitions with this producer epoch.
+
+        Where Kafka does not tell (no READ on the topic) the check cannot be made, and passes.
+
+        Raises:
+            EpochAbortedError: another attempt of the task has written.
+        """
+        for partition, sequence in sorted((writer.last_sequences(partitions) or {}).items()):
+            raise EpochAbortedError(
+                f"{partition} already holds rows of {self.producer} up to sequence {sequence}: "
+                f"another attempt of this task has written. The epoch must run again."
+            )

@@ -1,1 +1,0 @@
-"""3. Rows become committables: partitioned, produced, and described well enough to be checked."""

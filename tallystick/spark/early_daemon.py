@@ -1,0 +1,160 @@
+"""Spark's daemon of Python workers, started by the driver beside the JVM instead of behind it.
+
+    driver ── starts ──► early daemon: imports packages, loads kernels, and waits
+    JVM ── starts ──► stand-in ── its files, environment, arguments ──► early daemon: serves the JVM
+
+Spark starts a daemon when its first Python task does. That one is the stand-in: it hands its place
+to the early daemon, and only waits for its end. From then on the early daemon runs what Spark's own
+would, with the pipes to the JVM: all that ends a daemon of Spark's, or its workers, ends this one.
+
+Invariants:
+    * Without an early daemon, or with one that is taken, gone, or another Python, the stand-in is
+      Spark's daemon itself: nothing but time is lost.
+    * An early daemon that is not taken ends with the driver.
+"""
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+MODULE = "tallystick.spark.early_daemon"
+ADDRESS = "TALLYSTICK_EARLY_DAEMON"
+"""The environment variable that tells the stand-in where the early daemon listens."""
+PACKAGES = (
+    *("pyarrow.compute", "pyspark.daemon", "pyspark.worker"),
+    *(
+        "tallystick.run.sink_task",
+        "tallystick.checkpoint.local.local_state",
+        "tallystick.spark.gang.member",
+    ),
+)
+"""What a pipeline's workers import."""
+POLL_S = 1.0
+"""How soon it notices that its driver is gone."""
+END_MAX_S = 10.0
+ADDRESS_BYTES_MAX = 107
+"""Linux takes no longer path of a socket; see unix(7)."""
+TAKEN = b"."
+
+
+class EarlyDaemon:
+    """An early daemon on the driver's side.
+
+    Args:
+        executable: the Python that Spark runs workers with.
+
+    Raises:
+        OSError: it cannot be started, or its socket has no room in the folder of temporary files.
+    """
+
+    def __init__(self, executable: str) -> None:
+        self.address = os.path.join(tempfile.mkdtemp(prefix="tallystick-daemon-"), "socket")
+        try:
+            if len(os.fsencode(self.address)) > ADDRESS_BYTES_MAX:
+                raise OSError(errno.ENAMETOOLONG, "too long for a socket", self.address)
+            self._process = subprocess.Popen(
+                [executable, "-m", MODULE, self.address, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # As Spark does for its own: the interpreter and libraries read them at once.
+                env={"PYTHONHASHSEED": "0", **os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        except OSError:
+            _remove(self.address)
+            raise
+
+    def end(self) -> None:
+        """End it, whether it was taken or not."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_MAX_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        _remove(self.address)
+
+
+def _remove(address: str) -> None:
+    """Remove the socket, and its folder if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        os.unlink(address)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(address))
+
+
+def _wait_for_the_jvm(address: str, driver: int) -> None:
+    """Import, then serve as the daemon of the JVM that asks for it."""
+    os.setpgid(0, 0)  # Ctrl-C is for the driver
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(1)
+    for package in PACKAGES:
+        importlib.import_module(package)
+    importlib.import_module("tallystick.host.kernel_cache").warm_up()
+    listener.settimeout(POLL_S)
+    asked = None
+    while asked is None and os.getppid() == driver:
+        with contextlib.suppress(TimeoutError):
+            asked, _ = listener.accept()
+    listener.close()
+    _remove(address)
+    if asked is not None and _take_place(asked):
+        _serve()  # `asked` closes when this process ends
+
+
+def _take_place(asked: socket.socket) -> bool:
+    """Become what asks, by its own account; whether that can be."""
+    _, files, _, _ = socket.recv_fds(asked, 1, 3)
+    with asked.makefile("rb") as message:
+        place = json.load(message)
+    if place["version"] != sys.version:
+        return False
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(place["environment"])
+    os.chdir(place["folder"])
+    sys.path[:], sys.argv[:] = place["path"], place["arguments"]
+    asked.sendall(TAKEN)
+    return True
+
+
+def _stand_in(address: str) -> bool:
+    """Give this process's place to the early daemon; whether that took it, and has ended now."""
+    place = {
+        "version": sys.version,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": sys.path,
+        "arguments": sys.argv,
+    }
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        socket.send_fds(connection, [TAKEN], [0, 1, 2])
+        connection.sendall(json.dumps(place).encode())
+        connection.shutdown(socket.SHUT_WR)
+        if connection.recv(1) == TAKEN:
+            os.close(0)
+            os.close(1)
+            with contextlib.suppress(OSError):
+                connection.recv(1)
+            return True
+    return False
+
+
+def _serve() -> None:
+    importlib.import_module("pyspark.daemon").manager()
+
+
+if __name__ == "__main__":
+    if ADDRESS not in os.environ:
+        _wait_for_the_jvm(sys.argv[1], int(sys.argv[2]))
+    elif not _stand_in(os.environ.pop(ADDRESS)):
+        _serve()

@@ -1,0 +1,409 @@
+"""A started pipeline: what its epochs are made of, and what runs their tasks."""
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tallystick.checkpoint.local.local_state import LocalState
+from tallystick.codec.formats import DEADLETTER
+from tallystick.epoch import manifest as m
+from tallystick.epoch import savepoint
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.rights import Right, reading, showing
+from tallystick.errors import DataLossError, OptionError
+from tallystick.kafka import rights
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
+from tallystick.kafka.fetcher import KafkaFetch
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check_all, refuse
+from tallystick.options.source import (
+    TICK_COUNT,
+    TICK_INTERVAL,
+    SourceOptions,
+    is_bounded,
+    parse_source_options,
+)
+from tallystick.ports import Engine
+from tallystick.run.driver import Driver, Listener
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.part_times import PartTimes
+from tallystick.run.steps import FrameStage, Step, arrange
+from tallystick.run.task import ReadPlan
+from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.splits import plan_splits
+from tallystick.spark.cluster import Cluster
+from tallystick.spark.engine import SplitsEngine, read_frame
+from tallystick.spark.execution import JOBS, execution_of, tasks_at_once
+from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.jobs import JobTasks
+from tallystick.spark.keyed import check_sendable, keyed_steps, lean
+from tallystick.spark.late_rows import LateRows
+from tallystick.spark.reading import (
+    check_named,
+    check_same_cluster,
+    columns_ddl,
+    find_topics,
+    layout_of,
+)
+from tallystick.spark.shipment import Shipment
+from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.streaming.epochs import engine_of
+from tallystick.spark.tasks import Unread, share
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import SplitRange
+
+logger = logging.getLogger(__name__)
+
+
+class EpochInput(Protocol):
+    """What an epoch reads, and its clock."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The end offsets of its sources, as JSON texts."""
+        ...
+
+    @property
+    def previous_sources(self) -> tuple[str, ...]:
+        """Those of the epoch before; none before the first."""
+        ...
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Its processing time."""
+        ...
+
+
+class PipelineRun:
+    """The parts of one started pipeline, on the driver."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        source_options: Mapping[str, str],
+        steps: tuple[Step, ...],
+        topology: OutputTopology,
+        listener: Listener | None,
+        allow_dropped_state: frozenset[str] = frozenset(),
+        execution: str | None = None,
+    ) -> None:
+        self.name = name
+        self.cluster = cluster
+        self._topology = topology
+        self.parts = PartTimes(LateRows(name, listener))
+        self._sinks: Sinks | None = None
+        self._gang: GangTasks | None = None
+        self._source_cluster = ""
+        self._topics: Collection[str] = ()
+        options = parse_source_options(source_options, streaming=True)
+        _check_dead_letters(options, topology)
+        columns = columns_ddl(options)
+        layout = layout_of(
+            options, cluster.columns(columns, "the columns of the source"), dead_letters=True
+        )
+        self._subscription = options.subscription
+        self._group = options.shown_group
+        self.source_config = options.config
+        """How the source reaches its cluster."""
+        self._read = ReadPlan(KafkaFetch(self.source_config), layout, options.policy)
+        self._stages = arrange(steps, columns)
+        frames = self._stages.frames
+        has_transform = frames is not None
+        self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
+        keyed = keyed_steps(cluster, self._stages)
+        if keyed and frames is None and not self._stages.before:
+            self._read, first = lean(self._read, keyed[0])
+            keyed = (first, *keyed[1:])
+        self.keyed = KeyedSteps(
+            keyed,
+            task_count=tasks_at_once(cluster, self.execution),
+            allow_dropped=allow_dropped_state,
+            functions=() if frames is None else self._stages.after,
+            slice_bytes=options.task_bytes_max,
+        )
+        self.columns = self._known_columns()
+        check_sendable(steps)
+        self.is_bounded = is_bounded(source_options)
+        self._split_count_min = self._pieces(options.split_count_min)
+        self.source_options = {**source_options, **_ticks(self.keyed)}
+        if frames is not None and options.avro and options.value_mode == DEADLETTER:
+            raise OptionError(
+                "mode='deadletter' with Avro values and a transform step: the dead letters of such "
+                "a pipeline are found by a second reading, and a schema that became known in "
+                "between would be in neither output. Use map_batches instead of transform, or "
+                "another mode."
+            )
+        if (
+            topology.decider is None
+            and topology.dead_letter_topic
+            and (keyed or frames is not None)
+        ):
+            raise OptionError(
+                "dead letters of a pipeline with process or transform steps travel with the "
+                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
+            )
+
+    def _known_columns(self) -> pa.Schema | None:
+        """The columns of the rows that are written; None: nobody knows before there are some."""
+        steps, stages = self.keyed.steps, self._stages
+        if steps:
+            return None if steps[-1].functions else steps[-1].output
+        return None if stages.before or stages.frames else self._read.layout.schema
+
+    def _pieces(self, split_count_min: int | None) -> int | None:
+        """How many pieces partitions may be cut into, as far as their order allows it.
+
+        Tasks that write to sinks of their own do so side by side. An exchange before them puts the
+        pieces in order again: that of a keyed step does, that of the epoch's own transaction is
+        not for other sinks.
+        """
+        if split_count_min is None or self.keyed.steps or not self._topology.others:
+            return split_count_min
+        logger.warning(
+            "pipeline %r: min_partitions=%d has no effect: the tasks that read also write to %s, "
+            "and pieces of a partition that are written at the same time would not be in order. "
+            "Use KafkaSink(transactions='epoch') alone, or more partitions in the topic",
+            self.name,
+            split_count_min,
+            ", ".join(uid for uid, _ in self._topology.others),
+        )
+        return None
+
+    def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
+        """Find what cannot work before anything starts.
+
+        Args:
+            trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+            is_new: no epoch was planned yet. Later, a topic that is gone is a loss, and the
+                policy's to judge.
+
+        Raises:
+            OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
+        """
+        tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
+        self._sinks = Sinks(self._topology, self.name, self.cluster, trigger_interval_ms, tasks)
+        try:
+            check_all([partial(self._check_source, is_new=is_new), self._check_sinks])
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_source(self, *, is_new: bool) -> None:
+        source, user = KafkaBroker(self.source_config), self.source_config.sasl_username
+        try:
+            self._source_cluster = source.cluster_id()
+            named = self._subscription.named
+            self._topics = named or ()
+            refuse((), rights.missing(source.client, reading(self._topics)), user)
+            topics = find_topics(source, self._subscription)
+            if named is None:
+                refuse((), rights.missing(source.client, reading(topics)), user)
+            if is_new:
+                check_named(source, self._subscription, topics)
+            self._topics = topics
+        finally:
+            source.close()
+
+    def _check_sinks(self) -> None:
+        assert self._sinks is not None, "made before it is checked"
+        cluster = self._sinks.cluster
+        shown: tuple[Right, ...] = ()
+        if cluster is not None and cluster.broker.cluster_id() == self._source_cluster:
+            self._check_circle(cluster.output)
+            shown = showing(self._group, self._topics) if self._group else ()
+        self._sinks.check(shown)
+
+    def close(self) -> None:
+        """Hang up, when the run is over or does not come about."""
+        try:
+            if self._gang is not None:
+                self._gang.close()
+            if self._sinks is not None:
+                self._sinks.close()
+        finally:
+            self.cluster.close()
+
+    def _check_circle(self, sink: KafkaOutput) -> None:
+        """Tell of output that is read again by this very pipeline."""
+        if sink.topic in self._topics:
+            logger.warning(
+                "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
+                self.name,
+                sink.topic,
+            )
+        if sink.dead_letter_topic in self._topics:
+            raise OptionError(
+                f"dead_letter_topic {sink.dead_letter_topic!r} is read by this very pipeline: its "
+                f"dead letters would come back to it for ever. Name another topic, or read others."
+            )
+
+    def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
+        """Called once per run of the query."""
+        assert self._sinks is not None, "checked before it is started"
+        doors = LocalState(checkpoint, identity.lineage)
+        self.keyed = replace(self.keyed, doors=doors)
+        return self._sinks.make_driver(identity, storage, listener=self.parts)
+
+    def start_tasks(self) -> None:
+        """Start resident tasks, if they do the work; behind `make_driver`, which they need."""
+        if self.execution.kind == JOBS:
+            return
+        decider = self._topology.decider
+        # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
+        epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000
+        context = self.cluster.context
+        size = size_of(context, self.keyed.task_count)
+        self._gang = GangTasks(context, size, self.name, self._known(), epoch_max_s)
+        self._gang.prepare()
+
+    def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
+        """Divide readers and keys anew; to be called between two epochs.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        self.keyed = self.keyed.rescaled(parallelism, state)
+        if self._gang is not None:
+            self._gang.resize(size_of(self.cluster.context, parallelism), self._known())
+            self._gang.prepare()
+
+    def _known(self) -> tuple[object, ...]:
+        """What the plans of all epochs have in common."""
+        steps = self.keyed.steps
+        return (
+            self._read.fetch,
+            self.source_config,
+            self._read.layout,
+            self._read.policy,
+            self._stages.before,
+            self._stages.after,
+            self.keyed.doors,
+            *steps,
+            *(part for step in steps for part in (step.key, step.columns, step.output)),
+            *(part for step in steps for part in (step.processor, step.functions, step.declared)),
+        )
+
+    def cancel(self) -> None:
+        """End what resident tasks are doing: the query is stopped."""
+        if self._gang is not None:
+            self._gang.cancel()
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """Of the transaction that an epoch is written in; the default where there is none."""
+        decider = self._topology.decider
+        return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
+
+    def make_engine(self, batch: EpochInput) -> Engine:
+        """Called once per epoch."""
+        assert self._sinks is not None, "checked before it is started"
+        sinks, stages = self._sinks, self._stages
+        stop = from_json(json.loads(batch.sources[0]))
+        check_same_cluster(stop, self._source_cluster, self.source_config.bootstrap_servers)
+        unread = Unread(
+            share(
+                self.keyed.task_count,
+                splits_of(batch, stop),
+                self._split_count_min,
+            ),
+            replace(self._read, functions=stages.before),
+        )
+        if stages.frames is None:
+            return SplitsEngine(
+                tasks=self._gang or JobTasks(self.cluster.context),
+                unread=unread,
+                last=lambda checkpoint_id: sinks.last((), checkpoint_id),
+                write=sinks.write_plan,
+                keyed=self.keyed,
+                timestamp_ms=batch.timestamp_ms,
+            )
+        twice = unread if self._read.layout.mode == DEADLETTER else None
+        after = () if self.keyed.steps else stages.after
+        rows = partial(self._rows, unread, stages.frames)
+        return engine_of(
+            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms
+        )
+
+    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+        """An epoch's rows behind the `transform` steps."""
+        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
+        for function in frames.functions:
+            rows = function(rows)
+        return rows
+
+
+def _ticks(keyed: KeyedSteps) -> dict[str, str]:
+    """What the planner is told of timers; nothing where there are none."""
+    given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
+    return {name: str(value) for name, value in given.items() if value}
+
+
+def _check_dead_letters(options: SourceOptions, topology: OutputTopology) -> None:
+    """Mode and topic come together, and the topic is one of its own."""
+    topic, wanted = topology.dead_letter_topic, options.value_mode == DEADLETTER
+    if wanted and topic is None:
+        raise OptionError(
+            "the source's values have mode='deadletter', but the sink has no topic for malformed "
+            "records: create one and set KafkaSink(dead_letter_topic=...), or choose another mode"
+        )
+    if topic is not None and not wanted:
+        raise OptionError(
+            f"dead_letter_topic={topic!r}, but the mode of the source's values is "
+            f"{options.value_mode!r}: set mode='deadletter' there, e.g. "
+            f"value=Json(..., mode='deadletter'), or remove the topic"
+        )
+    if topology.decider is not None and topic is not None and topic == topology.decider.topic:
+        raise OptionError(
+            f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
+            f"records: name another"
+        )
+
+
+def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
+    """Refuse a checkpoint in which another pipeline's manifests lie.
+
+    A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
+
+    Returns:
+        The newest manifest of an epoch that Spark logged as done: what an attempt left that never
+        was committed must not stand in the way of going back. None if there is none; the driver
+        checks again, by what Kafka committed.
+
+    Raises:
+        DataLossError: it is another pipeline's.
+        ManifestError: that manifest is damaged.
+    """
+    names = m.manifests(storage.names(m.FOLDER))
+    newest = max(savepoint.epochs_logged(storage.names("commits")), default=-1)
+    logged = [name for name in names if m.epoch_of(name) <= newest]
+    if not names:
+        return None
+    # Before the first epoch is logged, whose the checkpoint is shows by any of them.
+    path = max(logged or names, key=m.attempt_of)
+    manifest = m.decode(storage.get(path) or b"", path)
+    if manifest.pipeline != name and manifest.origin is None:
+        raise DataLossError(
+            f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
+            f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
+        )
+    return manifest if logged else None
+
+
+def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:
+    """The ranges of an epoch, from what Spark logged for it (`stop`) and for the one before."""
+    if batch.previous_sources:
+        return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)
+    return plan_splits(SourceOffsets(stop.cluster_id, stop.group), stop)

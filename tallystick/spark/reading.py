@@ -1,0 +1,289 @@
+"""The meaning of a source's options: topics and offsets in a cluster now, and columns of rows."""
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+
+from tallystick.codec.avro.reader import AvroReader
+from tallystick.codec.formats import DEADLETTER, PERMISSIVE
+from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.layout import Layout, ddl
+from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.errors import DataLossError, OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.schema_registry import schema_source
+from tallystick.options.source import SourceOptions
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.subscription import (
+    EARLIEST,
+    LATEST,
+    Assignment,
+    AtCommitted,
+    AtOffsets,
+    AtTime,
+    Bound,
+    FoundTopic,
+    Subscription,
+    TopicPattern,
+)
+from tallystick.values import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+def find_topics(
+    broker: KafkaBroker, subscription: Subscription, known: Collection[str] = ()
+) -> dict[str, FoundTopic]:
+    """Return the topics that a subscription covers at this moment; named ones may be missing.
+
+    Args:
+        broker: the cluster's.
+        subscription: what is read.
+        known: topics that have been read. Where a list of all topics lacks one, it is asked for by
+            name, and for longer: a broker may lag, and leaves out of its list what the user
+            may not describe.
+
+    Raises:
+        AuthorizationError: a named or known topic may not be described.
+    """
+    found = broker.describe_topics(subscription.named)
+    if subscription.named is None:
+        lacking = {t for t in known if t not in found and subscription.partitions(t, 1)}
+        found = {**found, **(broker.describe_topics(lacking) if lacking else {})}
+    covered = {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
+    if isinstance(subscription, TopicPattern) and subscription.pattern not in _warned:
+        _warned.add(subscription.pattern)
+        _warn_of_near_misses(subscription.pattern, found, covered)
+    return covered
+
+
+_warned: set[str] = set()
+"""Patterns that this process has warned of, so that it warns once."""
+
+
+def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
+    """Spark's connector searches for the pattern within names, and its users expect that."""
+    within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
+    if within:
+        logger.warning(
+            "subscribePattern=%r is matched against whole names; it occurs within %s, which are "
+            "not read (Spark's own connector would read them): write .* where anything may stand",
+            pattern,
+            ", ".join(within[:5]) + (" and others" if len(within) > 5 else ""),
+        )
+    elif not covered:
+        logger.warning("subscribePattern=%r matches none of %d topics", pattern, len(found))
+
+
+def partitions_of(
+    subscription: Subscription, found: Mapping[str, FoundTopic]
+) -> list[TopicPartition]:
+    """Return the partitions of found topics that a subscription covers, sorted."""
+    return sorted(
+        TopicPartition(topic, index)
+        for topic, facts in found.items()
+        for index in subscription.partitions(topic, facts.partition_count)
+    )
+
+
+def check_named(
+    broker: KafkaBroker, subscription: Subscription, found: Mapping[str, FoundTopic]
+) -> None:
+    """Check that all that is named exists.
+
+    Raises:
+        OptionError: a named topic or partition does not.
+    """
+    for topic in subscription.named or ():
+        if topic not in found and not isinstance(subscription, Assignment):
+            raise OptionError(
+                f"topic {topic!r} does not exist at {broker.client.config.bootstrap_servers}: "
+                f"create it, or correct the name. Tallystick never creates topics by itself."
+            )
+    if isinstance(subscription, Assignment):
+        counts = {t: f.partition_count for t, f in found.items()}
+        for partition in subscription.assigned:
+            count = counts.get(partition.topic, 0)
+            if partition.partition >= count:
+                raise OptionError(
+                    f"assign names {partition}, but the topic has {count} partitions: correct the "
+                    f"numbers (they begin at 0), or create what is missing"
+                )
+
+
+def check_same_cluster(offsets: SourceOffsets, cluster_id: str, servers: str) -> None:
+    """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+
+    Raises:
+        DataLossError: they are another cluster's.
+    """
+    if offsets.cluster_id != cluster_id:
+        raise DataLossError(
+            f"the checkpoint's offsets belong to cluster {offsets.cluster_id}, and {servers} is "
+            f"cluster {cluster_id}: correct bootstrap.servers. To read the other cluster, start "
+            f"from a new checkpoint. Nothing was changed."
+        )
+
+
+def resolve(
+    broker: KafkaBroker, bound: Bound, partitions: Collection[TopicPartition], option: str
+) -> dict[TopicPartition, int]:
+    """Return the offsets that a bound means now, per partition.
+
+    Args:
+        broker: the cluster's.
+        bound: what a user said.
+        partitions: those that are read.
+        option: the name of the option, for messages.
+
+    Raises:
+        OptionError: the bound names a partition that is not read, or means nothing in one.
+    """
+    match bound:
+        case AtOffsets(default, named):
+            _check_strangers(named, partitions, option)
+            return _at_markers(broker, {p: named.get(p, default) for p in partitions})
+        case AtTime(default_ms, named, fallback):
+            _check_strangers(named, partitions, option)
+            times = {p: named.get(p, default_ms) for p in partitions}
+            asked = {p: time for p, time in times.items() if time is not None}
+            found = broker.offsets_for_times(asked)
+            known = {p: offset for p, offset in found.items() if offset is not None}
+            problem = "no record as late as its time"
+        case AtCommitted(group, fallback):
+            known = broker.committed_offsets(group, partitions)
+            problem = f"no offset committed by group {group!r}"
+    missing = [p for p in partitions if p not in known]
+    if missing and fallback is None:
+        raise OptionError(
+            f"{option}: {_some(missing)}: {problem}. Name another place, or say what to do then: "
+            f"startingOffsetsByTimestampStrategy=latest, or committed.fallback=earliest or latest"
+        )
+    return known | _at_markers(broker, dict.fromkeys(missing, fallback or LATEST))
+
+
+def check_within(
+    broker: KafkaBroker, starts: Mapping[TopicPartition, int], option: str, *, may_expire: bool
+) -> None:
+    """Check that a query which starts here finds its first record, or waits for it at the end.
+
+    Args:
+        broker: the cluster's.
+        starts: the resolved offsets.
+        option: its name, for messages.
+        may_expire: whether records that are gone may be skipped.
+
+    Raises:
+        OptionError: a log begins after the offset, or ends before it.
+    """
+    earliest = {} if may_expire else broker.list_offsets(starts, EARLIEST)
+    ends = list_offsets(broker.client, starts, LATEST, isolation=READ_UNCOMMITTED)
+    for partition, offset in starts.items():
+        low, high = earliest.get(partition, 0), ends[partition]
+        if not low <= offset <= high:
+            raise OptionError(
+                f"{option}: {partition} is to start at {offset}, but its log begins at {low} and "
+                f"ends at {high}: name an offset in between, or earliest or latest"
+            )
+
+
+def ending_positions(
+    broker: KafkaBroker, bound: Bound, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Return where a batch ends: never beyond what is committed now.
+
+    Raises:
+        OptionError: an ending offset lies beyond the end of the log.
+    """
+    stop = resolve(broker, bound, partitions, "endingOffsets")
+    latest = broker.list_offsets(partitions, LATEST)
+    for partition, offset in stop.items():
+        if offset > latest[partition] and isinstance(bound, AtOffsets):
+            raise OptionError(
+                f"endingOffsets: {partition} is to end at {offset}, but its log ends at "
+                f"{latest[partition]}: name an offset up to that, or -1 for the end"
+            )
+    return {partition: min(offset, latest[partition]) for partition, offset in stop.items()}
+
+
+def _at_markers(
+    broker: KafkaBroker, asked: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    resolved = {p: offset for p, offset in asked.items() if offset >= 0}
+    for marker in {offset for offset in asked.values() if offset < 0}:
+        resolved |= broker.list_offsets([p for p, o in asked.items() if o == marker], marker)
+    return resolved
+
+
+def _check_strangers(
+    named: Mapping[TopicPartition, int], partitions: Collection[TopicPartition], option: str
+) -> None:
+    strangers = sorted(set(named) - set(partitions))
+    if strangers:
+        raise OptionError(
+            f"{option}: {_some(strangers)}: named, but not read by the query: remove them, or "
+            f"subscribe to them"
+        )
+
+
+def _some(partitions: Collection[TopicPartition]) -> str:
+    shown = [str(p) for p in sorted(partitions)]
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+
+
+def columns_ddl(options: SourceOptions) -> str:
+    """Return the columns of a query's rows, as Spark's DDL text."""
+    return ddl(
+        options.value_schema,
+        mode=options.value_mode,
+        prefix=options.metadata_prefix,
+        headers=options.headers,
+        text=options.value_format == "string",
+        metadata=options.metadata_columns,
+    )
+
+
+def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool = False) -> Layout:
+    """Return the layout whose columns are `schema`, parsed from our DDL.
+
+    Args:
+        options: of the query.
+        schema: its columns.
+        dead_letters: True if the reader writes the malformed records to a topic of their own.
+
+    Raises:
+        OptionError: the value cannot be read as asked, or malformed records would have to go to a
+            topic of their own and nobody writes them there.
+    """
+    if options.value_mode == DEADLETTER and not dead_letters:
+        raise OptionError(
+            "value.mode=deadletter works in a Pipeline only, whose sink has a dead_letter_topic: "
+            "in a query of your own use permissive, and split the rows yourself by "
+            "whether _corrupt_record is null"
+        )
+    return Layout(
+        _reader(options, schema),
+        options.value_mode,
+        options.metadata_prefix,
+        options.headers,
+        options.metadata_columns,
+    )
+
+
+def _reader(options: SourceOptions, schema: pa.Schema) -> ValueReader | None:
+    if options.value_format == "string":
+        return TextReader()
+    if options.value_format == "json":
+        return JsonReader(_value_schema(options, schema))
+    if options.avro is not None:
+        return AvroReader(_value_schema(options, schema), schema_source(options.avro))
+    return None
+
+
+def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:
+    """Return the fields that the value becomes: they stand before Kafka's own."""
+    beside = len(options.metadata_columns) + options.headers + (options.value_mode == PERMISSIVE)
+    return pa.schema(list(schema)[: len(schema) - beside])

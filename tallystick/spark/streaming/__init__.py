@@ -1,0 +1,1 @@
+"""Structured Streaming queries of the user's own: source, `foreachBatch`, sink."""

@@ -1,0 +1,102 @@
+"""Puts an epoch's parts together: the driver with its ports, and the engine of a micro-batch."""
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tallystick.epoch.facts import Identity
+from tallystick.errors import OptionError
+from tallystick.run.driver import Driver
+from tallystick.run.keyed_epoch import NO_STEPS, KeyedSteps
+from tallystick.run.task import BatchFunction
+from tallystick.spark.cluster import Cluster
+from tallystick.spark.engine import DataFrameEngine
+from tallystick.spark.shipment import Shipment
+from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
+from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
+from tallystick.spark.streaming.offset_reporter import at_end, listen
+from tallystick.spark.streaming.source import FORMAT
+from tallystick.spark.tasks import Unread
+from tallystick.storage.file_storage import FileStorage
+
+
+def foreach_batch_runner(
+    sink: object,
+    put_in_order: Callable[[], OutputTopology],
+    name: str | None,
+    accepted: frozenset[str],
+) -> RunnerPerRun:
+    """Return what `foreachBatch` calls for a sink in a query of the user's own.
+
+    Args:
+        sink: equal for sinks that are the same but for their identity.
+        put_in_order: called by a run's first call, which fails like any other if the sink cannot be
+            used: its rows are missing then, also beside another sink's.
+        name: see `EpochRunner`.
+        accepted: see `EpochRunner`.
+    """
+
+    def make() -> EpochRunner:
+        opened: list[Sinks] = []  # of the one run that this runner is for
+
+        def close() -> None:
+            while opened:
+                opened.pop().close()
+
+        def make_driver(run: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
+            close()
+            topology = _usable(put_in_order())
+            cluster = Cluster.of(run.spark)
+            sinks = Sinks(topology, identity.pipeline, cluster, run.trigger_interval_ms)
+            opened.append(sinks)
+            try:
+                sinks.check()
+                return sinks.make_driver(identity, storage)
+            except BaseException:
+                close()
+                raise
+
+        def make_engine(batch: Batch) -> DataFrameEngine:
+            return engine_of(opened[0], batch.rows.sparkSession, lambda _: batch.rows)
+
+        return EpochRunner(name, make_driver, make_engine, accepted, close)
+
+    return RunnerPerRun(sink, make, _at_end)
+
+
+def _usable(topology: OutputTopology) -> OutputTopology:
+    if topology.dead_letter_topic is not None:
+        raise OptionError(
+            f"dead_letter_topic={topology.dead_letter_topic!r} works in a Pipeline only: behind a "
+            f"query of your own, write malformed rows with a second sink, or read in mode "
+            f"permissive and split them"
+        )
+    return topology
+
+
+def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:
+    """The source may be anyone's, so that nobody has listened to the session yet."""
+    listen(session_of(rows.sparkSession), FORMAT)
+    at_end(run_id, do, is_active=lambda: run_id in active_runs(rows.sparkSession))
+
+
+def engine_of(
+    sinks: Sinks,
+    spark: SparkSession,
+    rows: Callable[[Shipment], DataFrame],
+    functions: tuple[BatchFunction, ...] = (),
+    dead_letters: Unread | None = None,
+    keyed: KeyedSteps = NO_STEPS,
+    timestamp_ms: int = 0,
+) -> DataFrameEngine:
+    """Runs an epoch from the rows of a DataFrame, and the malformed records that it leaves out."""
+    return DataFrameEngine(
+        spark,
+        rows,
+        lambda checkpoint_id: sinks.last(functions, checkpoint_id),
+        sinks.write_plan,
+        dead_letters,
+        keyed,
+        timestamp_ms,
+    )

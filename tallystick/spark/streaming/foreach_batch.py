@@ -1,0 +1,406 @@
+"""What Structured Streaming calls per micro-batch: the bridge from its checkpoint to ours.
+
+Spark writes `offsets/N` before it calls and `commits/N` after; both hold per source a line of JSON.
+That log and our manifests share one checkpoint location, so they are found, copied and lost
+together. The id of the query lives there too and is the lineage of our manifests.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from pyspark.sql import DataFrame
+
+from tallystick.checkpoint.savepoint_folder import refuse_savepoint
+from tallystick.checkpoint.spark_log import Logged, SparkLog
+from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.micro_batches import failed_path, partial_path, second_call
+from tallystick.epoch.transactional_ids import check_name
+from tallystick.errors import DataLossError, QueryEndedError, TallystickError
+from tallystick.ports import Engine, Prepared
+from tallystick.run.driver import Driver
+from tallystick.spark.streaming.executions import (
+    QueryRun,
+    active_runs,
+    check_is_read,
+    current_run,
+    current_run_id,
+    runs_in,
+)
+from tallystick.spark.streaming.group_offsets import shown_in_transaction
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import Producer
+
+logger = logging.getLogger(__name__)
+
+STATE_FOLDER = "state"
+"""Where Spark keeps the state of its own operators; not there if a query has none."""
+
+
+def lineage_of(storage: FileStorage, query_id: str) -> str:
+    """The id that Spark stored in this checkpoint, which must be the running query's."""
+    data = storage.get("metadata")
+    stored = json.loads(data)["id"] if data else None
+    if stored != query_id:
+        raise DataLossError(
+            f"checkpoint {storage.location}: its metadata names query {stored}, the running one is "
+            f"{query_id}: the checkpoint was replaced under a running query"
+        )
+    return query_id
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: its rows, and what Spark logged of its sources."""
+
+    rows: DataFrame
+    batch_id: int
+    logged: Logged
+    log: SparkLog
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The end offsets of its sources."""
+        return self.logged.sources
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Its processing time, as Spark logged it."""
+        return self.logged.timestamp_ms
+
+    @property
+    def previous_sources(self) -> tuple[str, ...]:
+        """Those of the micro-batch before; none before the first."""
+        return self.log.batch(self.batch_id - 1).sources if self.batch_id > 0 else ()
+
+
+MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
+MakeEngine = Callable[[Batch], Engine]
+AtEnd = Callable[[DataFrame, str, Callable[[], None]], None]
+"""Of a micro-batch's rows and run; what to call when the run has ended."""
+
+
+@dataclass
+class _Witness:
+    """Passes an epoch on to its engine, and remembers that it had to be run."""
+
+    engine: Engine
+    has_run: bool = False
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        """See `ports.Engine.run_epoch`."""
+        self.has_run = True
+        return self.engine.run_epoch(checkpoint_id, producer, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the epochs of one query run share."""
+
+    run_id: str
+    storage: FileStorage
+    log: SparkLog
+    driver: Driver
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a sink, and what is known of it."""
+
+    rows: DataFrame
+    batch_id: int
+    is_first: bool = False  # in its micro-batch
+    is_noted: bool = False  # that it failed
+
+
+class EpochRunner:
+    """Called by Spark with each micro-batch of one query; runs it as one epoch.
+
+    Not for several queries at a time: see `RunnerPerRun`.
+
+    Args:
+        name: the pipeline's name; None: that of the query, or its id.
+        make_driver: called once per run of a query.
+        make_engine: called once per micro-batch.
+        accepted: the decisions that a person stated.
+        close: called when the run is over, perhaps more than once.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        make_driver: MakeDriver,
+        make_engine: MakeEngine,
+        accepted: frozenset[str],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._make_driver = make_driver
+        self._make_engine = make_engine
+        self._accepted = accepted
+        self._close = close
+        self._opened: _Opened | None = None
+        self._called: int | None = None  # the newest micro-batch that was handed to the driver
+        self._failed: BaseException | None = None  # what the first call that failed has raised
+        self._turn = Lock()  # of the calls: a function may make them from several threads
+        self._lock = Lock()
+        self._is_running = self._has_ended = False
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Run one epoch; returns when it is committed, raises when it is not."""
+        self._in_turn(self._take, _Call(rows, batch_id))
+
+    def _in_turn(self, take: Callable[[_Call], None], call: _Call) -> None:
+        try:
+            with self._turn:
+                take(call)
+        except BaseException as error:
+            if not call.is_noted:  # a time limit of the user's own may end a call anywhere
+                self._fail_with_note(error, call)
+            raise
+
+    def _take(self, call: _Call) -> None:
+        with self._lock:
+            self._is_running = True
+        try:
+            self._run_for_user(call)
+        finally:
+            with self._lock:
+                self._is_running = False
+                has_ended = self._has_ended
+            if has_ended:
+                self._close()
+
+    def end(self) -> None:
+        """The run is over: close now, or after the epoch that Spark does not wait for any more."""
+        with self._lock:
+            self._has_ended = True
+            is_running = self._is_running
+        if not is_running:
+            self._close()
+
+    def refuse_another(self, rows: DataFrame, batch_id: int) -> None:
+        """Refuse a second sink in the function that calls this one.
+
+        Raises:
+            SecondCallError: always. It is noted as what it is: rows that are missing beside those
+                of the first sink's call, or a micro-batch that failed. Whoever catches it gets no
+                further with the first sink.
+        """
+        self._in_turn(self._refuse_another, _Call(rows, batch_id))
+
+    def _refuse_another(self, call: _Call) -> None:
+        name = self._name_in(current_run(call.rows.sparkSession))
+        refusal = second_call(name, call.batch_id, "another KafkaSink")
+        self.fail(refusal)
+        self._note_failure(call)
+        raise refusal
+
+    def fail(self, error: BaseException) -> None:
+        """A call came from where its micro-batch cannot be told: nothing is written any more."""
+        self._failed = self._failed or error
+
+    def fail_with_note(
+        self, error: BaseException, rows: DataFrame, batch_id: int, checkpoint: str
+    ) -> None:
+        """The same, of a call that may be of this micro-batch; behind one that is under way."""
+        self._fail_with_note(error, _Call(rows, batch_id), checkpoint)
+
+    def _fail_with_note(self, error: BaseException, call: _Call, checkpoint: str = "") -> None:
+        with self._turn:
+            self.fail(error)
+            self._note_failure(call, checkpoint)
+
+    def _run_for_user(self, call: _Call) -> None:
+        if self._failed is not None or call.batch_id == self._called:
+            self._note_failure(call)
+            refusal = self._refusal(call)
+            self.fail(refusal)
+            raise refusal from self._failed
+        call.is_first, self._called = True, call.batch_id
+        try:
+            self._run(call.rows, call.batch_id)
+        except BaseException as error:
+            self._failed = error
+            self._note_failure(call)
+            raise
+
+    def _refusal(self, call: _Call) -> TallystickError:
+        if self._failed is None:
+            return second_call(self._name_in(current_run(call.rows.sparkSession)), call.batch_id)
+        return TallystickError(
+            f"micro-batch {call.batch_id}: an earlier call of this sink failed ({self._failed}), "
+            f"and the function of foreachBatch went on. Nothing was written. Do not catch what "
+            f"the sink raises: Spark takes a micro-batch whose function returns for done. "
+            f"Start the query again."
+        )
+
+    def _note_failure(self, call: _Call, checkpoint: str = "") -> None:
+        """Let the next run know: the function may return all the same, and Spark log its end.
+
+        A call behind another one in the same micro-batch is noted as such: the first one may have
+        committed it, even if it failed.
+        """
+        number, opened = call.batch_id, self._opened
+        behind = "" if opened is None else opened.driver.coordinator.manifest_path(number)
+        is_second = not call.is_first and number == self._called and bool(behind)
+        path = partial_path(behind) if is_second else failed_path(number, behind)
+        note(call.rows, number, path, checkpoint)
+        call.is_noted = True
+
+    def _run(self, rows: DataFrame, batch_id: int) -> None:
+        run_id, opened = current_run_id(rows.sparkSession), self._opened
+        if opened is None or opened.run_id != run_id:
+            # Seen only when it is complete: parts of two runs must never be mixed.
+            self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
+        opened.log.sync(batch_id)
+        logged = opened.log.batch(batch_id)
+        check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
+        engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
+        request = Request(batch_id, logged.sources)
+        opened.driver.run_epoch(request, engine)
+        shown_in_transaction(run_id, opened.driver.cluster_id)
+        if not engine.has_run and opened.storage.names(STATE_FOLDER):
+            # Committed by an earlier run. Spark wants its own state of this micro-batch all the
+            # same, and it comes about by running the plan; the rows of it are in Kafka already.
+            rows.write.format("noop").mode("overwrite").save()
+
+    def _name_in(self, run: QueryRun) -> str:
+        return self._name or run.query_name or run.query_id
+
+    def _open(self, run_id: str, run: QueryRun) -> _Opened:
+        storage = FileStorage(run.checkpoint)
+        refuse_savepoint(storage)
+        name = self._name_in(run)
+        check_name(name)
+        identity = Identity(
+            pipeline=name,
+            lineage=lineage_of(storage, run.query_id),
+            checkpoint=storage.location,
+            accepted=self._accepted,
+        )
+        log = SparkLog(storage)
+        driver = self._make_driver(run, identity, storage)
+        return _Opened(run_id, storage, log, driver)
+
+
+def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -> None:
+    """Leave a note in the checkpoint of a micro-batch that a call for it failed.
+
+    Args:
+        rows: of the micro-batch.
+        batch_id: its number.
+        path: of the note; "": the call did not get as far as to have a manifest.
+        checkpoint: "": of the query that the rows are of.
+    """
+    try:
+        checkpoint = checkpoint or current_run(rows.sparkSession).checkpoint
+        FileStorage(checkpoint).put(path or failed_path(batch_id), b"")
+    except Exception as error:
+        logger.warning(
+            "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "
+            "function of foreachBatch catches the failure, its rows are lost",
+            batch_id,
+            error,
+        )
+
+
+_sink_of_run: dict[str, "RunnerPerRun"] = {}
+"""Which sink the function of a run calls; there is one, for there is one decision per epoch."""
+_refused: dict[str, BaseException] = {}
+"""Runs of which a call, or what may be one, failed before it had a runner: they write no more."""
+_sink_lock = Lock()
+
+
+class RunnerPerRun:
+    """For a function that may be given to several queries: each of their runs has its own runner.
+
+    Spark calls it on a thread per query. A runner's parts (driver, storage, cluster) belong to one
+    run; with another's, rows of this query would be committed as that query's epoch.
+
+    Args:
+        sink: what it writes to, and how; equal for sinks that are the same but for their identity.
+        make: makes a runner, without asking anyone anything.
+        at_end: called within a micro-batch, with its rows: has the function called when the run
+            has ended.
+    """
+
+    def __init__(self, sink: object, make: Callable[[], EpochRunner], at_end: AtEnd) -> None:
+        self._sink = sink
+        self._make = make
+        self._at_end = at_end
+        self._lock = Lock()
+        self._runners: dict[str, EpochRunner] = {}
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Run one epoch; see `EpochRunner`.
+
+        Raises:
+            SecondCallError: the function of this run calls another sink too.
+            QueryEndedError: the run is over, so that Spark takes nothing for done any more.
+        """
+        try:
+            run_id = current_run_id(rows.sparkSession)
+        except QueryEndedError:
+            raise
+        except BaseException as error:  # such as a time limit's of the user's own
+            self._refuse_all_that_may_call(rows, batch_id, error)
+            raise
+        try:
+            with _sink_lock:
+                owner = _sink_of_run.setdefault(run_id, self)
+            runner = owner._runner(rows, run_id)
+        except BaseException as error:
+            with _sink_lock:
+                _refused[run_id] = error
+            note(rows, batch_id)
+            raise
+        if owner._sink != self._sink:
+            runner.refuse_another(rows, batch_id)
+        if run_id in _refused:
+            runner.fail(_refused[run_id])
+        runner(rows, batch_id)
+
+    def _refuse_all_that_may_call(
+        self, rows: DataFrame, batch_id: int, error: BaseException
+    ) -> None:
+        """Its function may catch the error, and Spark take its rows for written."""
+        at_work, active = runs_in(rows.sparkSession, batch_id), active_runs(rows.sparkSession)
+        with _sink_lock:
+            for ended in set(_refused) - active:
+                del _refused[ended]
+            _refused.update(dict.fromkeys({*at_work, *self._runners}, error))
+            owners = [(run_id, _sink_of_run.get(run_id)) for run_id in at_work]
+        for run_id, owner in owners:
+            # Seen here, or it sees behind its own making that its run is refused.
+            runner = None if owner is None else owner._runners.get(run_id)
+            if runner is None:
+                note(rows, batch_id, checkpoint=at_work[run_id])
+            else:
+                runner.fail_with_note(error, rows, batch_id, at_work[run_id])
+
+    def _runner(self, rows: DataFrame, run_id: str) -> EpochRunner:
+        with self._lock:
+            if run_id in self._runners:
+                return self._runners[run_id]
+            active = active_runs(rows.sparkSession)
+            ended = [known for known in self._runners if known not in active]
+            self._runners[run_id] = made = self._make()
+        for known in ended:
+            self._end(known)
+        self._at_end(rows, run_id, partial(self._end, run_id))
+        return made
+
+    def _end(self, run_id: str) -> None:
+        with _sink_lock:
+            _sink_of_run.pop(run_id, None)
+        with self._lock:
+            ended = self._runners.pop(run_id, None)
+        if ended is not None:
+            ended.end()

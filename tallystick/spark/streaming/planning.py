@@ -1,0 +1,281 @@
+"""The driver side of a stream: asks Kafka what the enumerator wants to know, epoch by epoch.
+
+Lives in the driver of a pipeline, and for `readStream` in the Python process that Spark keeps per
+query. It remembers nothing that matters: each plan starts from where the epoch before has ended.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tallystick.errors import OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.cluster import METADATA_LAG_MAX_S
+from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.options.source import SourceOptions
+from tallystick.source.enumerator import Enumerator, Plan
+from tallystick.source.losses import SKIP
+from tallystick.source.offsets import SourceOffsets, next_tick
+from tallystick.source.splits import is_worth_an_epoch
+from tallystick.source.subscription import (
+    EARLIEST,
+    LATEST,
+    Assignment,
+    AtCommitted,
+    AtOffsets,
+    FoundTopic,
+)
+from tallystick.spark.reading import (
+    check_named,
+    check_same_cluster,
+    check_within,
+    find_topics,
+    partitions_of,
+    resolve,
+)
+from tallystick.values import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+MISSED_INTERVAL_MS = 30_000
+"""How often to look for a topic whose position is kept, at least."""
+
+
+class StreamPlanner:
+    """Plans the epochs of one run of a query.
+
+    Args:
+        broker: the cluster.
+        options: of the source.
+    """
+
+    def __init__(self, broker: KafkaBroker, options: SourceOptions) -> None:
+        self._broker = broker
+        self._options = options
+        self._enumerator = Enumerator(options.subscription, options.policy)
+        self._initial: SourceOffsets | None = None
+        self._is_bounded_by_now = False
+        self._cannot_start: OptionError | None = None
+        self.waiting = 0
+        """How many offsets could be read by the newest plan, those beyond its limit too."""
+        self._has_looked = False
+        self._discovered_at = 0.0
+        self._planned_at: float | None = None
+        self._ticked_at = 0.0
+        self._ends: dict[TopicPartition, int] = {}
+        self._known_cluster = ""
+
+    def stop_at_what_is_there(self) -> None:
+        """Make the next plan's view of topics and ends the last one (trigger availableNow)."""
+        self._is_bounded_by_now = True
+
+    def first(self) -> SourceOffsets:
+        """Where a new query starts; resolved once.
+
+        Spark also asks when it is to run the very first epoch again, and uses the answer for
+        nothing: that epoch's log entry has its starts. So what is wrong with it is an error only
+        once the first epoch is planned from it.
+        """
+        if self._initial is None:
+            try:
+                self._initial = self._resolve_first()
+            except OptionError as error:
+                self._cannot_start = error
+                self._initial = SourceOffsets(self._broker.cluster_id(), "", initial=True)
+        return self._initial
+
+    def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        """The offsets of the next epoch; `start` itself when there is none to run.
+
+        Args:
+            start: where the epoch before has ended.
+            offset_count_max: the most that the epoch may span; None: no limit.
+
+        Raises:
+            OptionError: a new query cannot start as its options say.
+            DataLossError: records were lost in a way that the policy does not accept.
+        """
+        if start.initial and self._cannot_start is not None:
+            raise self._cannot_start
+        self.check_cluster(start)
+        self._check_end(start)
+        self._enumerator.restored(start)
+        if not self._has_looked or self._is_discovery_due():
+            self._discover(start)
+        if not (self._is_bounded_by_now and self._ends):
+            self._look(start)
+        elif unresolved := self._enumerator.unresolved:  # planned again, behind the same look
+            self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+        plan = self._enumerator.plan(offset_count_max)
+        self.waiting = plan.waiting
+        if plan.offsets is start or not self._is_ripe(plan):
+            return next_tick(start) if self._is_tick_due(start) else start
+        for note in plan.notes:
+            logger.warning("%s", note)
+        self._planned_at = self._ticked_at = time.monotonic()
+        return replace(plan.offsets, group=self._options.shown_group)
+
+    def latest(self) -> SourceOffsets | None:
+        """The ends of the logs as last seen, in the form of positions; for progress and lag."""
+        if not self._ends:
+            return None
+        return SourceOffsets(self._known_cluster, self._options.shown_group, self._ends)
+
+    # --- discovery ----------------------------------------------------------------------------
+
+    def _discover(self, start: SourceOffsets) -> None:
+        """Look at the topics; a broker that is down for a moment is asked again by the client."""
+        known = {partition.topic for partition in start.positions}
+        missed = self._enumerator.missed
+        found = find_topics(self._broker, self._options.subscription, known)
+        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        for topic in sorted(self._enumerator.missed - missed):
+            logger.warning("topic %r is gone; its positions are kept for now", topic)
+        for topic in sorted(missed - self._enumerator.missed):
+            logger.warning("topic %r is back", topic)
+        if not self._has_looked:
+            self._warn_of_missing(found, start)
+        self._has_looked, self._discovered_at = True, time.monotonic()
+
+    def _is_discovery_due(self) -> bool:
+        """At the interval; and while a topic is missed, since nothing else looks out for it."""
+        if self._is_bounded_by_now:
+            return False
+        interval_ms = self._options.discovery_interval_ms
+        if self._enumerator.missed:
+            often_ms = min(MISSED_INTERVAL_MS, self._options.policy.keep_ms)
+            interval_ms = min(interval_ms, often_ms) if interval_ms > 0 else often_ms
+            return (time.monotonic() - self._discovered_at) * 1000 >= interval_ms
+        return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
+
+    def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
+        """What is named and is not there stopped a new query; here it may have been dropped."""
+        subscription = self._options.subscription
+        there = set(partitions_of(subscription, found)) | start.positions.keys()
+        if isinstance(subscription, Assignment):
+            missing = [str(p) for p in subscription.assigned if p not in there]
+        else:
+            topics = {partition.topic for partition in there}
+            missing = [topic for topic in subscription.named or () if topic not in topics]
+        if missing:
+            logger.warning(
+                "named, but not there: %s; read from the first offset once it is",
+                ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else ""),
+            )
+
+    def check_cluster(self, offsets: SourceOffsets) -> None:
+        """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+
+        Raises:
+            DataLossError: they are another cluster's.
+        """
+        if not self._known_cluster:
+            self._known_cluster = self._broker.cluster_id()
+        servers = self._broker.client.config.bootstrap_servers
+        check_same_cluster(offsets, self._known_cluster, servers)
+
+    def _check_end(self, start: SourceOffsets) -> None:
+        """An end is settled when a query is new; options that say otherwise would be ignored."""
+        if start.initial or (self._options.stop is None) == (start.stops is None):
+            return
+        begun, now = ("with", "none") if start.stops is not None else ("without", "one")
+        raise OptionError(
+            f"the query was begun {begun} an end (endingOffsets and the like), and its options now "
+            f"name {now}: the end of a query cannot be changed. Put the option back as it was, or "
+            f"start from a new checkpoint."
+        )
+
+    # --- offsets ------------------------------------------------------------------------------
+
+    def _resolve_first(self) -> SourceOffsets:
+        options = self._options
+        found = find_topics(self._broker, options.subscription)
+        check_named(self._broker, options.subscription, found)
+        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        self._has_looked, self._discovered_at = True, time.monotonic()
+        partitions = self._enumerator.unresolved
+        starts = resolve(self._broker, options.start, partitions, "startingOffsets")
+        given = {
+            p: starts[p]
+            for p in partitions
+            if isinstance(options.start, AtCommitted)
+            or (isinstance(options.start, AtOffsets) and options.start.partitions.get(p, -1) >= 0)
+        }
+        if given:
+            may_expire = options.policy.expired == SKIP
+            check_within(self._broker, given, "startingOffsets", may_expire=may_expire)
+        self._enumerator.resolved(starts)
+        stops = None
+        if options.stop is not None:
+            stops = resolve(self._broker, options.stop, partitions, "endingOffsets")
+        return self._enumerator.first(self._broker.cluster_id(), options.shown_group, stops)
+
+    def _look(self, start: SourceOffsets) -> None:
+        """Tell the enumerator where logs begin and end."""
+        enumerator = self._enumerator
+        unresolved = enumerator.unresolved
+        if unresolved:
+            enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+        self._see_ends()
+        if enumerator.suspicious:
+            self._discover(start)
+            self._see_ends()
+            self._tell_truncated_from_uncommitted()
+        if self._options.policy.expired == SKIP:
+            enumerator.begun(self._list_offsets(enumerator.readable, EARLIEST))
+
+    def _see_ends(self) -> None:
+        self._ends = self._list_offsets(self._enumerator.readable, LATEST)
+        self._enumerator.ended(self._ends)
+
+    def _tell_truncated_from_uncommitted(self) -> None:
+        """A position beyond the last stable offset is fine as long as the log reaches it.
+
+        A group that read uncommitted records may have left it there.
+        """
+        asked = [p for p in self._enumerator.suspicious if p in self._ends]
+        if not asked:
+            return
+        high = list_offsets(self._broker.client, asked, LATEST, isolation=READ_UNCOMMITTED)
+        positions = self._enumerator.positions
+        self._ends |= {p: min(high[p], positions[p]) for p in asked}
+        self._enumerator.ended(self._ends)
+
+    def _list_offsets(self, partitions: list[TopicPartition], at: int) -> dict[TopicPartition, int]:
+        return self._broker.list_offsets(partitions, at, absent_after_s=METADATA_LAG_MAX_S)
+
+    def _is_ripe(self, plan: Plan) -> bool:
+        """Whether the epoch is worth its cost; one that changes more than positions always is."""
+        if plan.offsets.starts or not plan.waiting or self._is_bounded_by_now:
+            return True
+        waited_ms = (
+            None
+            if self._planned_at is None
+            else round((time.monotonic() - self._planned_at) * 1000)
+        )
+        return is_worth_an_epoch(
+            plan.waiting,
+            self._options.offset_count_min,
+            waited_ms,
+            self._options.trigger_delay_max_ms,
+        )
+
+    def _is_tick_due(self, start: SourceOffsets) -> bool:
+        """Whether timers are to be looked for in an epoch without records.
+
+        Event time moves with records only: what they moved is looked at once, as Spark does, and
+        also under the trigger availableNow. The clock moves always, so such a query never ends by
+        itself; under availableNow it ends with its records.
+        """
+        if start.initial:
+            return False
+        if start.tick < self._options.tick_count_max:
+            return True
+        interval_ms = self._options.tick_interval_ms
+        if not interval_ms or self._is_bounded_by_now:
+            return False
+        now = time.monotonic()
+        is_due = (now - self._ticked_at) * 1000 >= interval_ms
+        self._ticked_at = now if is_due else self._ticked_at
+        return is_due

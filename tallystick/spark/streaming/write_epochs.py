@@ -1,0 +1,422 @@
+"""The driver's side of `writeStream.format("tallystick")`: before the tasks, and behind them.
+
+    plan process      streamWriter ─► pickled for the tasks       `plan`: recover, let tasks begin
+    tasks             begin ─► write … ─► prepare ─► message
+    commit process    streamWriter ─► commit(messages)            `decide`: decide, then commit
+                                   └► abort(messages)             `give_up`
+
+Both are processes that Spark keeps beside its driver, and asks once per micro-batch. They share no
+memory, with each other or with the user's program; what one knows the other gets by the tasks.
+
+Invariants:
+    * No task of an epoch begins before everything that was decided is committed, and all else is
+      aborted: tasks run what is pickled by the plan, and it is pickled behind the recovery.
+    * The plan takes the log of decisions over. A commit goes on with the plan's hold and takes over
+      from nobody, so a driver that was replaced cannot decide.
+    * An epoch that is decided already has no tasks that write.
+    * `give_up` aborts only what it proved undecided, and cannot be decided any more: Spark calls it
+      also when a commit failed, before or behind the decision.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tallystick.checkpoint.decider import LOG, claim
+from tallystick.checkpoint.decision_log import (
+    DecisionLog,
+    Hold,
+    newest_entry,
+    transactional_ids,
+)
+from tallystick.checkpoint.savepoint_folder import refuse_savepoint
+from tallystick.checkpoint.spark_log import SparkLog, replaced
+from tallystick.epoch.coordinator import RECOVER_EVERY
+from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.manifest import CHECKPOINT, decode
+from tallystick.epoch.protocol import Event
+from tallystick.epoch.retention import COLLECT_EVERY
+from tallystick.epoch.transactional_ids import default_prefix, token_group
+from tallystick.epoch.two_phase import (
+    Committable,
+    Lost,
+    Owner,
+    TransactionPlan,
+    TwoPhaseCommitSink,
+    to_abort,
+)
+from tallystick.errors import (
+    DataLossError,
+    EpochAbortedError,
+    FencedError,
+    OptionError,
+    TallystickError,
+)
+from tallystick.ports import Participants, Prepared
+from tallystick.run.driver import Driver, Listener, Target
+from tallystick.run.participants import OpenSinks
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
+from tallystick.values import Producer, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+SINK_UID = "kafka"
+"""A streaming query has one sink."""
+
+OpenSink = Callable[[Owner, str, frozenset[str]], TwoPhaseCommitSink]
+"""Of an owner, with what its transactional ids begin with, and with what they began before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpoch:
+    """What the plan of an epoch found; it goes with the tasks, and comes back with their messages.
+
+    Args:
+        checkpoint_id: the epoch.
+        hold: under which it may be decided; None: it is decided and committed already.
+        digest: of the end offsets that Spark's log had of it then.
+        lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
+            that the epoch runs again.
+    """
+
+    checkpoint_id: int
+    hold: Hold | None
+    digest: str
+    lost: tuple[Lost, ...] = ()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Of JSON's own types."""
+        return {
+            "checkpoint_id": self.checkpoint_id,
+            "hold": self.hold,
+            "digest": self.digest,
+            "lost": [[each.committable.to_fields(), each.what] for each in self.lost],
+        }
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Read back what `to_fields` made."""
+        hold = fields["hold"]
+        lost = (Lost(Committable.from_fields(each), what) for each, what in fields["lost"])
+        held = None if hold is None else Hold(*hold)
+        return cls(fields["checkpoint_id"], held, fields["digest"], tuple(lost))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What this process planned last for a checkpoint."""
+
+    checkpoint_id: int
+    run: str
+
+
+_planned: dict[str, _Planned] = {}
+"""By lineage. Only saves work: Spark may ask another process any time."""
+
+
+class WriteEpochs:
+    """The epochs of one query, as one process of Spark's sees them.
+
+    Args:
+        storage: the query's checkpoint.
+        query_name: None if it has none.
+        accepted: the decisions that a person stated.
+        id_prefix: of transactional ids; None: the query's id, not its name: another query of the
+            same name, on another checkpoint, would abort this one's transactions.
+        open_sink: connects, or gives what is connected already.
+        listener: told every event of the driver.
+    """
+
+    def __init__(
+        self,
+        storage: FileStorage,
+        query_name: str | None,
+        accepted: frozenset[str],
+        id_prefix: str | None,
+        open_sink: OpenSink,
+        listener: Listener | None = None,
+    ) -> None:
+        self._storage = storage
+        self._log = SparkLog(storage)
+        lineage = stored_lineage(storage)
+        self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
+        self._target = _target(id_prefix or default_prefix(lineage))
+        self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
+        self._open_sink = open_sink
+        self._listener = listener or _ignore
+
+    def plan(self) -> PlannedEpoch:
+        """Recover, and settle under which hold the tasks of the next epoch may prepare.
+
+        Raises:
+            OptionError: the checkpoint is a savepoint's folder, or Kafka decided in it.
+            DataLossError: going on needs a person's decision.
+            TallystickError: the recovery failed, nothing has begun.
+        """
+        checkpoint_id = newest_batch(self._storage)
+        self._log.sync(checkpoint_id)
+        # Now and then a whole recovery: it aborts what losers of a speculation left.
+        following = None if checkpoint_id % RECOVER_EVERY == 0 else self._next(checkpoint_id)
+        planned = following or self._recovered(checkpoint_id)
+        if planned.hold is not None:
+            _planned[self._identity.lineage] = _Planned(checkpoint_id, planned.hold.run)
+        return planned
+
+    def transaction_plan(self) -> TransactionPlan:
+        """How tasks write; asked behind `plan`."""
+        return self._sink().plan()
+
+    def decide(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
+        """Take the decision for what tasks prepared, then commit it.
+
+        Raises:
+            FencedError: another run has taken over since the plan.
+            TallystickError: it failed; Spark asks to give up then.
+        """
+        assert planned.hold is not None, "what is decided has no tasks that write"
+        request = self._request(planned.checkpoint_id)
+        if digest_of(request.sources) != planned.digest:
+            what = "other offsets, when the micro-batch was planned"
+            raise TallystickError(
+                replaced(self._storage.location, planned.checkpoint_id, request.sources, [what])
+            )
+        epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
+        log = DecisionLog(self._storage, SystemClock(), planned.hold)
+        self._driver(log, epoch, planned.checkpoint_id).run_epoch(request, epoch)
+        assert epoch.has_run, "what the plan found open is decided by its hold only"
+
+    def give_up(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
+        """Abort what tasks prepared, if it is not decided, and so that it never will be."""
+        if planned.hold is None:
+            return
+        log = DecisionLog(self._storage, SystemClock(), planned.hold)
+        producer = Producer(self._target.transactional_id, 0, planned.hold.slot)
+        try:
+            # As the owner: it takes the slot that an unanswered decision may be on its way to.
+            log.fence(self._target.transactional_id, producer)
+        except FencedError:
+            return  # whoever took over settles everything
+        named = self._decided_last()
+        if named is not None:
+            self._sinks().abort(to_abort(committables, named))
+
+    def _decided_last(self) -> tuple[Committable, ...] | None:
+        """What the newest decision names; None where that cannot be told."""
+        newest = newest_entry(self._storage)
+        token = None if newest is None else newest.token
+        if token is None or not token.manifest_path:
+            return ()
+        data = self._storage.get(token.manifest_path)
+        return None if data is None else decode(data, token.manifest_path).committables
+
+    def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
+        """The epoch behind the one that this process planned last, which is decided since.
+
+        Spark asks for it only once it has logged that one, so behind its commit: all is settled.
+        """
+        last = _planned.get(self._identity.lineage)
+        if last is None or last.checkpoint_id != checkpoint_id - 1:
+            return None
+        newest = newest_entry(self._storage)
+        if newest is None or newest.run != last.run or newest.token is None:
+            return None
+        if newest.token.checkpoint_id != checkpoint_id - 1:
+            return None
+        digest = digest_of(self._request(checkpoint_id).sources)
+        return PlannedEpoch(checkpoint_id, Hold(newest.run, newest.slot), digest)
+
+    def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
+        refuse_savepoint(self._storage)
+        earlier = transactional_ids(self._storage) - {self._target.transactional_id}
+        sinks = _Noting(self._sinks(earlier))
+        log = self._taken_over()
+        request = self._request(checkpoint_id)
+        producer = self._driver(log, sinks, checkpoint_id).recover(request)
+        hold = None if producer is None else log.hold_of(producer)
+        return PlannedEpoch(checkpoint_id, hold, digest_of(request.sources), tuple(sinks.lost))
+
+    def _taken_over(self) -> DecisionLog:
+        """The log of decisions, of a new run.
+
+        Raises:
+            OptionError: Kafka decides in this checkpoint.
+        """
+        claim(self._storage, LOG)
+        log = DecisionLog(self._storage, SystemClock())
+        hold = log.hold_of(log.fence(self._target.transactional_id, None))
+        return DecisionLog(self._storage, SystemClock(), hold)
+
+    def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
+        return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)
+
+    def _sinks(self, earlier_ids: frozenset[str] = frozenset()) -> OpenSinks:
+        return OpenSinks({SINK_UID: self._sink(earlier_ids)}, {SINK_UID: self.owner})
+
+    def _driver(self, log: DecisionLog, sinks: Participants, checkpoint_id: int) -> Driver:
+        return Driver(
+            self._identity,
+            self._target,
+            log,
+            self._storage,
+            SystemClock(),
+            participants=sinks,
+            decided_by=CHECKPOINT,
+            listener=self._listener,
+            collect_every=COLLECT_EVERY if checkpoint_id % COLLECT_EVERY == 0 else 0,
+            deletes_at_a_time=DELETES_AT_A_TIME,
+        )
+
+    def _request(self, checkpoint_id: int) -> Request:
+        return Request(checkpoint_id, self._log.batch(checkpoint_id).sources, may_skip=False)
+
+
+class PreparedEpoch:
+    """An epoch whose tasks have prepared: the engine and the sinks of the driver that decides it.
+
+    The plan has settled all that came before, so only what these tasks prepared is asked about.
+
+    Args:
+        sinks: where they prepared.
+        committables: what they prepared.
+        lost: what the plan found lost.
+    """
+
+    def __init__(
+        self, sinks: Participants, committables: tuple[Committable, ...], lost: tuple[Lost, ...]
+    ) -> None:
+        self._sinks = sinks
+        self._committables = committables
+        self._lost_before = {each.committable: each for each in lost}
+        self._gone = ""
+        self.has_run = False
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        """See `ports.Engine.run_epoch`: it has been run.
+
+        Raises:
+            TallystickError: what it prepared is lost since, and only Spark can run it again.
+        """
+        self.has_run = True
+        if self._gone:
+            raise TallystickError(
+                f"epoch {checkpoint_id}: transactions of its tasks were aborted before they could "
+                f"be committed, by a timeout or by hand: {self._gone}. Nothing of the epoch is "
+                f"visible. Start the query again: the epoch is run again, nothing is lost or "
+                f"repeated. If it comes back, give transactions a longer timeout."
+            )
+        # How tasks may be run again, and beside each other, is known to Spark's driver only.
+        return Prepared((), committables=self._committables, has_strays=True)
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        """See `ports.Participants.commit`."""
+        own = tuple(each for each in committables if each in self._committables)
+        lost = self._sinks.commit(own)
+        self._gone = "; ".join(each.what for each in lost)
+        before = (self._lost_before.get(each) for each in committables)
+        return (*lost, *(each for each in before if each is not None))
+
+    def lingering(self) -> tuple[Committable, ...]:
+        """What failed attempts left; what waits for this very decision does not linger."""
+        return to_abort(self._sinks.lingering(), self._committables)
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.abort`."""
+        self._sinks.abort(committables)
+
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        """See `ports.Participants.check_prepared`."""
+        try:
+            self._sinks.check_prepared(committables)
+        except EpochAbortedError as error:
+            self._gone = str(error)
+            raise
+
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        """The plan has checked it."""
+
+
+class _Noting:
+    """Sinks, and what they lost."""
+
+    def __init__(self, sinks: Participants) -> None:
+        self._sinks = sinks
+        self.lost: tuple[Lost, ...] = ()
+
+    def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
+        self.lost = self._sinks.commit(committables)
+        return self.lost
+
+    def lingering(self) -> tuple[Committable, ...]:
+        return self._sinks.lingering()
+
+    def abort(self, committables: tuple[Committable, ...]) -> None:
+        self._sinks.abort(committables)
+
+    def check_prepared(self, committables: tuple[Committable, ...]) -> None:
+        self._sinks.check_prepared(committables)
+
+    def check_newest(self, settled: tuple[Committable, ...]) -> None:
+        self._sinks.check_newest(settled)
+
+
+def digest_of(sources: tuple[str, ...]) -> str:
+    """What tells one end of an epoch from another; it travels with every task's message."""
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()
+
+
+def stored_lineage(storage: FileStorage) -> str:
+    """The id of the query that a checkpoint is of, which Spark stores there before it runs.
+
+    Raises:
+        OptionError: there is nothing: Spark's checkpoint is another place.
+        DataLossError: it is damaged.
+    """
+    data = storage.get("metadata")
+    if data is None:
+        raise OptionError(
+            f"checkpointLocation {storage.location}: Spark has put nothing there (expected its "
+            f"file metadata). Name the place by a whole URI, such as file:///checkpoints/counts or "
+            f"hdfs://host/checkpoints/counts: without a scheme it is on Spark's default file "
+            f"system, which only Spark knows."
+        )
+    try:
+        return str(json.loads(data)["id"])
+    except (ValueError, KeyError, TypeError):
+        raise DataLossError(
+            f"checkpoint {storage.location}: its file metadata should hold the query's id, found "
+            f"{len(data)} bytes that do not. Nothing was changed. Put a whole copy of the "
+            f"checkpoint back; or start from a new checkpoint."
+        ) from None
+
+
+def newest_batch(storage: FileStorage) -> int:
+    """The micro-batch that Spark is about to run: it logs one, then plans it.
+
+    Raises:
+        DataLossError: there is none.
+    """
+    names = (path.rpartition("/")[2] for path in storage.names("offsets"))
+    logged = [int(name) for name in names if name.isdecimal()]
+    if not logged:
+        raise DataLossError(
+            f"checkpoint {storage.location}: offsets/ should hold the micro-batch that Spark is "
+            f"about to run, found none. Nothing was changed. Put a whole copy of the checkpoint "
+            f"back."
+        )
+    return max(logged)
+
+
+def _target(id_prefix: str) -> Target:
+    """The log of decisions has one place and no cluster; it names the ids that there may be."""
+    group = token_group(id_prefix)
+    return Target(id_prefix, group, TopicPartition(group, 0), cluster_id="")
+
+
+def _ignore(_: Event) -> None:
+    return

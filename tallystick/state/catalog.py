@@ -1,0 +1,256 @@
+"""The state of a pipeline as a manifest has it: the files that hold it, and how they are read.
+
+The state of a step is the sum of its files, applied in the order of the list: a snapshot holds all
+entries of its key groups as they were before the epoch that wrote it, a changelog the entries that
+one epoch changed. So, for one key group: its newest snapshot, then the changelogs after that.
+
+Invariant: what is read back (`from_json`) names files of state and nothing else, whoever wrote it.
+A uid and a file's name are one plain name each, and a path is `keyed-state/<uid>/<name>`, below the
+checkpoint or the savepoint that names it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from tallystick.state.key_groups import MAX_PARALLELISM_MAX, KeyGroupRange
+
+SNAPSHOT = "snapshot"
+CHANGELOG = "changelog"
+FOLDER = "keyed-state"
+"""The folder of state files, below the checkpoint location: it has a folder per step."""
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""The form of a step's uid and of its files' names: neither `..` nor with a separator in it."""
+
+_PLACE = re.compile(rf"{FOLDER}/{PLAIN_NAME.pattern}/[A-Za-z0-9][A-Za-z0-9._-]{{0,254}}")
+_NUMBERS = ("epoch", "first", "last", "size", "index_size", "checksum", "rows")
+
+
+class Version(NamedTuple):
+    """A committed state: that at the end of an epoch, by the run that counted.
+
+    Epoch numbers repeat (an epoch that was aborted runs again, a savepoint is restored); `token` is
+    drawn for each attempt of an epoch, so a version means one content.
+    """
+
+    epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One file of state.
+
+    Args:
+        path: relative to the checkpoint or the savepoint that names it.
+        kind: `SNAPSHOT` or `CHANGELOG`.
+        epoch: a changelog's own; of a snapshot, the last epoch that it includes.
+        first, last: the key groups that it speaks for, both included.
+        size: in bytes.
+        index_size: bytes of the index at its end.
+        checksum: CRC-32 of the index, which holds those of the segments.
+        rows: entries.
+        first_epoch: of a changelog merged from those of several epochs, the first of them; it says
+            all that changelogs from there to `epoch` say of its key groups.
+    """
+
+    path: str
+    kind: str
+    epoch: int
+    first: int
+    last: int
+    size: int
+    index_size: int
+    checksum: int
+    rows: int
+    first_epoch: int | None = None
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups that it speaks for."""
+        return KeyGroupRange(self.first, self.last)
+
+    @property
+    def epochs(self) -> range:
+        """The epochs whose changes a changelog holds."""
+        start = self.epoch if self.first_epoch is None else self.first_epoch
+        return range(start, self.epoch + 1)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the file that the JSON speaks of.
+
+        Raises:
+            ValueError, TypeError: there can be no such file.
+        """
+        file = cls(**value)
+        if not _PLACE.fullmatch(file.path):
+            raise ValueError(f"path {file.path!r}: expected {FOLDER}/<step>/<file>")
+        if file.kind not in (SNAPSHOT, CHANGELOG):
+            raise ValueError(f"{file.path}: kind {file.kind!r}: expected {SNAPSHOT} or {CHANGELOG}")
+        numbers = [getattr(file, name) for name in _NUMBERS]
+        numbers.append(0 if file.first_epoch is None else file.first_epoch)
+        if not (all(type(each) is int for each in numbers) and min(numbers) >= 0):
+            raise ValueError(f"{file.path}: {numbers}: expected whole numbers from 0")
+        if not (file.first <= file.last < MAX_PARALLELISM_MAX and file.index_size <= file.size):
+            raise ValueError(
+                f"{file.path}: key groups {file.first} to {file.last}, an index of "
+                f"{file.index_size} bytes in {file.size}: there is no such file"
+            )
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One state of a step: what the user named, and how its entries are stored.
+
+    Args:
+        name: as the user's code calls it.
+        state_id: the byte in the entries' keys; never used again after the state was deleted.
+        kind: `value`, `list`, `map`, `columns` (a vectorised function's) or `timers`.
+        key_schema: of the entries of a map, as JSON; "" elsewhere.
+        value_schema: as JSON.
+        ttl_ms: how long an entry lives after its last write; 0: for ever.
+    """
+
+    name: str
+    state_id: int
+    kind: str
+    key_schema: str
+    value_schema: str
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The committed state of one keyed step.
+
+    Args:
+        uid: names the step across changes of the pipeline.
+        max_parallelism: how many key groups; fixed for the life of the state.
+        parallelism: how many tasks wrote the newest epoch.
+        key_schema: the key's columns and types, as `KeyCodec.schema_text` gives them.
+        hash_version: of the function from keys to key groups.
+        fields: its states.
+        next_id: the next free `state_id`.
+        files: in the order in which they are to be applied.
+        trail: the newest versions, oldest first: a local copy at one of them can be brought
+            forward, any other has to be made again.
+        watermark_ms: no row with an older event time is expected; None: none was seen.
+        time_mode: what its timers and times to live go by: one of `TIME_MODES` (processing.py).
+    """
+
+    uid: str
+    max_parallelism: int
+    parallelism: int
+    key_schema: str
+    hash_version: int
+    fields: tuple[StateField, ...] = ()
+    next_id: int = 1
+    files: tuple[StateFile, ...] = ()
+    trail: tuple[Version, ...] = ()
+    watermark_ms: int | None = None
+    time_mode: str = "None"
+
+    @property
+    def version(self) -> Version | None:
+        """The version that the files add up to; None before the first epoch."""
+        return self.trail[-1] if self.trail else None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON types only; there may be thousands of files, and `asdict` would copy each value."""
+        return {
+            **_shallow(self),
+            "fields": [_shallow(each) for each in self.fields],
+            "files": [_shallow(each) for each in self.files],
+            "trail": _trail_json(self.trail),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` made.
+
+        Raises:
+            ValueError, TypeError, KeyError: there can be no such state.
+        """
+        step = cls(
+            **{
+                **value,
+                "fields": tuple(StateField(**field) for field in value["fields"]),
+                "files": tuple(StateFile.from_json(file) for file in value["files"]),
+                "trail": _trail_of(value["trail"]),
+            }
+        )
+        _check_types(step)
+        for field in step.fields:
+            _check_types(field)
+        if not PLAIN_NAME.fullmatch(step.uid):
+            raise ValueError(f"uid {step.uid!r}: expected one plain name, as of a folder")
+        is_whole = type(step.parallelism) is type(step.max_parallelism) is int
+        if not is_whole or not 1 <= step.parallelism <= step.max_parallelism <= MAX_PARALLELISM_MAX:
+            raise ValueError(
+                f"step {step.uid}: parallelism {step.parallelism} of {step.max_parallelism} key "
+                f"groups: expected 1 to {MAX_PARALLELISM_MAX}"
+            )
+        beyond = [each.path for each in step.files if each.last >= step.max_parallelism]
+        if beyond:
+            raise ValueError(
+                f"step {step.uid}: {beyond[0]} has key groups beyond the {step.max_parallelism} "
+                f"that there are"
+            )
+        if step.files and not step.trail:
+            raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
+        strange = [each.path for each in step.files if each.path.split("/")[1] != step.uid]
+        if strange:
+            raise ValueError(f"step {step.uid}: {strange[0]} is a file of another step")
+        names = {each.path for each in step.files}
+        if len(names) < len(step.files):
+            raise ValueError(f"step {step.uid}: {len(step.files)} files with {len(names)} names")
+        return step
+
+
+def _trail_json(trail: Sequence[Version]) -> list[int | str]:
+    """Return the tokens, with a number before each whose epoch is not one more than that before it.
+
+    Each manifest has hundreds: with all their epochs they would take half as much again.
+    """
+    parts: list[int | str] = []
+    before = 0
+    for epoch, token in trail:
+        parts += [token] if epoch == before + 1 else [epoch - before, token]
+        before = epoch
+    return parts
+
+
+def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
+    trail: list[Version] = []
+    epoch, ahead = 0, 1
+    for part in parts:
+        if type(part) is int:
+            ahead = part
+        elif isinstance(part, str):
+            if ahead < (1 if trail else 0):
+                raise ValueError(
+                    f"trail: version {part!r}: expected epochs from 0, each after the one before"
+                )
+            epoch, ahead = epoch + ahead, 1
+            trail.append(Version(epoch, part))
+        else:
+            raise TypeError(f"trail: {part!r}: expected texts and whole numbers")
+    return tuple(trail)
+
+
+def _check_types(value: StateField | StepState) -> None:
+    """Raise TypeError where a number or a text is not what the class says."""
+    for each in fields(value):
+        found = getattr(value, each.name)
+        if each.type in (int, str) and type(found) is not each.type:
+            raise TypeError(f"{each.name} {found!r}: expected {each.type}")
+        if each.type == int | None and not (found is None or type(found) is int):
+            raise TypeError(f"{each.name} {found!r}: expected a whole number, or none")
+
+
+def _shallow(value: StateFile | StateField | StepState) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}

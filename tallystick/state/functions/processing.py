@@ -1,0 +1,144 @@
+"""The function of a keyed step as its task sees it, whichever way the user wrote it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.errors import RecordError
+from tallystick.state.catalog import StateField
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import EpochTime, Overlay
+
+NO_TIME = "None"
+PROCESSING_TIME = "ProcessingTime"
+EVENT_TIME = "EventTime"
+TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
+"""Spark's names (`transformWithState`, timeMode)."""
+
+
+COLUMNS = "columns"
+"""The kind of the one state of a vectorised function: what it keeps per key, as columns."""
+DELETED = "deleted"
+"""The kind of a declaration that a state, should it be held, is to be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateDeclaration:
+    """A state that a function uses, as `StateField` has it, before it got an id."""
+
+    name: str
+    kind: str
+    key_schema: str
+    value_schema: str
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """One task's part of one epoch.
+
+    Args:
+        rows: all rows of its key groups, in their order of arrival; the key's columns among them.
+        key: of the step.
+        max_parallelism: of the step.
+        groups: those of this task.
+        fields: by name; what `Processor.declared` named, with ids.
+        overlay: where state is read and written.
+        time: the epoch's.
+        is_first: the step has no committed state yet: what it starts with is to be put in.
+    """
+
+    rows: pa.RecordBatch
+    key: KeyCodec
+    max_parallelism: int
+    groups: KeyGroupRange
+    fields: Mapping[str, StateField]
+    overlay: Overlay
+    time: EpochTime
+    is_first: bool = False
+
+
+class Processor(Protocol):
+    """The function of a keyed step; made by the driver, sent to each task."""
+
+    @property
+    def time_mode(self) -> str:
+        """One of `TIME_MODES`."""
+        ...
+
+    @property
+    def has_timers(self) -> bool:
+        """True if epochs without rows may have something to do."""
+        ...
+
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that it reads besides the key's: no others travel to it; None: all do."""
+        ...
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Return the states that it uses; asked on the driver, before anything starts.
+
+        Raises:
+            OptionError: they cannot be as declared.
+        """
+        ...
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """Return the columns that it puts out; None: it does not know, so its user states them.
+
+        Args:
+            key: the key's columns.
+            rows: all columns of the rows that come to the step.
+        """
+        ...
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """Process the rows, then the timers that are due; state goes into the overlay.
+
+        The overlay is complete when the iterator is exhausted.
+        """
+        ...
+
+
+@runtime_checkable
+class HasInitialState(Protocol):
+    """A processor that carries what its state is to start with."""
+
+    def started(self) -> Processor:
+        """Return the same for later epochs, without it: all of it would travel with each task."""
+        ...
+
+
+EVENT_TIME_US_MAX = 1 << 62
+"""146,000 years; half of what 64 bits hold, so that a delay or a gap may be as long."""
+_MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def check_event_times(column: pa.Array, what: str) -> None:
+    """Refuse event times that no event can have had.
+
+    Args:
+        column: timestamps, or milliseconds since 1970 as whole numbers.
+        what: it is, for the message.
+
+    Raises:
+        RecordError: a time is more than 146,000 years from 1970; the watermark would stay there,
+            and every later row would be late.
+    """
+    unit = column.type.unit if pa.types.is_timestamp(column.type) else "ms"
+    if unit not in _MICROS:
+        return  # nanoseconds: 64 bits of them are 292 years
+    bound = EVENT_TIME_US_MAX // _MICROS[unit]
+    ends = pc.min_max(column.cast(pa.int64())).as_py()
+    for found in ends.values():
+        if found is not None and abs(found) > bound:
+            raise RecordError(
+                f"{what}: {found} {unit} since 1970 is more than 146,000 years away, and no event "
+                f"time. Is it in micro- or nanoseconds? Divide it in a map_batches before, or make "
+                f"it null."
+            )

@@ -1,0 +1,386 @@
+"""A function of columns as a `Processor`: it is called once per epoch, with all keys at once.
+
+A key's state is one entry: its columns, and the key's timer as one more where the function has
+timers. A timer has a second entry, by time: `key group | 0xFC | time | key`.
+
+Invariant: each key is written at most once in an epoch, after its last call; what did not change
+is not written.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.errors import BrokenInvariantError, OptionError
+from tallystick.state.entries import (
+    TIMERS_BY_TIME,
+    Keys,
+    distinct_keys,
+    due_keys,
+    keys_of,
+    time_keys,
+)
+from tallystick.state.functions.keyed_batch import KeyedBatch, PerKey, Update
+from tallystick.state.functions.processing import (
+    COLUMNS,
+    EVENT_TIME,
+    NO_TIME,
+    PROCESSING_TIME,
+    TIME_MODES,
+    StateDeclaration,
+    Work,
+)
+from tallystick.state.keys import KeyCodec
+from tallystick.state.row_codec import ColumnsCodec, changed_rows
+from tallystick.state.schema import schema_of, text_of
+
+STATE = "state"
+TIMER = "$timer"
+"""The column that holds a key's timer, after those of the function."""
+
+Function = Callable[[KeyedBatch], Update]
+Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
+"""From the columns of the key and those of the rows to the ones that are put out."""
+
+
+def vectorised(
+    function: Function,
+    *,
+    state: str | pa.Schema,
+    time_mode: str = NO_TIME,
+    reads: Collection[str] | None = None,
+    output: Output | None = None,
+) -> "VectorisedFunction":
+    """Process all keys of an epoch with one call.
+
+    Args:
+        function: gets a `KeyedBatch`, returns an `Update`. With timers it is called a second time
+            for the keys that are due, without rows.
+        state: its columns, as DDL or as a schema; "" if there are none.
+        time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
+        reads: the columns of the rows that it reads besides the key's; the others stay where they
+            are. None: it gets all.
+        output: from the schemas of the key and of the rows to that of what it puts out. None:
+            `process` needs `output=`.
+
+    Raises:
+        OptionError: the state cannot be stored, or there is no such time mode.
+    """
+    return VectorisedFunction(function, schema_of(state, "state"), time_mode, reads, output)
+
+
+def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Field]) -> pa.Schema:
+    """Return the columns of a function that puts out the key's, some of the rows' and its own.
+
+    Raises:
+        OptionError: one of its own has the name of another.
+    """
+    columns = {field.name: field.type for field in (*key, *kept)}
+    for field in values:
+        if field.name in columns:
+            whose = "the key has" if field.name in key.names else "the rows' columns to keep have"
+            raise OptionError(
+                f"the function puts out a column {field.name!r}, and {whose} one of this name too: "
+                f"give one of them another name"
+            )
+        columns[field.name] = field.type
+    return pa.schema(columns)
+
+
+class VectorisedFunction:
+    """See `vectorised`.
+
+    Args:
+        event_time: the column by whose time the function goes: the step's event time, no other.
+            None: it does not look.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        schema: pa.Schema,
+        time_mode: str,
+        reads: Collection[str] | None = None,
+        output: Output | None = None,
+        event_time: str | None = None,
+    ) -> None:
+        if time_mode not in TIME_MODES:
+            raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
+        if TIMER in schema.names:
+            raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
+        self._function = function
+        self._output = output
+        self.event_time = event_time
+        self._reads = None if reads is None else frozenset(reads)
+        self._time_mode = time_mode
+        self._schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        stored = [*self._schema, pa.field(TIMER, pa.int64())] if self.has_timers else self._schema
+        self._codec = ColumnsCodec(pa.schema(stored)) if len(stored) else None
+
+    @property
+    def time_mode(self) -> str:
+        """As given."""
+        return self._time_mode
+
+    @property
+    def has_timers(self) -> bool:
+        """True if epochs without rows may have something to do."""
+        return self._time_mode != NO_TIME
+
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """As given."""
+        return self._reads
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Return one state of kind `columns`; none for a function without."""
+        if self._codec is None:
+            return ()
+        return (StateDeclaration(STATE, COLUMNS, "", text_of(self._codec.schema)),)
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """As given."""
+        return None if self._output is None else self._output(key, rows)
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """Call the function for the rows, then for the keys that are due; write what changed."""
+        held = None
+        if work.rows.num_rows:
+            codes, keys = distinct_keys(work.rows, work.key, work.max_parallelism, self._id(work))
+            held = self._read(work, keys)
+            held, output = self._call(work, held, work.rows, codes, is_due=False)
+            yield from output
+        until_ms = self._until_ms(work)
+        if until_ms is not None:
+            held, due = self._split_due(work, held, until_ms)
+            if due is not None:
+                nobody = np.zeros(0, np.int32)
+                due, output = self._call(work, due, work.rows[:0], nobody, is_due=True)
+                yield from output
+                self._write(work, due)
+        if held is not None:
+            self._write(work, held)
+
+    def _id(self, work: Work) -> int:
+        return work.fields[STATE].state_id if self._codec else 0
+
+    def _until_ms(self, work: Work) -> int | None:
+        """Timers are due up to this moment; None: none can be."""
+        if self._time_mode == PROCESSING_TIME:
+            return work.time.timestamp_ms
+        return work.time.watermark_ms if self._time_mode == EVENT_TIME else None
+
+    def _read(self, work: Work, keys: Keys) -> "_KeyStates":
+        if self._codec is None:
+            empty = pa.nulls(len(keys.entries), pa.binary())
+            none = pa.RecordBatch.from_struct_array(
+                pa.array([{}] * len(keys.entries), pa.struct([]))
+            )
+            return _KeyStates(keys, empty, none, np.zeros(len(keys.entries), np.bool_), None, None)
+        values = work.overlay.get_many(keys.entries)
+        stored = self._codec.decode(values)
+        known = values.is_valid().to_numpy(zero_copy_only=False)
+        if not self.has_timers:
+            return _KeyStates(keys, values, stored, known, None, None)
+        timers = stored.column(TIMER)
+        return _KeyStates(keys, values, stored.select(self._schema.names), known, timers, timers)
+
+    def _call(
+        self,
+        work: Work,
+        held: "_KeyStates",
+        rows: pa.RecordBatch,
+        codes: NDArray[np.int32],
+        *,
+        is_due: bool,
+    ) -> tuple["_KeyStates", Iterator[pa.RecordBatch]]:
+        """Call the function; return the keys as it left them, and its output."""
+        batch = KeyedBatch(
+            rows, codes, held.keys.columns, held.state, held.known, work.time, held.timers, is_due
+        )
+        update = self._function(batch)
+        if not isinstance(update, Update):
+            raise OptionError(
+                f"the function of a keyed step returned {type(update).__name__}: expected an Update"
+            )
+        if update.output is not None and not isinstance(update.output, pa.RecordBatch):
+            raise OptionError(
+                f"Update.output is {type(update.output).__name__}: expected a pyarrow.RecordBatch"
+            )
+        state = held.state if update.state is None else self._checked(update.state, len(batch))
+        timers = pa.nulls(len(batch), pa.int64()) if is_due else held.timers
+        if update.timers is not None:
+            timers = self._checked_timers(update.timers, len(batch))
+        output = update.output
+        has_output = output is not None and output.num_rows > 0
+        return replace(held, state=state, timers=timers), iter([output] if has_output else [])
+
+    def _checked(self, state: pa.RecordBatch | Mapping[str, PerKey], count: int) -> pa.RecordBatch:
+        """Return the state that the function returned, in the types that it declared."""
+        names = state.schema.names if isinstance(state, pa.RecordBatch) else list(state)
+        if sorted(names) != sorted(self._schema.names):
+            raise OptionError(
+                f"Update.state has the columns {sorted(names)}: the function's state was declared "
+                f"with {sorted(self._schema.names)}. Return all of them; what stays as it is, "
+                f"from batch.state."
+            )
+        columns = [_as_column(state[field.name], field, count) for field in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _checked_timers(self, timers: PerKey, count: int) -> pa.Array:
+        if not self.has_timers:
+            raise OptionError(
+                "Update.timers is set, but the step was made without timers: give vectorised() a "
+                "time_mode of 'ProcessingTime' or 'EventTime'."
+            )
+        return _as_column(timers, pa.field("timers", pa.int64()), count)
+
+    def _split_due(
+        self, work: Work, held: "_KeyStates | None", until_ms: int
+    ) -> tuple["_KeyStates | None", "_KeyStates | None"]:
+        """Return the keys with rows that are not due, and all that are."""
+        entries = due_keys(work.overlay, work.groups, until_ms, self._id(work))
+        if held is None:
+            return None, self._read(work, keys_of(entries, work.key)) if len(entries) else None
+        # A key with rows may have another timer by now than the committed one.
+        if len(entries):
+            entries = entries.filter(pc.invert(pc.is_in(entries, held.keys.entries)))
+        is_due = pc.fill_null(pc.less_equal(held.timers, until_ms), False)
+        due = replace(held.filter(is_due), known=np.ones(pc.sum(is_due).as_py() or 0, np.bool_))
+        if len(entries):
+            due = due.merged_with(self._read(work, keys_of(entries, work.key)))
+        return held.filter(pc.invert(is_due)), due if len(due.keys.entries) else None
+
+    def _write(self, work: Work, held: "_KeyStates") -> None:
+        if self._codec is None:
+            return
+        stored = held.state
+        if held.timers is not None:
+            arrays = [*stored.columns, held.timers]
+            stored = pa.RecordBatch.from_arrays(arrays, schema=self._codec.schema)
+        after = self._codec.encode(stored)
+        changed = pa.array(changed_rows(held.before, after))
+        work.overlay.put_many(held.keys.entries.filter(changed), after.filter(changed))
+        if held.timers is None or held.timers_before is None:
+            return
+        gone = pc.and_not_kleene(held.timers_before.is_valid(), _same(held))
+        new = pc.and_not_kleene(held.timers.is_valid(), _same(held))
+        for which, timers, value in ((gone, held.timers_before, None), (new, held.timers, b"")):
+            entries = time_keys(
+                held.keys.entries.filter(which), timers.filter(which), TIMERS_BY_TIME
+            )
+            values = pa.array([value], pa.binary()).take(pa.array(np.zeros(len(entries), np.int8)))
+            work.overlay.put_many(entries, values)
+
+
+@dataclass(frozen=True)
+class _KeyStates:
+    """Some keys and what is known of them.
+
+    Args:
+        keys: the distinct keys.
+        before: the committed values.
+        state, timers: as they are now.
+        known: whether they had state.
+        timers_before: the committed ones.
+    """
+
+    keys: Keys
+    before: pa.BinaryArray
+    state: pa.RecordBatch
+    known: NDArray[np.bool_]
+    timers: pa.Int64Array | None
+    timers_before: pa.Int64Array | None
+
+    def filter(self, mask: pa.BooleanArray) -> "_KeyStates":
+        """Some of the keys."""
+        assert self.timers is not None
+        assert self.timers_before is not None
+        return _KeyStates(
+            Keys(self.keys.columns.filter(mask), self.keys.entries.filter(mask)),
+            self.before.filter(mask),
+            self.state.filter(mask),
+            self.known[mask.to_numpy(zero_copy_only=False)],
+            self.timers.filter(mask),
+            self.timers_before.filter(mask),
+        )
+
+    def merged_with(self, other: "_KeyStates") -> "_KeyStates":
+        """These keys and others, in the order of their entries."""
+        entries = pa.concat_arrays([self.keys.entries, other.keys.entries])
+        order = pc.sort_indices(entries)
+        known = np.concatenate([self.known, other.known])
+        return _KeyStates(
+            Keys(_together(self.keys.columns, other.keys.columns, order), entries.take(order)),
+            pa.concat_arrays([self.before, other.before]).take(order),
+            _together(self.state, other.state, order),
+            known[order.to_numpy()],
+            pa.concat_arrays([self.timers, other.timers]).take(order),
+            pa.concat_arrays([self.timers_before, other.timers_before]).take(order),
+        )
+
+
+def _same(held: _KeyStates) -> pa.BooleanArray:
+    """True if each timer is the committed one."""
+    return pc.fill_null(pc.equal(held.timers, held.timers_before), False)
+
+
+def _together(one: pa.RecordBatch, two: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:
+    pairs = zip(one.columns, two.columns, strict=True)
+    columns = [pa.concat_arrays(pair).take(order) for pair in pairs]
+    return pa.RecordBatch.from_arrays(columns, schema=one.schema)
+
+
+def _as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
+    """Return a column of the type that was declared.
+
+    Raises:
+        OptionError: it has another length, or values that the type does not hold.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    try:
+        column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=False)
+        column = column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise OptionError(
+            f"Update: column {field.name!r} does not fit its type {field.type}: {error}"
+        ) from error
+    if len(column) != count:
+        raise OptionError(
+            f"Update: column {field.name!r} has {len(column)} values, but the batch has {count} "
+            f"keys: return one per key, in the order of batch.keys."
+        )
+    return column
+
+
+@dataclass(frozen=True)
+class ByColumns:
+    """Types that the user did not say are those of the columns.
+
+    Args:
+        make: from the columns of the rows to the function.
+        reads: as `Processor.reads`.
+    """
+
+    make: Callable[[pa.Schema], VectorisedFunction]
+    reads: frozenset[str]
+    time_mode: str = NO_TIME
+    has_timers: bool = False
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Not known yet."""
+        raise BrokenInvariantError("a function by columns was not made before it was asked")
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
+        """See `Processor.output`."""
+        return self.make(rows).output(key, rows)
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """See `Processor.run`."""
+        return self.make(work.rows.schema).run(work)

@@ -1,0 +1,1 @@
+"""PySpark's `StatefulProcessor`s, called row by row."""

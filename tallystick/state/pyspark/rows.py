@@ -1,0 +1,291 @@
+"""The rows of an epoch as a processor gets them, and what it returns as Arrow columns.
+
+A processor gets rows by key, as Spark's sorted shuffle hands them over: keys in ascending order,
+nulls first; the rows of a key in the order of their arrival.
+"""
+
+import decimal
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import Row
+
+from tallystick.errors import StateError
+from tallystick.state.key_groups import key_groups_of
+from tallystick.state.keys import KeyCodec
+
+
+class RowMaker(Protocol):
+    """Makes a row of values in the order of the columns."""
+
+    def __call__(self, values: Iterable[Any], /) -> Row:
+        """Return a `Row` with the maker's column names."""
+        ...
+
+
+def row_maker(names: Sequence[str]) -> RowMaker:
+    """Return rows with these columns.
+
+    A `Row` finds `row.x` by searching its list of names after all else failed; these have a
+    descriptor per column. What `Row` itself has, `count` or `index`, stays that, as in PySpark.
+    """
+    return _maker(tuple(names))
+
+
+@lru_cache(maxsize=256)
+def _maker(names: tuple[str, ...]) -> RowMaker:
+    # A named tuple's descriptors are in C; those of a property would ask `Row.__getitem__`.
+    # The class has to be held: one that is collected empties its dictionary.
+    getters = namedtuple("Getters", [f"c{at}" for at in range(len(names))])  # type: ignore[misc]
+    columns: dict[str, Any] = {
+        name: vars(getters)[f"c{at}"] for at, name in enumerate(names) if not hasattr(Row, name)
+    }
+    # As an attribute of the class, so that none has to be set per row.
+    made = type("Row", (Row,), {"__module__": Row.__module__, "__fields__": list(names)} | columns)
+    return cast(RowMaker, partial(tuple.__new__, made))
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHUNK_ROWS = 1 << 16
+"""About how many rows are Python objects at a time."""
+
+Int64Array = NDArray[np.int64]
+
+
+class KeyedRows(NamedTuple):
+    """Rows sorted by key, and where each key's begin.
+
+    Args:
+        rows: all of them.
+        keys: the distinct keys, as bytes.
+        groups: the key group of each.
+        starts: of each key, the first row; and the row count at the end.
+    """
+
+    rows: pa.RecordBatch
+    keys: pa.BinaryArray
+    groups: NDArray[np.int32]
+    starts: Int64Array
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of keys with about `CHUNK_ROWS` rows."""
+        first = 0
+        while first < len(self.keys):
+            enough = int(self.starts[first]) + CHUNK_ROWS
+            stop = int(np.searchsorted(self.starts, enough, "right")) - 1
+            stop = min(max(stop, first + 1), len(self.keys))
+            yield first, stop
+            first = stop
+
+
+def sort_by_key(rows: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> KeyedRows:
+    """Put rows in the order of their keys."""
+    numbered = codec.encode(rows).dictionary_encode()
+    by_rank = pc.sort_indices(numbered.dictionary)
+    keys = numbered.dictionary.take(by_rank)
+    ranks = np.empty(len(keys), np.int64)
+    ranks[by_rank.to_numpy()] = np.arange(len(keys))
+    codes = ranks[numbered.indices.to_numpy()]
+    order = np.argsort(codes, kind="stable")
+    starts = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(np.bincount(codes, minlength=len(keys)), out=starts[1:])
+    is_sorted = len(order) == 0 or bool((order[:-1] < order[1:]).all())
+    sorted_rows = rows if is_sorted else rows.take(pa.array(order))
+    first_rows = sorted_rows.select(codec.names).take(pa.array(starts[:-1]))
+    groups = key_groups_of(codec.hash_codes(first_rows), max_parallelism)
+    return KeyedRows(sorted_rows, keys, groups, starts)
+
+
+def key_tuples(keys: pa.BinaryArray, codec: KeyCodec, timezone: str) -> list[tuple[Any, ...]]:
+    """Return keys as processors get them."""
+    columns = in_timezone(codec.decode(keys), timezone).columns
+    return list(zip(*map(python_values, columns), strict=True))
+
+
+def as_rows(batch: pa.RecordBatch) -> list[Row]:
+    """Return each row as a `Row`, with Spark's Python types."""
+    columns = zip(*map(python_values, batch.columns), strict=True)
+    return list(map(row_maker(batch.schema.names), columns))
+
+
+def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> "Iterator[pd.DataFrame]":
+    """Yield a frame per span of rows, with the dtypes that Spark's frames have.
+
+    Where a null makes floats of a column's integers, it does so in its own frame alone; in Spark in
+    all frames of an Arrow batch, whose integers lose digits by what another key's rows hold.
+    """
+    import pandas as pd
+
+    # Spark builds each frame of Python objects, so numbers get Python's width.
+    widest = pa.schema([pa.field(field.name, _wide(field.type)) for field in batch.schema])
+    table = pa.Table.from_batches([batch]).cast(widest)
+    frame = table.to_pandas(coerce_temporal_nanoseconds=True)
+    beside_nulls = [
+        (at, column.fill_null(pa.scalar(0).cast(column.type)).to_numpy(), _nulls_before(column))
+        for at, column in enumerate(table.columns)
+        if column.null_count and (pa.types.is_integer(column.type) or column.type == pa.bool_())
+    ]
+    for name in frame.columns:
+        if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
+            frame[name] = frame[name].dt.tz_localize(None)
+    for start, stop in spans:
+        piece = frame.iloc[start:stop].reset_index(drop=True)
+        for at, values, nulls_before in beside_nulls:
+            if nulls_before[start] == nulls_before[stop]:
+                piece.isetitem(at, values[start:stop].copy())
+        yield piece
+
+
+def _nulls_before(column: pa.ChunkedArray) -> Int64Array:
+    """Return how many nulls stand before each row; and at the end how many there are."""
+    counts = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(column.is_null().to_numpy(), out=counts[1:])
+    return counts
+
+
+def in_timezone(batch: pa.RecordBatch, timezone: str) -> pa.RecordBatch:
+    """Return the same moments, shown in another time zone."""
+    columns = [
+        column.cast(pa.timestamp(column.type.unit, tz=timezone))
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """`to_pylist`, by numpy where that gives the same."""
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_text or (is_number and not column.null_count):
+        found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return found
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_signed_integer(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else kind
+
+
+if TYPE_CHECKING:  # a fifth of what a pipeline imports, and few need it
+    import pandas as pd
+
+_FRACTIONAL = (float, np.floating, decimal.Decimal)
+
+
+def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows by the names of their columns: one that is missing is null, others are left out.
+
+    Raises:
+        StateError: something else than a Row was returned, or a value has another type.
+    """
+    try:
+        return pa.RecordBatch.from_arrays(_columns_of(rows, schema), schema=schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise _misfit(schema, error) from error
+
+
+def frame_to_batch(frame: "pd.DataFrame", schema: pa.Schema, timezone: str) -> pa.RecordBatch:
+    """Return a frame's columns by name, or by position if they have no names.
+
+    Args:
+        frame: moments without a time zone are in `timezone`.
+        schema: of the output.
+        timezone: of the session.
+
+    Raises:
+        StateError: something else than a frame was returned, or its columns do not fit.
+    """
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise StateError(f"a processor returned a {type(frame).__name__}: expected pandas frames")
+    by_name = any(isinstance(name, str) for name in frame.columns)
+    missing = set(schema.names) - set(frame.columns) if by_name else ()
+    if missing or len(frame.columns) != len(schema):
+        raise StateError(
+            f"a processor returned a frame with columns {list(frame.columns)}: expected those of "
+            f"the output, {schema.names}"
+        )
+    columns = [
+        _series_column(frame[field.name] if by_name else frame.iloc[:, at], field.type, timezone)
+        for at, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _columns_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
+    is_nested = any(pa.types.is_nested(field.type) for field in schema)
+    if not is_nested and all(getattr(row, "__fields__", None) == schema.names for row in rows):
+        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(schema)
+    else:
+        for wrong in (row for row in rows if not isinstance(row, Row)):
+            raise TypeError(f"{wrong!r} is a {type(wrong).__name__}, expected a Row")
+        dicts = [row.asDict(True) for row in rows]
+        columns = [[row.get(name) for row in dicts] for name in schema.names]
+    arrays = []
+    for values, field in zip(columns, schema, strict=True):
+        _check_whole(field.name, values, field.type)
+        arrays.append(pa.array(values, field.type))
+    return arrays
+
+
+def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
+    """Refuse fractions where Arrow would cut them off without a word."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            parts = [value.get(field.name) for value in values if isinstance(value, dict)]
+            _check_whole(f"{name}.{field.name}", parts, field.type)
+    elif pa.types.is_map(kind):
+        maps = [value.items() if isinstance(value, dict) else value or () for value in values]
+        items = list(chain.from_iterable(maps))
+        _check_whole(f"{name}, a key", [key for key, _ in items], kind.key_type)
+        _check_whole(f"{name}, a value", [part for _, part in items], kind.item_type)
+    elif pa.types.is_list(kind):
+        lists = [value for value in values if isinstance(value, Iterable)]
+        _check_whole(f"{name}, an element", list(chain.from_iterable(lists)), kind.value_type)
+    elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and any(
+        issubclass(each, _FRACTIONAL) for each in set(map(type, values))
+    ):
+        value = next(each for each in values if isinstance(each, _FRACTIONAL))
+        raise TypeError(f"{name}: {value!r} is a {type(value).__name__}, expected {kind}")
+
+
+def _series_column(values: "pd.Series[Any]", kind: pa.DataType, timezone: str) -> pa.Array:
+    import pandas as pd
+
+    is_moment = isinstance(values.dtype, pd.DatetimeTZDtype) or values.dtype.kind == "M"
+    if is_moment and pa.types.is_timestamp(kind):
+        if kind.tz is not None and values.dt.tz is None:
+            values = values.dt.tz_localize(timezone, ambiguous=False, nonexistent="shift_forward")
+        elif kind.tz is None and values.dt.tz is not None:
+            values = values.dt.tz_convert(timezone).dt.tz_localize(None)
+    try:
+        try:
+            return pa.Array.from_pandas(values, type=kind, safe=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.Array.from_pandas(values).cast(kind)  # e.g. numbers to text, as Spark does
+    except pa.ArrowException as error:
+        raise _misfit(pa.schema([pa.field(str(values.name), kind)]), error) from error
+
+
+def _misfit(schema: pa.Schema, error: Exception) -> StateError:
+    columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+    return StateError(
+        f"a processor returned rows that do not fit its output ({columns}): {error}. Return "
+        f"Row(name=value, ...) with these types, or change output="
+    )

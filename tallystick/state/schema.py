@@ -1,0 +1,156 @@
+"""Schemas of keys and of state: as a checkpoint has them, and as users give and read them.
+
+A checkpoint holds names and Arrow's types as JSON, which stays the same in every release. Users
+write Spark's DDL, `"n bigint, tags array<string>"`, or give a `pyarrow.Schema`.
+"""
+
+import json
+import re
+
+import pyarrow as pa
+
+from tallystick.codec import ddl
+from tallystick.codec.arrow import arrow_schema, arrow_type
+from tallystick.errors import ManifestError, OptionError
+
+_NAMED = {
+    str(kind): kind
+    for kind in (
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.date32(),
+        pa.timestamp("us"),
+    )
+}
+_ZONED = re.compile(r"timestamp\[us, tz=(.+)\]")
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
+_LIST = re.compile(r"list<(.+)>")
+
+
+def text_of(schema: pa.Schema) -> str:
+    """Return names and types in their order, as JSON; whether a column may be null is not said."""
+    columns = [[field.name, text_of_type(field.type)] for field in schema]
+    return json.dumps(columns, separators=(",", ":"))
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """Read back what `text_of` wrote.
+
+    Raises:
+        ManifestError: it is of a release that knows more types, or damaged.
+    """
+    try:
+        return pa.schema([pa.field(name, type_from_text(kind)) for name, kind in json.loads(text)])
+    except (TypeError, ValueError) as error:
+        raise ManifestError(
+            f"a schema in the checkpoint is {text[:200]!r}: expected names and types, as JSON. It "
+            f"was edited, or made by somebody else."
+        ) from error
+
+
+def text_of_type(kind: pa.DataType) -> str:
+    """Return Arrow's name of the type; a list's without that of its element."""
+    if pa.types.is_list(kind):
+        return f"list<{text_of_type(kind.value_type)}>"
+    return str(kind)
+
+
+def type_from_text(text: str) -> pa.DataType:
+    """Read back what `text_of_type` wrote.
+
+    Raises:
+        ManifestError: it says no type that this release knows.
+    """
+    if text in _NAMED:
+        return _NAMED[text]
+    if found := _ZONED.fullmatch(text):
+        return pa.timestamp("us", tz=found[1])
+    if found := _DECIMAL.fullmatch(text):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if found := _LIST.fullmatch(text):
+        return pa.list_(type_from_text(found[1]))
+    raise ManifestError(
+        f"a schema in the checkpoint has a column of type {text!r}, which this release does not "
+        f"know: use the release that wrote it, or a newer one."
+    )
+
+
+_DDL_NAMES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.null(): "void",
+}
+
+
+def schema_of(schema: str | pa.Schema, name: str) -> pa.Schema:
+    """Return the schema that a user gave, as DDL or ready.
+
+    Args:
+        schema: DDL, or any Arrow schema.
+        name: what it is of, for errors.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if isinstance(schema, pa.Schema):
+        return schema
+    if not isinstance(schema, str):
+        raise OptionError(
+            f"{name}: expected DDL like 'n bigint, total double' or a pyarrow.Schema, not "
+            f"{type(schema).__name__}."
+        )
+    found = arrow_schema(ddl.columns(schema, name), name)
+    names = [each.lower() for each in found.names]
+    if repeated := {each for each in names if names.count(each) > 1}:
+        raise OptionError(f"{name}: {schema!r} has {sorted(repeated)[0]!r} twice.")
+    return found
+
+
+def type_of(text: str, name: str) -> pa.DataType:
+    """Return the type that DDL names, in upper or lower case.
+
+    Raises:
+        OptionError: it is none.
+    """
+    return arrow_type(ddl.parse(text, name), name)
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """Return a schema as DDL, for people; types that it does not know by Arrow's names."""
+    return ", ".join(f"{_quoted(field.name)} {_ddl_of_type(field.type)}" for field in schema)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def _ddl_of_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{_ddl_of_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_ddl_of_type(kind.key_type)}, {_ddl_of_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = (f"{_quoted(field.name)}: {_ddl_of_type(field.type)}" for field in kind)
+        return f"struct<{', '.join(fields)}>"
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _DDL_NAMES.get(kind, str(kind))

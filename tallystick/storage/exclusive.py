@@ -1,0 +1,140 @@
+"""Creating an object that must not exist yet, on object stores: one conditional request.
+
+pyarrow has no such call, so this goes through obstore (extra `object-store`). It asks the store for
+`If-None-Match: *` (S3, Azure) or `x-goog-if-generation-match: 0` (Google), by the same URI and the
+same environment variables as pyarrow; of the profiles in `~/.aws` it knows nothing.
+
+Why each request is sent once only: a repeated one, after a lost answer, would get the answer
+"exists" by what it wrote itself. And why a "no" is followed by a look: S3 says 409 also where a
+deletion was in the way and nothing exists, and obstore takes that for "exists".
+"""
+
+import uuid
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tallystick.errors import OptionError
+
+REQUEST_TIMEOUT = timedelta(seconds=30)
+"""An answer that is later is none: whether the object was created is unknown then."""
+
+SCHEMES = {"s3", "gs", "gcs", "abfs", "abfss"}
+"""Stores that create conditionally, as pyarrow calls them."""
+
+_SCHEMES = {"gcs": "gs"}
+"""As obstore calls what pyarrow calls otherwise."""
+
+_DECIDED_IN_KAFKA = (
+    "or have a KafkaSink with transactions='epoch' in the pipeline, which decides in Kafka instead"
+)
+
+
+class ExclusiveStore:
+    """Creates objects in one bucket.
+
+    Args:
+        uri: of any object or folder in it, with options and credentials as pyarrow reads them.
+        shown: the URI as it may be shown.
+        region: of an S3 bucket; "" leaves it to the environment.
+
+    Raises:
+        OptionError: the file system cannot create exclusively, or obstore is missing.
+    """
+
+    def __init__(self, uri: str, shown: str, region: str = "") -> None:
+        scheme = urlsplit(uri).scheme
+        if scheme not in SCHEMES:
+            raise OptionError(
+                f"checkpoint {shown}: a file that must be new is needed here, and on {scheme}: "
+                f"there is no way to create one exclusively. Put the checkpoint on a local (or "
+                f"mounted) disk, S3, Google Cloud Storage or Azure, {_DECIDED_IN_KAFKA}."
+            )
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise OptionError(
+                f"checkpoint {shown}: a file that must be new is needed here, and pyarrow cannot "
+                f"create one exclusively on {scheme}: `pip install tallystick[object-store]` "
+                f"(obstore), {_DECIDED_IN_KAFKA}."
+            ) from None
+        bucket, config, client = _settings(uri, region)
+        self._shown = shown
+        self._obstore: Any = obstore
+        self._store = from_url(
+            bucket, config=config, client_options=client, retry_config={"max_retries": 0}
+        )
+        self._is_proved = False
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object; False, and nothing done, where there is one already.
+
+        Raises:
+            OptionError: the store ignores the condition.
+            OSError: it failed; whether the object was created is unknown.
+        """
+        if not self._is_proved:
+            self._prove(key)
+        return self._create(key, data)
+
+    def _prove(self, key: str) -> None:
+        """Some S3-compatible stores ignore the condition: there, both of two writers would win."""
+        probe = f"{key}.{uuid.uuid4().hex[:8]}.probe"
+        results = [self._create(probe, b""), self._create(probe, b"")]
+        self._obstore.delete(self._store, probe)
+        if results != [True, False]:
+            raise OptionError(
+                f"checkpoint {self._shown}: this store overwrites where it was asked to create "
+                f"(PUT with If-None-Match: * succeeded twice on one name). Use a release of it "
+                f"that supports conditional writes, or another place, {_DECIDED_IN_KAFKA}."
+            )
+        self._is_proved = True
+
+    def _create(self, key: str, data: bytes) -> bool:
+        exceptions = self._obstore.exceptions
+        try:
+            self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            self._look(key)
+            return False
+        except (exceptions.BaseError, OSError) as error:
+            raise _as_os_error(error) from None
+        return True
+
+    def _look(self, key: str) -> None:
+        try:
+            self._obstore.head(self._store, key)
+        except FileNotFoundError:
+            raise OSError("another request for the same name was in the way") from None
+        except self._obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from None
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """Keep an error's first line: what follows is the request, in all its details."""
+    return OSError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
+
+
+def _settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the bucket, and what pyarrow's options are called here."""
+    parts = urlsplit(uri)
+    options = dict(parse_qsl(parts.query))
+    user, at, host = parts.netloc.rpartition("@")
+    client: dict[str, Any] = {"timeout": REQUEST_TIMEOUT, "allow_http": True}
+    if "tls_ca_file_path" in options:
+        with open(options["tls_ca_file_path"], "rb") as file:
+            client["root_certificate"] = file.read()
+    if parts.scheme != "s3":
+        return f"{_SCHEMES.get(parts.scheme, parts.scheme)}://{parts.netloc}", {}, client
+    config: dict[str, Any] = {"conditional_put": "etag"}
+    if at:
+        key, _, secret = user.partition(":")
+        config |= {"access_key_id": unquote(key), "secret_access_key": unquote(secret)}
+    if options.get("region") or region:
+        config["region"] = options.get("region") or region
+    if "endpoint_override" in options:
+        endpoint = options["endpoint_override"]
+        scheme = options.get("scheme", "https")
+        config["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    return f"s3://{host}", config, client

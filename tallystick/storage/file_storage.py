@@ -1,0 +1,377 @@
+"""The Storage port for real: a checkpoint location on any file system that pyarrow reaches.
+
+A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
+temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
+upload counts when it is completed, and one that fails is not. `put_new` decides between writers: it
+takes a hard link on a local disk, and a conditional request on object stores (see `exclusive`).
+
+On S3, Spark's part of a checkpoint goes through Hadoop (`s3a://bucket/path`, with `fs.s3a.…` in
+Spark's configuration), ours through pyarrow, at the same place. pyarrow does not see Hadoop's
+settings: give credentials, region and endpoint by what both read, AWS's environment variables
+(`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+`AWS_ENDPOINT_URL_S3`) or the machine's role, on the driver and on the executors. Where Spark is not
+involved (the place of a savepoint), the URI's query may carry pyarrow's options:
+`s3://bucket/path?region=eu-central-1&endpoint_override=host:9000&scheme=http`.
+
+Invariant: a path leads to a file below the folder, whatever text it was made of, and nothing is
+written or removed through a symbolic link in it.
+"""
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from pyarrow import fs
+
+from tallystick.errors import ManifestError, OptionError, StorageError
+from tallystick.storage.exclusive import ExclusiveStore
+from tallystick.storage.local_files import fsync_folder, link_between, put_local, put_new_local
+
+DELETES_AT_A_TIME = 16
+"""An object store takes some 30 ms for each file that is removed."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+"""As pyarrow calls what Hadoop calls otherwise."""
+
+
+class FileStorage:
+    """Files below one folder.
+
+    Args:
+        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …). As for
+            Spark, what looks like an escape (`%20`) is none, except after `file://`.
+
+    Raises:
+        OptionError: the URI is of a file system that pyarrow does not know; or see `local_path`.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._location = shown(uri)
+        self._query = uri.partition("?")[2] if local_path(uri) is None else ""
+        self._root = _root(uri)
+        self._exclusive: ExclusiveStore | None = None
+        self._synced: set[Path] = set()  # folders whose names are durable already
+
+    def __repr__(self) -> str:
+        return f"FileStorage({self._location!r})"
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return FileStorage, (self._uri,)
+
+    @property
+    def location(self) -> str:
+        """The URI that paths are relative to, without credentials and options."""
+        return self._location
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a new file, atomically and durably.
+
+        Raises:
+            StorageError: it could not be written; nothing of it is visible under its name.
+            OptionError: a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
+        """
+        try:
+            place = self._changed_place(path)
+            if isinstance(place, Path):
+                put_local(place, data)
+            else:
+                files, whole = place
+                with files.open_output_stream(whole) as stream:
+                    stream.write(data)
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: writing {path} ({len(data)} bytes) failed: {error}. "
+                f"Nothing was committed. Make room or give access, then start again."
+            ) from error
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a file that must not exist yet; False, and nothing done, where it does.
+
+        Raises:
+            StorageError: it failed; whether the file is there is unknown.
+            OptionError: this kind of storage cannot decide between two writers, obstore is
+                missing, or a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
+        """
+        try:
+            place = self._changed_place(path)
+            if isinstance(place, Path):
+                return put_new_local(place, data)
+            files, key = place
+            if self._exclusive is None:
+                self._exclusive = self._exclusive_store(files)
+            return self._exclusive.create(key.partition("/")[2], data)  # without the bucket
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
+                f"{without_secrets(str(error), self._uri)}. Whether it was created is unknown. "
+                f"Make room or give access, then start again."
+            ) from None
+
+    def _exclusive_store(self, files: fs.FileSystem) -> ExclusiveStore:
+        """Return the store that creates files which are not on a local disk."""
+        bucket = self._location.partition("://")[2].partition("/")[0]  # or container
+        uri = f"{_scheme(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
+        region = files.region if isinstance(files, fs.S3FileSystem) else ""
+        return ExclusiveStore(uri, self._location, region)
+
+    def get(self, path: str) -> bytes | None:
+        """Read a whole file; None if there is none."""
+        found: bytes | None = None
+        with self._reading(path, "reading") as place:
+            if isinstance(place, Path):
+                found = place.read_bytes()
+            else:
+                files, whole = place
+                with files.open_input_stream(whole) as stream:
+                    found = bytes(stream.read())
+        return found
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes | None:
+        """Read a part of a file; None if there is none. See `ports.Storage.get_range`."""
+        found: bytes | None = None
+        with self._reading(path, f"reading {length} bytes of") as place:
+            files, whole = _reached(place)
+            with files.open_input_file(whole) as file:
+                size = file.size()
+                start = min(offset, size) if offset >= 0 else max(0, size + offset)
+                found = bytes(file.read_at(max(0, min(length, size - start)), start))
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        """Return the paths of a folder's files ("": this one), sorted; empty if there is none."""
+        found: list[str] = []
+        with self._reading(folder, "listing") as place:
+            if isinstance(place, Path):
+                found = [entry.name for entry in os.scandir(place)]
+            else:
+                files, whole = place
+                selector = fs.FileSelector(whole, allow_not_found=True)
+                found = [info.base_name for info in files.get_file_info(selector)]
+        prefix = f"{folder}/" if folder else ""
+        return sorted(f"{prefix}{name}" for name in found if not name.startswith("."))
+
+    def delete(self, path: str) -> None:
+        """Remove a file; nothing happens if there is none.
+
+        Raises:
+            OptionError: a symbolic link is in its way.
+            ManifestError: the path leads out of the folder.
+        """
+        with self._reading(path, "removing"):
+            place = self._changed_place(path)
+            if isinstance(place, Path):
+                place.unlink()
+            else:
+                files, whole = place
+                files.delete_file(whole)
+
+    def sync(self, path: str) -> None:
+        """Make a file on a local disk durable, with its name and the folders that lead to it.
+
+        Elsewhere it is so since it was written. Nothing happens if there is none.
+        """
+        with self._reading(path, "syncing") as place:
+            if not isinstance(place, Path):
+                return
+            with open(place, "rb") as file:
+                os.fsync(file.fileno())
+            fsync_folder(place.parent)
+            for folder in place.parent.parents:
+                if folder in self._synced:
+                    break
+                self._synced.add(folder)
+                with contextlib.suppress(PermissionError):  # not ours, so nor is its name new
+                    fsync_folder(folder)
+
+    def _place(self, path: str) -> "_Place":
+        if _leads_out(path):
+            raise ManifestError(
+                f"checkpoint {self._location}: path {path!r} leads out of the folder, as none of "
+                f"ours does: what names it was edited, or made by somebody else. Nothing was "
+                f"changed."
+            )
+        root = self._root
+        if not path:
+            return root
+        return root / path if isinstance(root, Path) else (root[0], f"{root[1]}/{path}")
+
+    def _changed_place(self, path: str) -> "_Place":
+        """Return the place of a file that is written or removed."""
+        place = self._place(path)
+        if isinstance(place, Path) and isinstance(self._root, Path):
+            link = link_between(self._root, place)
+            if link is not None:
+                raise OptionError(
+                    f"checkpoint {self._location}: {link} is a symbolic link, and nothing is "
+                    f"written or removed through one: whoever made the folder may have aimed it at "
+                    f"other files. Put the folder itself there."
+                )
+        return place
+
+    @contextlib.contextmanager
+    def _reading(self, path: str, doing: str) -> Iterator["_Place"]:
+        """Yield a file's place; a missing file is no error, any other failure a StorageError."""
+        try:
+            yield self._place(path)
+        except (FileNotFoundError, NotADirectoryError):  # below a file there is none either
+            return
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {self._location}: {doing} {path} failed: {error}"
+            ) from error
+
+
+class SystemClock:
+    """The Clock port for real."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def nonce(self) -> str:
+        """Return a name that no other run will draw."""
+        return uuid.uuid4().hex[:16]
+
+
+_Place = Path | tuple[fs.FileSystem, str]
+"""A local path, or a file system and a path in it."""
+
+
+def shown(uri: str) -> str:
+    """Return a location without what may be secret: the access key before the host, and options."""
+    if _is_local(uri):
+        return uri
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    return f"{scheme}://{rest[_secret_length(rest, scheme) :]}".rstrip("/")
+
+
+def _secret_length(rest: str, scheme: str) -> int:
+    """Return the length of a key and its secret before the host; AWS's may hold a slash."""
+    authority = rest.partition("/")[0]
+    if scheme in ("abfs", "abfss") and ":" not in authority.partition("@")[0]:
+        return 0  # the container
+    if "@" in authority:
+        return authority.rindex("@") + 1
+    _, colon, port = authority.rpartition(":")
+    is_port = port.isdecimal() and _SCHEMES.get(scheme, scheme) != "s3"  # a bucket has none
+    return rest.rfind("@") + 1 if colon and not is_port else 0
+
+
+def without_secrets(text: str, uri: str) -> str:
+    """Return an error's text about a URI, without what `shown` leaves out of that."""
+    base, _, query = uri.partition("?")
+    scheme, _, rest = base.partition("://")
+    options = [value for _, _, value in (each.partition("=") for each in query.split("&"))]
+    secrets = [*re.split("[:/@]", rest[: _secret_length(rest, scheme)]), *options]
+    for secret in sorted({each for each in secrets if each}, key=len, reverse=True):
+        for form in (secret, unquote(secret)):
+            text = text.replace(form, "…")
+    return text
+
+
+def _leads_out(path: str) -> bool:
+    is_whole = path.startswith(("/", "file:")) or "://" in path
+    return is_whole or "\0" in path or ".." in path.replace("\\", "/").split("/")
+
+
+def _scheme(uri: str) -> str:
+    scheme = uri.partition("://")[0]
+    return _SCHEMES.get(scheme, scheme)
+
+
+def _reached(place: _Place) -> tuple[fs.FileSystem, str]:
+    return (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
+
+
+def user_part(uri: str) -> str:
+    """Return the part before the host, with the @: an access key and its secret; "": nothing."""
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    return rest[: _secret_length(rest, scheme)]
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the absolute path on a local disk; None: it is elsewhere.
+
+    `file:/a` is Hadoop's form, in which Spark names a checkpoint, and every character of it is
+    itself; `file:///a` is a URI, which has escapes.
+
+    Raises:
+        OptionError: another folder than the one that was meant could be read out of it.
+    """
+    if not _is_local(uri):
+        return None
+    if not uri.lower().startswith("file://"):
+        return Path(uri.removeprefix("file:")).absolute()
+    rest = uri[len("file://") :]
+    host, slash, path = rest.partition("/")
+    if "#" in rest or "?" in rest:
+        raise OptionError(
+            f"{uri}: in a URI, # and ? end the path, so another folder than the one of this name "
+            f"would be meant. Nothing was changed. Write %23 for # and %3F for ?, or give the path "
+            f"without file://."
+        )
+    if not slash or host not in ("", "localhost"):
+        raise OptionError(
+            f"{uri}: what stands between file:// and the next slash is a host, and only this one's "
+            f"files can be reached. Nothing was changed. Write file:///{rest}, with three slashes, "
+            f"if that is the path."
+        )
+    return Path(unquote(slash + path))
+
+
+def _is_local(uri: str) -> bool:
+    scheme, is_uri, _ = uri.partition("://")
+    return not is_uri or scheme.lower() == "file" or uri.startswith("file:/")
+
+
+def as_spark_took_it(uri: str) -> str:
+    """Return where Spark puts a checkpoint of which it was given this location."""
+    return re.sub("^file:/+", "file:/", uri)
+
+
+def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a path or URI, and the path in it.
+
+    Args:
+        uri: as for `FileStorage`.
+        what: names the setting that it comes from, in errors.
+
+    Raises:
+        OptionError: it is of a file system that pyarrow does not know.
+    """
+    return _reached(_root(uri, what))
+
+
+def _root(uri: str, what: str = "checkpoint location") -> _Place:
+    local = local_path(uri)
+    if local is not None:
+        return local
+    scheme, _, rest = uri.partition("://")
+    if _secret_length(rest.partition("?")[0], scheme) > len(rest.partition("/")[0]):
+        raise OptionError(
+            f"{what} {shown(uri)}: the secret before the host has a slash, which ends "
+            f"the host. Write it as %2F; or give it by environment variables."
+        )
+    scheme = _SCHEMES.get(scheme, scheme)
+    base, mark, options = rest.partition("?")
+    host, slash, path = base.partition("/")
+    rest = f"{host}{slash}{quote(path)}{mark}{options}"  # to Hadoop each character is itself
+    if scheme == "s3" and "allow_delayed_open" not in rest:
+        rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"  # one request, not three
+    try:
+        files, root = fs.FileSystem.from_uri(f"{scheme}://{rest}")
+    except Exception as error:
+        reason = without_secrets(str(error), uri)
+        raise OptionError(
+            f"{what} {shown(uri)}: expected a path or a URI of a file system that "
+            f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
+        ) from None
+    return files, root.rstrip("/")

@@ -1,0 +1,97 @@
+"""Values that all layers share: a partition, a range of it, a producer, and what it wrote."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one Kafka topic.
+
+    A named tuple, because plans sort and look up tens of thousands of them per epoch.
+    """
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SplitRange:
+    """The records `start_offset <= offset < stop_offset` of one topic partition.
+
+    `topic_id` is Kafka's name for the very topic that is meant (KIP-516): another topic that was
+    created under the same name later has other records at these offsets. "" means any.
+    """
+
+    topic: str
+    partition: int
+    start_offset: int
+    stop_offset: int
+    topic_id: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.partition >= 0, self
+        assert 0 <= self.start_offset <= self.stop_offset, self
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition that the range belongs to."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def offset_count(self) -> int:
+        """How many offsets the range spans; there may be fewer records (markers, compaction)."""
+        return self.stop_offset - self.start_offset
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}[{self.start_offset},{self.stop_offset})"
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer that Kafka admitted; a higher `producer_epoch` for the same id fences this one.
+
+    Every transaction has a `Producer` of its own: the broker port hands out a fresh producer epoch
+    after each commit and each fence (Kafka does so itself from transaction.version 2 on, KIP-890).
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+    @property
+    def transaction_name(self) -> str:
+        """Of its transaction: no other one of the cluster has it."""
+        return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProducedRange:
+    """What one task wrote to one output partition in one transaction.
+
+    The sequence numbers of a partition start at 0 with each producer epoch, so the last one is
+    `record_count - 1`. `last_offset` is where the last record stands in the log; records of other
+    producers may lie between first and last.
+    """
+
+    topic: str
+    partition: int
+    record_count: int
+    first_offset: int
+    last_offset: int
+
+    def __post_init__(self) -> None:
+        assert self.record_count > 0, self
+        assert 0 <= self.first_offset <= self.last_offset, self
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The log that was written to."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number that Kafka must report for the last record (it wraps at 2^31)."""
+        return (self.record_count - 1) & 0x7FFFFFFF

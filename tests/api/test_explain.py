@@ -1,0 +1,193 @@
+"""`Pipeline.explain`: what would run, told without Kafka, and without Spark where there is none."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+import tallystick as ts
+from tallystick.epoch import manifest as m
+from tallystick.errors import DataLossError, OptionError
+from tallystick.spark.cluster import Cluster
+from tallystick.spark.execution import JOBS, RESIDENT, Execution, execution_of, tasks_at_once
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import Producer
+
+NOWHERE = "localhost:1"
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have left a context."""
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+
+
+def source(**settings: object) -> ts.KafkaSource:
+    value = ts.Json("user string, n bigint, secret string")
+    return ts.KafkaSource(NOWHERE, topics=["events"], value=value, **settings)
+
+
+def sink(**settings: object) -> ts.KafkaSink:
+    return ts.KafkaSink(NOWHERE, topic="out", key="user", value=ts.Json(), **settings)
+
+
+def late_only(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+def counting(*sinks: object, uid: str = "per-user", **settings: object) -> ts.Pipeline:
+    count = ts.aggregate({"n": ts.count()})
+    return (
+        ts.Pipeline("counts")
+        .read(source())
+        .map_batches(late_only, schema="user string, n bigint")
+        .key_by("user")
+        .process(count, uid=uid, **settings)
+        .write(*(sinks or (sink(),)))
+    )
+
+
+def facts(text: str) -> dict[str, list[str]]:
+    """Name -> its lines; those without a name belong to the one before."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        name = line[:16].strip() or name
+        found.setdefault(name, []).append(line[17:])
+    return found
+
+
+def cluster(
+    slots: int, master: str = "spark://host:7077", conf: Mapping[str, str] = {}
+) -> SimpleNamespace:
+    """A context as far as `explain` needs one."""
+    given = SimpleNamespace(getAll=lambda: list(conf.items()))
+    return SimpleNamespace(master=master, defaultParallelism=slots, getConf=lambda: given)
+
+
+def on(monkeypatch: pytest.MonkeyPatch, context: SimpleNamespace) -> None:
+    at_hand = Cluster(lambda: context)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(Cluster, "at_hand", lambda spark: at_hand)
+
+
+def test_it_says_what_is_read_done_and_written_and_touches_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    files = ts.FileSink(str(tmp_path / "files"))
+
+    said = facts(counting(sink(), files).explain(checkpoint=str(folder)))
+
+    assert said["pipeline"] == ["counts"]
+    assert "topic events" in said["source"][0]
+    assert NOWHERE in said["source"][0]
+    assert "Json, mode failfast, user string, n bigint" in said["source"][1]
+    assert "group tallystick-counts" in said["source"][1]
+    assert said["step 1"] == ["map_batches late_only"]
+    assert said["step 2"][0] == "process, uid per-user, key_by user"
+    assert said["step 2"][1].startswith("state: state columns")
+    assert said["step 2"][2] == "puts out: user string, n bigint"
+    assert "topic out" in said["sink kafka-1"][0]
+    assert "exactly_once, transactions='epoch'" in said["sink kafka-1"][0]
+    assert "FileSink" in said["sink files-1"][0]
+    assert "the transaction of kafka-1" in said["decision"][0]
+    assert said["checkpoint"] == [f"{FileStorage(str(folder)).location}: new"]
+    assert not list(tmp_path.iterdir()), "nothing is made"
+
+
+def test_without_a_transaction_of_the_epoch_the_checkpoint_decides() -> None:
+    said = facts(counting(sink(transactions="task")).explain())
+    assert "a transaction per task" in said["sink kafka-1"][0]
+    assert "the checkpoint's own log" in said["decision"][0]
+
+
+def test_without_spark_what_hangs_on_it_is_left_open() -> None:
+    said = facts(counting().explain())
+    assert "as many tasks as run at a time" in said["step 2"][3]
+    assert said["execution"][0].startswith("resident")
+    assert "not known without Spark" in said["slots"][0]
+    assert "4 tasks (parallelism=)" in facts(counting(parallelism=4).explain())["step 2"][3]
+
+
+def test_a_cluster_has_a_slot_left_free_and_keyed_steps_as_many_tasks_as_there_are_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for slots, members in ((3, 3), (4, 3), (8, 7)):
+        on(monkeypatch, cluster(slots))
+        said = facts(counting().explain())
+        assert f"{members} tasks (as many as run at a time)" in said["step 2"][3]
+        assert said["slots"] == [f"{slots} there; {members} needed as long as the pipeline runs"]
+        said = facts(counting().explain(execution="jobs"))
+        assert f"{slots} tasks" in said["step 2"][3]
+        assert said["slots"][0].startswith(f"{slots} there; taken by each epoch's job")
+    on(monkeypatch, cluster(8, master="local[8]"))
+    said = facts(counting().explain())
+    assert "8 tasks" in said["step 2"][3]
+    assert "8 there; 1 needed" in said["slots"][0]
+
+
+def test_what_keeps_tasks_from_staying_is_named_and_refused_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(monkeypatch, cluster(4, conf={"spark.io.encryption.enabled": "true"}))
+    said = facts(counting().explain())
+    assert said["execution"][0].startswith("jobs")
+    assert "spark.io.encryption.enabled=true" in said["execution"][0]
+    with pytest.raises(OptionError, match="execution='resident' does not work here"):
+        counting().explain(execution="resident")
+    framed = ts.Pipeline("framed").read(source()).transform(lambda rows: rows).write(sink())
+    assert "transform" in facts(framed.explain())["execution"][0]
+    with pytest.raises(OptionError, match="execution='always': expected"):
+        counting().explain(execution="always")  # type: ignore[arg-type]
+
+
+def test_the_choice_is_that_of_a_start() -> None:
+    assert execution_of("p", None, {}, has_transform=False) == Execution(RESIDENT, "")
+    assert execution_of("p", JOBS, {}, has_transform=False) == Execution(JOBS, "execution='jobs'")
+    found = Cluster(lambda: cluster(4))  # type: ignore[arg-type,return-value]
+    assert tasks_at_once(found, Execution(RESIDENT, "")) == 3
+    assert tasks_at_once(found, Execution(JOBS, "wanted")) == 4
+
+
+def held(folder: Path, uid: str, pipeline: str = "counts") -> None:
+    """A checkpoint with one epoch, and one step's state."""
+    state = (StepState(uid, 64, 2, '[["user","string"]]', 1),)
+    producer = Producer("t", 1, 0)
+    manifest = m.Manifest(12, pipeline, "l", (), (), producer, state)
+    FileStorage(str(folder)).put(m.manifest_path(manifest, "aa"), manifest.encode())
+
+
+def test_a_checkpoint_says_how_far_it_is_and_its_state_is_compared(tmp_path: Path) -> None:
+    held(tmp_path, "per-user")
+
+    said = facts(counting().explain(checkpoint=str(tmp_path)))
+    assert "up to epoch 12" in said["checkpoint"][0]
+    assert "State of per-user" in said["checkpoint"][0]
+    assert "64 key groups" in said["step 2"][3], "those of the state"
+    assert "state" not in said
+
+    said = facts(counting(uid="another").explain(checkpoint=str(tmp_path)))
+    assert "does not fit: " in said["state"][0]
+    assert "per-user" in said["state"][0]
+
+    other = replace(counting(), name="other")
+    with pytest.raises(DataLossError, match="belongs to pipeline 'counts'"):
+        other.explain(checkpoint=str(tmp_path))
+
+
+def test_mistakes_are_those_that_a_start_finds() -> None:
+    with pytest.raises(OptionError, match=r"call read\(\) and write\(\)"):
+        ts.Pipeline("p").explain()
+    with pytest.raises(OptionError, match="the rows have no such column"):
+        ts.Pipeline("p").read(source()).key_by("usr").process(
+            ts.aggregate({"n": ts.count()})
+        ).write(sink()).explain()
+
+
+def test_nothing_secret_is_told() -> None:
+    login = {"kafka.sasl.username": "alice", "kafka.sasl.password": "hunter2"}
+    secure = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", **login}
+    pipeline = ts.Pipeline("p").read(source(options=secure)).write(sink(options=secure))
+    assert "hunter2" not in pipeline.explain()

@@ -1,0 +1,77 @@
+"""Arguments of a source mean the options that the docs explain, and nothing is said twice."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+import tallystick as ts
+from tallystick.options.source import parse_source_options
+from tallystick.source.subscription import AtTime
+from tallystick.values import TopicPartition
+
+SERVERS = "host:9092"
+
+
+def parsed(**settings):
+    source = ts.KafkaSource(SERVERS, **{"topics": ["t"], **settings})
+    return parse_source_options(source.to_options("p"), streaming=True)
+
+
+def test_the_flags_of_a_pattern_come_along():
+    options = parsed(topics=re.compile("flights-.*", re.I))
+
+    assert options.subscription.covers(TopicPartition("Flights-x", 0))
+
+
+def test_losses_and_values_become_options():
+    options = parsed(
+        losses=ts.LossPolicy(expired="skip", removed="keep", keep_ms=5),
+        value=ts.Avro("a int", registry="http://user:secret@host:8081", mode="permissive"),
+        metadata_prefix="k_",
+    )
+
+    assert options.policy == ts.LossPolicy(expired="skip", removed="keep", keep_ms=5)
+    assert options.avro == ts.Avro(
+        "a int", registry="http://user:secret@host:8081", mode="permissive"
+    )
+    assert "secret" not in repr(options) + repr(ts.KafkaSource(SERVERS, topics=["t"]))
+    assert options.metadata_prefix == "k_"
+    assert parsed(value=ts.Text()).value_format == "string"
+
+
+def test_a_start_is_a_time_of_a_known_zone():
+    at = datetime(2026, 11, 21, tzinfo=UTC)
+    each = {"t": {1: at}}
+
+    assert parsed(starting_time=at).start == AtTime(1_795_219_200_000)
+    assert parsed(starting_time=each).start.partitions == {
+        TopicPartition("t", 1): 1_795_219_200_000
+    }
+    with pytest.raises(ts.OptionError, match="has no time zone"):
+        parsed(starting_time=at.replace(tzinfo=None))
+
+
+def test_the_group_is_the_pipelines_own_unless_named_or_switched_off():
+    assert parsed().group == "tallystick-p"
+    assert parsed(group_id="billing").group == "billing"
+    assert parsed(group_id="").shown_group == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"topics": "flights"}, "expected a list"),
+        ({"topics": re.compile(b"f")}, "expected a pattern of text"),
+        ({"options": {"SUBSCRIBE": "u"}}, "set by an argument already"),
+        ({"options": {"kafka.bootstrap.servers": "other:9092"}}, "set by an argument already"),
+        ({"options": {"partition.discovery": "1"}}, "did you mean 'partition.discovery.interval"),
+        ({"assignment": {}, "topics": None}, "names no partition"),
+        ({"metadata_prefix": "k_"}, "becomes one"),
+        ({"value": ts.Json()}, "reading needs a schema"),
+        ({"group_id": "tallystick-orders-token"}, "pipeline 'orders' keeps its token"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(settings, told):
+    with pytest.raises(ts.OptionError, match=re.escape(told)):
+        parsed(**settings)

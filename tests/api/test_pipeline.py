@@ -1,0 +1,102 @@
+"""What a user writes, checked as it is written; nothing is started."""
+
+import copy
+import importlib
+
+import pyspark
+import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+import tallystick as ts
+import tallystick.spark
+
+KEYED = ts.Pipeline("p").key_by("user")
+
+
+def test_a_column_of_an_aggregate_is_no_function():
+    with pytest.raises(ts.OptionError) as refused:
+        KEYED.process(ts.count(), output="user string, n bigint")
+
+    assert 'Wrap it: ts.aggregate({"n": ts.count()})' in str(refused.value)
+    assert "lambda" not in str(refused.value)
+
+
+def test_a_stateful_processor_needs_its_output_told():
+    class Mine(StatefulProcessor):
+        def init(self, handle): ...
+        def handleInputRows(self, key, rows, timerValues): ...
+        def close(self): ...
+
+    with pytest.raises(ts.OptionError, match=r"process\(Mine\(\)\): .* needs output="):
+        KEYED.process(Mine())
+
+
+def test_a_column_is_in_a_key_once():
+    with pytest.raises(
+        ts.OptionError, match=r"key_by\('a', 'b', 'a'\): 'a' is there more than once"
+    ):
+        ts.Pipeline("p").key_by("a", "b", "a")
+
+
+def test_process_asks_for_a_key():
+    with pytest.raises(ts.OptionError, match=r"'p': process\(\) needs key_by\(\) before it"):
+        ts.Pipeline("p").process(ts.deduplicate())
+
+
+@pytest.mark.parametrize("name", ["read", "map_batches", "transform", "key_by", "write", "start"])
+def test_a_key_asks_for_its_process(name):
+    with pytest.raises(ts.OptionError, match=rf"{name}\(\) stands right after key_by.*'user'"):
+        getattr(KEYED, name)(None)
+
+
+@pytest.mark.parametrize("pipeline", [ts.Pipeline("p"), KEYED])
+def test_other_attributes_are_missing_as_python_has_it(pipeline):
+    with pytest.raises(AttributeError, match="object has no attribute 'proces'") as refused:
+        pipeline.proces()
+
+    assert not isinstance(refused.value, ts.OptionError)
+    assert not hasattr(KEYED, "write")
+    assert copy.deepcopy(pipeline) == pipeline
+
+
+@pytest.mark.parametrize("setting", [{"name": "other"}, {"accept": ["lost-output-of-epoch-3"]}])
+def test_what_is_for_foreach_batch_is_refused_in_a_pipeline(setting):
+    """It would have no effect, and nobody would say so."""
+    sink = ts.KafkaSink("nowhere:9092", topic="out", **setting)
+    pipeline = ts.Pipeline("p").read(ts.KafkaSource("nowhere:9092", topics=["in"])).write(sink)
+    with pytest.raises(ts.OptionError, match="is for foreachBatch: here"):
+        pipeline.start(None, checkpoint="unused")
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "prefix"),
+    [("orders-token", None, "tallystick-"), ("orders", "acme-orders-token", "acme-")],
+)
+def test_a_group_that_keeps_a_token_is_no_sources(name, group, prefix):
+    """Positions among its tokens stop a pipeline at every start: this one, or another."""
+    source = ts.KafkaSource("nowhere:9092", topics=["in"], group_id=group)
+    sink = ts.KafkaSink("nowhere:9092", topic="out", transactional_id_prefix=prefix)
+    with pytest.raises(ts.OptionError, match=r"pipeline 'orders' keeps its token.* another"):
+        ts.Pipeline(name).read(source).write(sink).start(None, checkpoint="unused")
+
+
+def test_the_name_of_a_query_is_no_part_of_anothers_transactional_id():
+    with pytest.raises(ts.OptionError, match=r"'orders/kafka-1/0/0'.*expected none with '/'"):
+        ts.KafkaSink("nowhere:9092", topic="out", name="orders/kafka-1/0/0")
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
+def test_a_recovery_time_without_transactions_is_refused(guarantee):
+    settings = {"transactions": "task", "guarantee": guarantee, "max_recovery_ms": 1000}
+    with pytest.raises(ts.OptionError, match="is for guarantee='exactly_once'"):
+        ts.KafkaSink("nowhere:9092", topic="out", **settings)
+
+
+def test_a_pyspark_that_is_too_old_is_told_before_anything_fails_to_import(monkeypatch):
+    for version in ("4.2.0", "4.10.0.dev1", "5.0.0"):
+        monkeypatch.setattr(pyspark, "__version__", version)
+        importlib.reload(tallystick.spark)
+
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    with pytest.raises(ts.OptionError, match=r"PySpark 4\.1\.4 is installed.*4\.2 or later"):
+        importlib.reload(tallystick.spark)

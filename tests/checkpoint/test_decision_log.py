@@ -1,0 +1,401 @@
+"""Runs race for slots over a storage that is unsure, and late: at most one decides each epoch."""
+
+import json
+import logging
+import random
+import zlib
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tallystick.checkpoint.decision_log import (
+    DECISIONS,
+    KEPT_SLOTS,
+    DecisionLog,
+    Hold,
+    newest_entry,
+    slot_path,
+)
+from tallystick.epoch.tokens import Token, decode_token, encode_token
+from tallystick.errors import BrokenInvariantError, FencedError, ManifestError, StorageError
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import Producer, TopicPartition
+
+ID = "tallystick-p"
+GROUP = "group"
+PLACE = TopicPartition(GROUP, 0)
+
+
+class Names:
+    """`ports.Clock`, of which the log needs names only."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def nonce(self) -> str:
+        return f"run-{next(self._numbers)}"
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("the log never waits")
+
+
+NAMES = Names()
+
+
+def token(epoch: int, path: str = "m") -> Token:
+    return Token(epoch, "lineage", "checkpoint", path)
+
+
+def decide(log: DecisionLog, producer: Producer, what: Token) -> Producer:
+    log.stage_offsets(producer, GROUP, {PLACE: encode_token(what)})
+    return log.commit_transaction(producer)
+
+
+def decided(log: DecisionLog) -> Token | None:
+    found = log.group_offsets(GROUP)
+    return decode_token(*found[PLACE]) if found else None
+
+
+# On a real disk, one thing at a time.
+
+
+@pytest.fixture
+def storage(tmp_path) -> FileStorage:
+    return FileStorage(str(tmp_path))
+
+
+def slots(storage: FileStorage) -> list[int]:
+    names = (path.rpartition("/")[2] for path in storage.names(DECISIONS))
+    return [int(name.removesuffix(".json")) for name in names]
+
+
+def test_a_new_log_has_decided_nothing(storage):
+    log = DecisionLog(storage, NAMES)
+    log.fence(ID, None)
+
+    assert decided(log) is None
+    assert newest_entry(storage).run.startswith("run-")
+
+
+def test_a_decision_is_what_every_later_run_is_told(storage):
+    first = DecisionLog(storage, NAMES)
+    producer = decide(first, first.fence(ID, None), token(-1, ""))
+    decide(first, producer, token(0))
+    second = DecisionLog(storage, NAMES)
+    second.fence(ID, None)
+
+    assert decided(second) == decided(first) == token(0)
+    assert slots(storage) == [0, 1, 2, 3], "taking over is a slot too, with the same token"
+
+
+def test_a_run_that_is_replaced_cannot_decide_and_cannot_come_back(storage):
+    first, second = DecisionLog(storage, NAMES), DecisionLog(storage, NAMES)
+    producer = first.fence(ID, None)
+    second.fence(ID, None)
+
+    with pytest.raises(FencedError, match="this run stops"):
+        decide(first, producer, token(0))
+    with pytest.raises(FencedError, match="run-"):
+        first.fence(ID, producer)
+    assert decided(second) is None
+
+
+def test_an_owner_that_fences_itself_leaves_no_room_for_its_own_late_write(storage):
+    log = DecisionLog(storage, NAMES)
+    producer = log.fence(ID, None)
+    following = log.fence(ID, producer)
+
+    assert not storage.put_new(slot_path(producer.producer_epoch + 1), b"late")
+    assert decide(log, following, token(0)).producer_epoch == following.producer_epoch + 1
+
+
+def test_another_process_of_the_run_goes_on_with_its_hold_and_takes_over_from_nobody(storage):
+    first = DecisionLog(storage, NAMES)
+    hold = first.hold_of(first.fence(ID, None))
+    before = slots(storage)
+    second = DecisionLog(storage, NAMES, hold)
+    producer = second.fence(ID, None)
+
+    assert slots(storage) == before
+    decide(second, producer, token(0))
+    with pytest.raises(FencedError):
+        DecisionLog(storage, NAMES, hold).fence(ID, None)
+    with pytest.raises(FencedError):
+        DecisionLog(storage, NAMES, Hold("never", 0)).fence(ID, None)
+
+
+def test_positions_for_show_are_no_decision(storage):
+    log = DecisionLog(storage, NAMES)
+    producer = log.fence(ID, None)
+    log.stage_offsets(producer, GROUP, {PLACE: (7, "")}, for_show=True)
+
+    with pytest.raises(BrokenInvariantError):
+        log.commit_transaction(producer)
+
+
+def test_what_is_staged_is_not_decided_behind_an_abort(storage):
+    log = DecisionLog(storage, NAMES)
+    producer = log.fence(ID, None)
+    log.stage_offsets(producer, GROUP, {PLACE: encode_token(token(0))})
+    log.abort_transaction(producer)
+
+    with pytest.raises(BrokenInvariantError):
+        log.commit_transaction(producer)
+
+
+def filled(storage: FileStorage, decisions: int, kept: int) -> tuple[DecisionLog, Producer]:
+    log = DecisionLog(storage, NAMES, kept_slots=kept)
+    producer = log.fence(ID, None)
+    for epoch in range(decisions):
+        producer = decide(log, producer, token(epoch))
+    return log, producer
+
+
+def test_old_slots_are_removed_and_the_newest_stay(storage):
+    filled(storage, 25, kept=10)
+
+    assert slots(storage) == list(range(11, 26))
+    assert newest_entry(storage).token == token(24)
+    assert KEPT_SLOTS > 1
+
+
+def test_a_write_into_a_hole_never_counts(storage):
+    paused = DecisionLog(storage, NAMES)
+    producer = paused.fence(ID, None)
+    filled(storage, 25, kept=10)
+
+    with pytest.raises(FencedError):
+        decide(paused, producer, token(0, "of long ago"))
+
+    assert slots(storage)[0] == 1, "it is there, and old"
+    assert newest_entry(storage).token == token(24)
+
+
+def test_a_reader_that_is_overtaken_by_the_removal_reads_the_newest(storage):
+    """What else it had listed is older: also what somebody wrote into a hole."""
+    filled(storage, 5, kept=100)
+    listed = storage.names(DECISIONS)
+
+    class Slow(FileStorage):
+        def names(self, folder: str) -> list[str]:
+            if not listed:
+                return super().names(folder)
+            found, listed[:] = list(listed), []
+            for path in found[1:]:
+                self.delete(path)  # meanwhile; the first one is a late write
+            self.put(slot_path(77), data)
+            return found
+
+    data = storage.get(listed[-1])
+    slow = Slow(storage.location)
+
+    assert newest_entry(slow).slot == 77
+
+
+def test_a_removal_that_fails_changes_no_decision(storage, caplog):
+    class Kept(FileStorage):
+        def delete(self, path: str) -> None:
+            raise PermissionError(path)
+
+    log, _ = filled(Kept(storage.location), 25, kept=10)
+
+    assert decided(log) == token(24)
+    assert slots(storage) == list(range(26))
+    assert "nothing else depends on it" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["7.json", "x.json", "0000000000000099.txt", "notes"])
+def test_other_files_in_the_folder_are_no_slots(storage, name):
+    filled(storage, 2, kept=10)
+    storage.put(f"{DECISIONS}/{name}", b"{}")
+
+    assert newest_entry(storage).token == token(1)
+
+
+def test_a_damaged_slot_is_refused_whichever_byte_it_is(storage):
+    """Falling back to an older one would decide an epoch twice."""
+    filled(storage, 2, kept=10)
+    path = slot_path(2)
+    good = storage.get(path)
+    for at in range(len(good) - 1):
+        bad = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+        storage.delete(path)
+        storage.put(path, bad)
+        with pytest.raises(ManifestError, match=path):
+            newest_entry(storage)
+    storage.delete(path)
+    storage.put(path, b"")
+    with pytest.raises(ManifestError, match="0 bytes that fail their checksum"):
+        DecisionLog(storage, NAMES).fence(ID, None)
+
+
+def test_a_newer_slot_names_its_version(storage):
+    line = json.dumps({"version": 2}).encode()
+    storage.put(slot_path(0), line + b"\n%08x\n" % zlib.crc32(line))
+
+    with pytest.raises(ManifestError, match="version 2, this release reads version 1"):
+        newest_entry(storage)
+
+
+# Over a storage that is unsure, any number of runs in each other's way.
+
+TURNS = ("well", "well", "well", "refused", "no answer", "late", "another first", "dies")
+
+
+class Died(BaseException):
+    """The process is gone; whoever catches errors does not catch this."""
+
+
+class Unsure:
+    """`ports.Storage` of one run: each call goes as its script says, then well."""
+
+    location = "unsure:"
+
+    def __init__(self, race: "Race") -> None:
+        self._race = race
+        self.script: list[str] = []
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        def effect() -> bool:
+            if path in self._race.files:
+                return False
+            self._race.created(path, data)
+            return True
+
+        return self._call(effect, is_write=True)
+
+    def get(self, path: str) -> bytes | None:
+        return self._call(lambda: self._race.files.get(path))
+
+    def names(self, folder: str) -> list[str]:
+        return self._call(lambda: sorted(self._race.files))
+
+    def delete(self, path: str) -> None:
+        self._call(lambda: self._race.files.pop(path, None))
+
+    def _call(self, effect: Callable, *, is_write: bool = False):
+        turn = self.script.pop(0) if self.script else "well"
+        match turn:
+            case "refused":
+                raise StorageError(turn)
+            case "no answer":
+                effect()
+                raise StorageError(turn)
+            case "late" if is_write:
+                self._race.late.append(effect)
+                raise StorageError(turn)
+            case "another first":
+                self._race.another(self)
+            case "dies":
+                raise Died
+        return effect()
+
+
+class Run:
+    """A run as the coordinator drives it: fence, ask, decide; after an error fence and ask."""
+
+    def __init__(self, race: "Race") -> None:
+        self.storage = Unsure(race)
+        self.log = DecisionLog(self.storage, NAMES, kept_slots=race.kept_slots)
+        self.producer: Producer | None = None
+        self.epoch: int | None = None  # the next to decide; None: it has to be asked
+        self.is_over = False
+        self._race = race
+
+    def go_on(self) -> None:
+        """Do what is next."""
+        try:
+            if self.epoch is None:
+                under_way = self._race.proposed - set(self._race.counted)
+                self.producer = self.log.fence(ID, self.producer)
+                self._race.given_up |= under_way - set(self._race.counted)
+                known = decided(self.log)
+                self.epoch = 0 if known is None else known.checkpoint_id + 1
+                return
+            what = token(self.epoch, f"by {self.log._run}, {next(self._race.paths)}")
+            self._race.proposed.add(what)
+            self.producer = decide(self.log, self.producer, what)
+            assert what in self._race.counted, "it was told that this is decided"
+            self.epoch += 1
+        except StorageError:
+            self.epoch = None
+        except (FencedError, Died):
+            self.is_over = True
+
+
+class Race:
+    """Every slot is watched as it is written: what counts is the newest one."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.files: dict[str, bytes] = {}
+        self.late: list[Callable] = []
+        self.counted: list[Token] = []
+        self.paths = count()
+        self.kept_slots = self.dice.choice((1, 2, 5))
+        self.runs = [Run(self)]
+        self.newest: tuple[str, str, object] = ("", "", None)
+        self.proposed: set[Token] = set()
+        self.given_up: set[Token] = set()  # whoever fenced relies on it that they never count
+
+    def created(self, path: str, data: bytes) -> None:
+        self.files[path] = data
+        held = json.loads(data.splitlines()[0])
+        before_path, before_run, before = self.newest
+        if path < before_path:
+            return  # a hole
+        self.newest = (path, held["run"], held["token"])
+        if held["run"] != before_run:
+            [run] = [each for each in self.runs if each.log._run == held["run"]]
+            assert run.producer is None, "who was replaced does not come back"
+        if held["token"] != before:
+            assert held["run"] == before_run, "only who has the newest slot decides"
+            what = decode_token(*held["token"])
+            assert what.checkpoint_id == len(self.counted), "each epoch once, in order"
+            assert what not in self.given_up, "a fence takes the slot of what is under way"
+            self.counted.append(what)
+
+    def another(self, storage: Unsure) -> None:
+        for run in self.living:
+            if run.storage is not storage and not run.storage.script:
+                run.go_on()
+
+    @property
+    def living(self) -> list[Run]:
+        return [run for run in self.runs if not run.is_over]
+
+    def step(self) -> None:
+        """Somebody does something."""
+        dice = self.dice
+        if self.late and dice.random() < 0.15:
+            self.late.pop(dice.randrange(len(self.late)))()
+        elif not self.living or dice.random() < 0.1:
+            self.runs.append(Run(self))
+        else:
+            run = dice.choice(self.living[-3:])
+            run.storage.script = dice.choices(TURNS, k=dice.choice((0, 1, 8)))
+            run.go_on()
+            run.storage.script = []
+
+    def whoever_comes_next_is_told_all_and_decides(self) -> None:
+        """Nothing fails any more."""
+        run = Run(self)
+        self.runs.append(run)
+        run.go_on()
+        assert run.epoch == len(self.counted)
+        run.go_on()
+        assert not run.is_over
+        assert len(self.counted) == run.epoch
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_goes_wrong_each_epoch_is_decided_once(seed, caplog):
+    """The seed repeats it; a number of decisions shows that they do not only block each other."""
+    caplog.set_level(logging.CRITICAL, "tallystick.checkpoint.decision_log")
+    race = Race(seed)
+    for _ in range(60):
+        race.step()
+    race.whoever_comes_next_is_told_all_and_decides()
+
+    assert len(race.counted) > 1

@@ -1,0 +1,108 @@
+"""From rows to the columns that Kafka stores."""
+
+import pyarrow as pa
+import pytest
+
+from tallystick.codec.rows import RowLayout, partition_of
+from tallystick.errors import OptionError, RecordError
+from tallystick.values import TopicPartition
+
+
+def rows(**columns):
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def written(layout, batch, spread=0):
+    return {
+        partition: records.to_pylist() for partition, records in layout.split(batch, spread=spread)
+    }
+
+
+def test_rows_go_where_kafkas_java_client_would_put_them():
+    layout = RowLayout({"t": 3}, "t")
+    batch = rows(key=["a", "b", "c", "a"], value=["1", "2", "3", "4"])
+    partitions = partition_of(batch.column("key"), 3, 0)
+
+    found = written(layout, batch)
+    for row, partition in enumerate(partitions):
+        values = [r["value"] for r in found[TopicPartition("t", int(partition))]]
+        assert batch.column("value")[row].as_py().encode() in values
+
+
+def test_the_order_of_rows_is_kept_in_each_partition():
+    found = written(RowLayout({"t": 1}, "t"), rows(value=[str(i) for i in range(50)]))
+
+    assert [r["value"] for r in found[TopicPartition("t", 0)]] == [b"%d" % i for i in range(50)]
+
+
+def test_rows_without_key_go_together():
+    found = written(RowLayout({"t": 4}, "t"), rows(value=["1", "2"]), spread=6)
+
+    assert list(found) == [TopicPartition("t", 2)]
+
+
+def test_rows_choose_their_topic_and_partition_as_in_sparks_sink():
+    batch = rows(topic=["a", "b", "a"], partition=[1, None, 0], value=["1", "2", "3"])
+    found = written(RowLayout({"a": 2, "b": 1}, None), batch)
+
+    assert {p: [r["value"] for r in rs] for p, rs in found.items()} == {
+        TopicPartition("a", 0): [b"3"],
+        TopicPartition("a", 1): [b"1"],
+        TopicPartition("b", 0): [b"2"],
+    }
+
+
+def test_the_topic_of_the_sink_wins_over_the_column():
+    found = written(RowLayout({"t": 1}, "t"), rows(topic=["x"], value=["1"]))
+
+    assert list(found) == [TopicPartition("t", 0)]
+
+
+def test_all_columns_become_one_json_value_and_one_of_them_the_key():
+    layout = RowLayout({"t": 1}, "t", json=True, key="carrier")
+    found = written(layout, rows(carrier=["UA", None], delay=[3, None]))
+
+    assert found[TopicPartition("t", 0)] == [
+        {"key": b"UA", "value": b'{"carrier":"UA","delay":3}'},
+        {"key": None, "value": b'{"carrier":null,"delay":null}'},
+    ]
+
+
+def test_a_timestamp_column_becomes_milliseconds():
+    at = pa.array([1_700_000_000_123_456], pa.timestamp("us", tz="UTC"))
+    found = written(RowLayout({"t": 1}, "t"), rows(value=["x"], timestamp=at))
+
+    assert found[TopicPartition("t", 0)][0]["timestamp"] == 1_700_000_000_123
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "error", "told"),
+    [
+        (RowLayout({"t": 1}, "t"), rows(text=["x"]), OptionError, "no column 'value'"),
+        (RowLayout({"t": 1}, "t"), rows(value=[1]), OptionError, "of type int64"),
+        (RowLayout({"t": 1}, None), rows(value=["x"]), OptionError, "no topic to write to"),
+        (
+            RowLayout({"t": 1}, None),
+            rows(value=["x"], topic=pa.array([None], pa.string())),
+            RecordError,
+            "name no topic",
+        ),
+        (RowLayout({"t": 1}, None), rows(value=["x"], topic=["u"]), RecordError, "topic 'u'"),
+        (
+            RowLayout({"t": 2}, "t"),
+            rows(value=["x"], partition=[2]),
+            RecordError,
+            "do not exist (the first is 2; it has 2)",
+        ),
+        (
+            RowLayout({"t": 1}, "t", json=True, key="k"),
+            rows(value=["x"]),
+            OptionError,
+            "key='k' is not among the columns",
+        ),
+    ],
+)
+def test_what_kafka_cannot_store_is_named(layout, batch, error, told):
+    with pytest.raises(error) as raised:
+        written(layout, batch)
+    assert told in str(raised.value)

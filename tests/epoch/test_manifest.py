@@ -1,0 +1,129 @@
+"""What outlives the process reads back exactly, or is refused."""
+
+import json
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.epoch.manifest import (
+    CHECKPOINT,
+    FOLDER,
+    KAFKA,
+    STATE_VERSION,
+    VERSION,
+    Manifest,
+    Origin,
+    decode,
+    manifest_path,
+)
+from tallystick.epoch.two_phase import Committable
+from tallystick.errors import ManifestError
+from tallystick.state.catalog import StepState
+from tallystick.values import ProducedRange, Producer
+
+names = st.text(min_size=1, max_size=12)
+counts = st.integers(0, 2**62)
+
+
+@st.composite
+def ranges(draw):
+    first = draw(counts)
+    last = first + draw(st.integers(0, 1000))
+    count = draw(st.integers(1, 2**40))
+    return ProducedRange(draw(names), draw(st.integers(0, 10_000)), count, first, last)
+
+
+manifests = st.builds(
+    Manifest,
+    checkpoint_id=counts,
+    pipeline=names,
+    lineage=names,
+    sources=st.lists(st.text(max_size=40), max_size=3).map(tuple),
+    produced=st.lists(ranges(), max_size=4).map(tuple),
+    producer=st.builds(Producer, names, counts, st.integers(0, 2**15 - 1)),
+    committables=st.lists(
+        st.builds(Committable, names, counts, counts, names, counts, counts, st.text(max_size=40)),
+        max_size=3,
+    ).map(tuple),
+    decided_by=st.sampled_from((KAFKA, CHECKPOINT)),
+    base_path=st.just(""),
+)
+EXAMPLE = Manifest(3, "late-flights", "l", ('{"a": 1}',), (), Producer("t", 7, 2))
+
+
+@given(manifests)
+def test_a_manifest_reads_back_as_it_was(manifest):
+    assert decode(manifest.encode(), "m") == manifest
+
+
+@given(manifests, names)
+def test_what_an_epoch_went_on_from_is_kept_where_it_may_run_again(manifest, path):
+    """Without other sinks it is not written: a release before can go on then."""
+    if manifest.committables or manifest.decided_by == CHECKPOINT:
+        held = replace(manifest, base_path=path)
+        assert decode(held.encode(), "m") == held
+        assert json.loads(held.encode().splitlines()[0])["version"] == VERSION
+    else:
+        assert json.loads(manifest.encode().splitlines()[0])["version"] < VERSION
+
+
+@given(manifests, st.data())
+def test_a_damaged_manifest_is_refused(manifest, data):
+    """Whichever byte of it changes, and wherever it is cut off."""
+    good = manifest.encode()
+    at = data.draw(st.integers(0, len(good) - 2))  # the last newline may go
+    flipped = good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1 :]
+    for bad in (flipped, good[:at]):
+        if bad.rstrip(b"\n") != good.rstrip(b"\n"):
+            with pytest.raises(ManifestError, match="checksum"):
+                decode(bad, "m")
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_manifest_or_a_manifest_error(data):
+    with pytest.raises(ManifestError):
+        decode(data, "m")
+
+
+def test_a_newer_format_is_named():
+    fields = json.loads(EXAMPLE.encode().splitlines()[0]) | {"version": VERSION + 1}
+    line = json.dumps(fields).encode()
+
+    with pytest.raises(ManifestError, match=f"m7: format version {VERSION + 1}.*release"):
+        decode(line + b"\n%08x\n" % zlib.crc32(line), "m7")
+
+
+def test_without_state_it_is_written_as_the_first_release_reads_it():
+    """A stateless pipeline can go back to it after an upgrade."""
+    state = (StepState("step", 128, 2, "[]", 1),)
+    origin = Origin("late-flights", "l0", "s3://c", "tallystick/3-7-a.json", "s3://s")
+    first = json.loads(EXAMPLE.encode().splitlines()[0])
+
+    assert first == {
+        "version": 1,
+        "checkpoint_id": 3,
+        "pipeline": "late-flights",
+        "lineage": "l",
+        "sources": ['{"a": 1}'],
+        "produced": [],
+        "producer": {"transactional_id": "t", "producer_id": 7, "producer_epoch": 2},
+    }
+    for other in (replace(EXAMPLE, state=state), replace(EXAMPLE, origin=origin)):
+        assert json.loads(other.encode().splitlines()[0])["version"] == STATE_VERSION
+
+
+@given(st.integers(0, 10**11), st.integers(0, 10**11))
+def test_paths_sort_by_epoch(one, other):
+    paths = [
+        manifest_path(Manifest(n, "p", "l", (), (), Producer("t", 1, 0)), "x") for n in (one, other)
+    ]
+
+    assert (paths[0] < paths[1]) == (one < other)
+    assert all(path.startswith(f"{FOLDER}/") for path in paths)
+
+
+def test_two_runs_never_share_a_path():
+    assert manifest_path(EXAMPLE, "a") != manifest_path(EXAMPLE, "b")

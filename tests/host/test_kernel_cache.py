@@ -1,0 +1,63 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tallystick.host import kernel_cache
+
+
+def directory_in(environment: dict[str, str], before: str = "") -> str:
+    """What numba takes for its cache in a fresh process."""
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    script = f"{before}\nfrom tallystick.host import kernel_cache\nimport numba\n"
+    script += "print(numba.config.CACHE_DIR)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_kernels_are_kept_in_our_cache_folder(tmp_path: Path) -> None:
+    assert directory_in({"TALLYSTICK_CACHE": str(tmp_path)}) == str(tmp_path / "numba")
+
+
+def test_it_is_not_too_late_when_numba_is_imported_already(tmp_path: Path) -> None:
+    found = directory_in({"TALLYSTICK_CACHE": str(tmp_path)}, before="import numba")
+
+    assert found == str(tmp_path / "numba")
+
+
+def test_a_folder_that_numba_was_told_stays(tmp_path: Path) -> None:
+    assert directory_in({"NUMBA_CACHE_DIR": str(tmp_path)}) == str(tmp_path)
+
+
+def test_without_a_writable_cache_folder_a_temporary_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark executor may have no home."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    assert kernel_cache.kernel_directory() == tmp_path / f"tallystick-numba-{os.getuid()}"
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba runs what it finds there."""
+    shared = tmp_path / "numba"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    assert kernel_cache.kernel_directory() != shared
+    assert kernel_cache.kernel_directory().stat().st_mode & 0o077 == 0

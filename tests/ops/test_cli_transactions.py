@@ -1,0 +1,234 @@
+"""`tallystick transactions list`, on a real Kafka in which processes have died."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+import tallystick as ts
+from tallystick.epoch.manifest import KAFKA
+from tallystick.epoch.two_phase import Owner
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.values import TopicPartition
+from tests.lingering_job import LingeringJob
+from tests.ops.scene import LINEAGE, Scene
+from tests.ops.test_recover import prepared
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def scene(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tallystick_kafka, tmp_path)
+    yield made
+    made.clean_up()
+
+
+def listed(scene: Scene, *words: object, checkpoint: bool = True) -> dict[str, dict[str, Any]]:
+    """What is said of the pipeline's transactions, by id."""
+    where = ("--checkpoint", scene.job.folder) if checkpoint else ()
+    result = scene.call("--json", "--pipeline", scene.pipeline_name, *where, *words)
+    assert result.exit_code == 0, result.output
+    return {each["transaction"]: each for each in json.loads(result.stdout)["transactions"]}
+
+
+def test_what_a_recovery_commits_and_aborts_is_said_and_left_as_it_is(scene: Scene) -> None:
+    scene.job.run(1, first=1)
+    due = scene.written("one", "two", epoch=2)
+    path = scene.job.prepare(2, [due])
+    scene.job.decide(2, path)
+    waiting = scene.written("next", epoch=3, task=1)
+    next_path = scene.job.prepare(3, [waiting])
+    scene.written("of an attempt that left no manifest", epoch=3, task=2)
+
+    told = [listed(scene)[scene.id.replace("/0/0", f"/{task}/0")] for task in range(3)]
+
+    assert [each["standing"] for each in told] == ["due", "unnamed", "unnamed"]
+    assert [(each["epoch"], each["manifest"]) for each in told] == [
+        (2, path),
+        (3, next_path),
+        (None, ""),
+    ]
+    assert (told[0]["records"], told[0]["prepared"]) == (2, True)
+    assert told[0]["says"] == "named by decided epoch 2: a recovery commits it"
+    assert "prepared for epoch 3, which is not decided" in told[1]["says"]
+    assert {(each["pipeline"], each["lineage"]) for each in told} == {
+        (scene.pipeline_name, LINEAGE)
+    }
+    assert len(listed(scene)) == 3
+    scene.job.decide(3, next_path)
+
+
+def test_what_to_type_stands_under_the_table(scene: Scene) -> None:
+    """And that is what settles it."""
+    scene.job.decide(1, scene.job.prepare(1, [scene.written("one")]))
+
+    shown = scene.call("--checkpoint", scene.job.folder).output
+    scene.recover()
+
+    assert f"tallystick recover MODULE:PIPELINE --checkpoint {scene.job.folder}" in shown
+    assert "FencedError" in shown
+    assert listed(scene) == {}
+    assert "MODULE" not in scene.call("--checkpoint", scene.job.folder).output
+
+
+def test_of_a_query_of_structured_streaming_the_start_is_what_settles_it(scene: Scene) -> None:
+    scene.job.is_loops = False
+    scene.job.plan(0)
+    scene.job.decide(0, scene.job.prepare(0, [scene.written("one", epoch=0)]))
+
+    shown = scene.call("--checkpoint", scene.job.folder).output
+
+    assert "start the query" in shown
+    assert "MODULE" not in shown
+
+
+def test_without_a_checkpoint_nobody_guesses(scene: Scene) -> None:
+    scene.written("somebody's")
+
+    told = listed(scene, checkpoint=False)[scene.id]
+
+    assert (told["standing"], told["says"]) == ("unknown", "unknown: give --checkpoint")
+
+
+def test_the_transaction_of_a_whole_epoch_is_its_drivers(scene: Scene) -> None:
+    name = f"tallystick-{scene.pipeline_name}"
+    scene.job.run(1, first=1)
+    broker = KafkaBroker(scene.config)
+    producer = broker.fence(name, None)
+    offsets = {TopicPartition(scene.topic, 0): scene.job.token(2, "tallystick/2-1-aa.json")}
+    broker.stage_offsets(producer, f"{name}-token", offsets)
+    broker.close()
+
+    told = listed(scene)[name]
+
+    assert told["standing"] == "whole_epoch"
+    assert "a recovery aborts it" in told["says"]
+
+
+def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) -> None:
+    foreign = f"a-bank-{scene.pipeline_name}"
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": scene.servers, "transactional.id": foreign}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(scene.topic, b"money", partition=0)
+    assert producer.flush(20) == 0
+    scene.written("ours")
+    scene.job.run(1, first=1)
+
+    result = scene.call("--json", "--checkpoint", scene.job.folder)
+    shown = scene.call("--checkpoint", scene.job.folder)
+    producer.abort_transaction(20)
+
+    everything = json.loads(result.stdout)["transactions"]
+    assert everything[0]["transaction"] == scene.id
+    assert everything[-1]["transaction"] == foreign
+    assert everything[-1]["standing"] == "foreign"
+    assert shown.output.index(scene.pipeline_name) < shown.output.index("a-bank")
+
+
+def test_another_checkpoint_of_the_same_name_knows_nothing_of_it(scene: Scene) -> None:
+    scene.written("of lineage 1")
+    other = LingeringJob(
+        scene.job.folder.parent / "other", scene.pipeline_name, "lineage-2", is_loops=True
+    )
+    other.run(1, first=1)
+
+    result = scene.call("--json", "--checkpoint", other.folder)
+
+    (told,) = [
+        each
+        for each in json.loads(result.stdout)["transactions"]
+        if each["transaction"] == scene.id
+    ]
+    assert (told["standing"], told["lineage"]) == ("foreign", "")
+
+
+def test_where_kafka_decides_its_token_is_asked(scene: Scene) -> None:
+    """A second sink's transactions, beside the one transaction that decides."""
+    name = f"tallystick-{scene.pipeline_name}"
+    decided, undecided = (scene.written(text, task=task) for task, text in enumerate("ab"))
+    path = scene.job.prepare(1, [decided], decided_by=KAFKA)
+    for slot in scene.job.folder.glob("tallystick/decisions/*"):
+        slot.unlink()
+    unknown = listed(scene)
+    broker = KafkaBroker(scene.config)
+    producer = broker.fence(name, None)
+    place = TopicPartition(scene.topic, 0)
+    broker.stage_offsets(producer, f"{name}-token", {place: scene.job.token(1, path)})
+    broker.commit_transaction(producer)
+    broker.close()
+    known = listed(scene)
+
+    assert {each["standing"] for each in unknown.values()} == {"unknown"}
+    assert "--decider" in unknown[scene.id]["says"]
+    assert [known[each.name.split(":")[0]]["standing"] for each in (decided, undecided)] == [
+        "due",
+        "unnamed",
+    ]
+    assert not list(scene.job.folder.glob("tallystick/decisions/*")), "nothing is changed"
+
+
+def test_hidden_files_are_listed_too(scene: Scene, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    decided, left = (
+        prepared(scene, ts.FileSink(str(folder)), "files-1", task) for task in range(2)
+    )
+    scene.job.decide(1, scene.job.prepare(1, [decided]))
+
+    told = listed(scene, "--files", folder)
+
+    assert {name: (each["standing"], each["system"]) for name, each in told.items()} == {
+        decided.name: ("due", "files"),
+        left.name: ("unnamed", "files"),
+    }
+
+
+def test_a_database_is_not_left_out_in_silence(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = scene.call("--postgres", "host=/no password=HIDDEN")
+    monkeypatch.setenv("TALLYSTICK_POSTGRES_DSN", "host=/no password=HIDDEN")
+    always = scene.call("--json")
+
+    assert (asked.exit_code, "--postgres needs --checkpoint" in asked.output) == (1, True)
+    assert always.exit_code == 0, always.output
+    assert "PostgreSQL (TALLYSTICK_POSTGRES_DSN) is left out without --checkpoint" in always.stderr
+    assert "transactions" in json.loads(always.stdout)
+    assert "HIDDEN" not in asked.output + always.output
+
+
+def test_what_cannot_be_is_told_without_a_traceback(scene: Scene, tmp_path: Path) -> None:
+    where = ("--checkpoint", scene.job.folder)
+    for words, result in (
+        ("is no checkpoint", scene.call("--checkpoint", tmp_path)),
+        ("--files needs --checkpoint", scene.call("--files", tmp_path)),
+        ("--files needs --pipeline", scene.call("--files", tmp_path, *where)),
+        ("--kafka-options", scene.call("--kafka-options", tmp_path / "no")),
+    ):
+        assert result.exit_code == 1
+        assert words in result.output
+        assert isinstance(result.exception, SystemExit)
+    scene.job.run(1, first=1)
+    secret = scene.call("--postgres", "host=/nowhere user=u password=HIDDEN", *where)
+    assert (secret.exit_code, "PostgreSQL" in secret.output) == (1, True), secret.output
+    assert "HIDDEN" not in secret.output
+    wrong = scene.call("--pipeline", "another", *where)
+    assert (wrong.exit_code, f"pipeline '{scene.pipeline_name}'" in wrong.output) == (1, True)
+
+
+def test_what_the_sinks_own_recovery_finds_is_what_is_listed(scene: Scene) -> None:
+    decided, left = scene.written("x"), scene.written("y", task=1)
+    scene.job.decide(1, scene.job.prepare(1, [decided]))
+    told = listed(scene)
+
+    with scene.sink() as sink:
+        found = {each.name for each in sink.lingering(Owner(scene.pipeline_name, "out", LINEAGE))}
+
+    assert found == {each["name"] for each in told.values()} == {decided.name, left.name}

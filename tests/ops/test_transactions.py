@@ -1,0 +1,145 @@
+"""What is said of a lingering transaction: each case, and what must never be said."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.epoch.two_phase import Committable
+from tallystick.ops.checkpoint_view import CheckpointView
+from tallystick.ops.transactions import (
+    FILES,
+    KAFKA,
+    ONGOING,
+    POSTGRES,
+    Lingering,
+    Standing,
+    describe,
+    in_order,
+    of_prefixes,
+)
+from tallystick.values import Producer
+
+PREFIX = "tallystick-flights"
+
+
+def lingering(task: int = 0, epoch: int = 7, prefix: str = PREFIX, **changes: object) -> Lingering:
+    """A task's transaction, of a producer epoch."""
+    name = f"{prefix}/kafka-1/{task}/0"
+    made = Lingering(KAFKA, name, f"{name}:1:{epoch}", ONGOING, producer_id=1, producer_epoch=epoch)
+    return replace(made, **changes)
+
+
+def named(*transactions: Lingering, epoch: int = 4) -> Manifest:
+    """A manifest that names them."""
+    committables = [
+        Committable(each.sink or "kafka-1", epoch, 0, each.name, 10, 1) for each in transactions
+    ]
+    return Manifest(
+        epoch, "flights", "L", ("{}",), (), Producer(PREFIX, 1, 1),
+        committables=tuple(committables), decided_by=CHECKPOINT,
+    )  # fmt: skip
+
+
+def view(decided: Manifest | None = None, **changes: object) -> CheckpointView:
+    made = CheckpointView(
+        location="/checkpoint",
+        pipeline="flights",
+        lineage="L",
+        prefixes=frozenset({PREFIX}),
+        decided_path="" if decided is None else "tallystick/4.json",
+        decided=decided,
+    )
+    return replace(made, **changes)
+
+
+ONE = lingering()
+WHOLE = lingering(transactional_id=PREFIX, name=f"{PREFIX}:1:7")
+OTHER_WHOLE = replace(WHOLE, transactional_id="tallystick-other", name="tallystick-other:1:7")
+WAITING = (("tallystick/5.json", named(ONE, epoch=5)),)
+
+TABLE = [
+    ("being ended", lingering(state="PrepareCommit"), view(named(ONE)), Standing.ENDING),
+    ("another program's", lingering(prefix="bank"), view(), Standing.FOREIGN),
+    ("another program's, no checkpoint", replace(WHOLE, transactional_id="bank"), None,
+     Standing.FOREIGN),
+    ("another pipeline's", OTHER_WHOLE, view(), Standing.FOREIGN),
+    ("no checkpoint", ONE, None, Standing.UNKNOWN),
+    ("whole epoch, no checkpoint", WHOLE, None, Standing.UNKNOWN),
+    ("whole epoch", WHOLE, view(doubt="who knows"), Standing.WHOLE_EPOCH),
+    ("due", ONE, view(named(ONE)), Standing.DUE),
+    ("due in doubt", ONE, view(named(ONE), doubt="who knows"), Standing.DUE),
+    ("named, of another producer epoch", lingering(epoch=8), view(named(ONE)), Standing.UNNAMED),
+    ("doubt", ONE, view(doubt="no token"), Standing.UNKNOWN),
+    ("named by nothing", ONE, view(named()), Standing.UNNAMED),
+    ("prepared", ONE, view(named(), undecided=WAITING), Standing.UNNAMED),
+    ("never a checkpoint", ONE, view(), Standing.UNNAMED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "transaction", "says", "standing"), TABLE, ids=[line[0] for line in TABLE]
+)
+def test_each_case(what, transaction, says, standing):
+    assert describe(transaction, says).standing is standing
+
+
+transactions = st.builds(
+    lingering,
+    task=st.integers(0, 2),
+    epoch=st.integers(7, 8),
+    prefix=st.sampled_from([PREFIX, "tallystick-other", "bank"]),
+    state=st.sampled_from([ONGOING, "PrepareCommit", "PrepareAbort"]),
+    system=st.sampled_from([KAFKA, KAFKA, POSTGRES, FILES]),
+) | st.sampled_from([WHOLE, OTHER_WHOLE])
+manifests = st.builds(lambda some: named(*some), st.lists(transactions, max_size=3))
+checkpoints = st.builds(
+    view,
+    decided=st.none() | manifests,
+    doubt=st.sampled_from(["", "", "who knows"]),
+    undecided=st.lists(st.tuples(st.just("tallystick/5.json"), manifests), max_size=2).map(tuple),
+)
+
+
+@given(transactions, st.none() | checkpoints)
+def test_only_what_the_decided_manifest_names_is_said_to_be_committed(transaction, checkpoint):
+    said = describe(transaction, checkpoint)
+
+    assert ("commits it" in said.says) == (said.standing is Standing.DUE)
+    if said.standing is Standing.DUE:
+        assert said.named in checkpoint.decided.committables
+        assert said.named.name == transaction.name
+    if "aborts it" in said.says and said.standing is not Standing.WHOLE_EPOCH:
+        names = () if checkpoint.decided is None else checkpoint.decided.committables
+        assert transaction.name not in {each.name for each in names if transaction.sink == ""}
+        assert not checkpoint.doubt
+
+
+@given(st.lists(transactions), st.none() | checkpoints)
+def test_ours_come_first(found, checkpoint):
+    ordered = in_order(found, checkpoint)
+
+    ours = [
+        checkpoint is None or each in of_prefixes([each], checkpoint, {PREFIX}) for each in ordered
+    ]
+    assert sorted(found, key=id) == sorted(ordered, key=id)
+    assert ours == sorted(ours, reverse=True)
+
+
+def test_what_waits_for_a_decision_is_told_with_its_epoch():
+    said = describe(ONE, view(named(), undecided=WAITING))
+
+    assert (said.named.checkpoint_id, said.manifest_path) == (5, "tallystick/5.json")
+    assert "prepared for epoch 5, which is not decided" in said.says
+
+
+def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
+    """In two folders of files the same name may occur."""
+    ours = lingering(system=FILES, name="00000004-00000-ab", sink="files-1")
+    theirs = replace(ours, sink="files-2")
+
+    said = [describe(each, view(named(ours))).standing for each in (ours, theirs)]
+
+    assert said == [Standing.DUE, Standing.UNNAMED]

@@ -1,0 +1,96 @@
+"""Rows with the columns that were declared: the same values, or an error."""
+
+import datetime as dt
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tallystick.errors import RecordError
+from tallystick.run.frames import conform
+
+UTC = pa.timestamp("us", tz="UTC")
+FLOATS = pa.list_(pa.float32())
+NOON = dt.datetime.fromisoformat("2024-01-01T12:00:00.000005")
+
+
+def conformed(values: Any, found: pa.DataType, declared: pa.DataType) -> list[Any]:
+    rows = pa.record_batch({"x": pa.array(values, found)})
+    done = conform(rows, pa.schema([("x", declared)]), "step s: the output")
+    assert done.schema.types == [declared]
+    return done.column("x").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "declared"),
+    [
+        ([1, None], pa.int8(), pa.int64()),
+        ([1, None], pa.int64(), pa.int32()),
+        ([1, None], pa.uint8(), pa.float64()),
+        ([1.0, None], pa.float64(), pa.int64()),
+        ([0.5, math.inf, None], pa.float64(), pa.float32()),
+        ([0.1], pa.float32(), pa.float64()),
+        ([Decimal("1.50"), None], pa.decimal128(5, 2), pa.decimal128(38, 2)),
+        ([NOON, None], pa.timestamp("us"), pa.timestamp("ns")),
+        (["a", None], pa.large_string(), pa.string()),
+        (["a", None, "a"], pa.dictionary(pa.int8(), pa.string()), pa.string()),
+        ([b"a", None], pa.large_binary(), pa.binary()),
+        ([None, None], pa.null(), UTC),
+        ([[0.5, None], None, []], pa.large_list(pa.float64()), FLOATS),
+        ([], pa.list_(pa.float64()), FLOATS),
+        ([{"a": 1}, None], pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64())])),
+    ],
+)
+def test_values_of_one_kind_become_each_other(
+    values: list[Any], found: pa.DataType, declared: pa.DataType
+) -> None:
+    assert conformed(values, found, declared) == pa.array(values, found).to_pylist()
+
+
+def test_not_a_number_stays_and_a_moment_without_zone_is_in_utc() -> None:
+    assert math.isnan(conformed([math.nan], pa.float64(), pa.float32())[0])
+    assert conformed([NOON], pa.timestamp("us"), UTC) == [NOON.replace(tzinfo=dt.UTC)]
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "declared"),
+    [
+        ([1_700_000_000_000], pa.int64(), UTC),
+        ([NOON], pa.timestamp("us"), pa.int64()),
+        ([NOON], pa.timestamp("us"), pa.date32()),
+        (["12"], pa.string(), pa.int64()),
+        ([12], pa.int64(), pa.string()),
+        ([True], pa.bool_(), pa.int64()),
+        ([Decimal("0.1")], pa.decimal128(5, 2), pa.float64()),
+        ([0.1], pa.float64(), pa.decimal128(5, 2)),
+        ([["12"]], pa.list_(pa.string()), pa.list_(pa.int64())),
+        ([{"a": 1}], pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())])),
+    ],
+)
+def test_values_of_another_kind_are_refused(
+    values: list[Any], found: pa.DataType, declared: pa.DataType
+) -> None:
+    with pytest.raises(RecordError, match=r"'x' is .* was declared .*cast it in the function"):
+        conformed(values, found, declared)
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "declared"),
+    [
+        ([1e300], pa.float64(), pa.float32()),
+        ([1.0, 16777217.0], pa.float64(), pa.float32()),
+        ([[1.0], [0.1]], pa.list_(pa.float64()), FLOATS),
+        ([2**40], pa.int64(), pa.int32()),
+        ([1.5], pa.float64(), pa.int64()),
+        ([2**53 + 1], pa.int64(), pa.float64()),
+        ([Decimal("1.55")], pa.decimal128(5, 2), pa.decimal128(5, 1)),
+        ([NOON], pa.timestamp("us"), pa.timestamp("ms")),
+    ],
+)
+def test_a_value_that_the_declared_type_does_not_hold_is_refused(
+    values: list[Any], found: pa.DataType, declared: pa.DataType
+) -> None:
+    with pytest.raises(RecordError, match=r"'x' is .* was declared "):
+        conformed(values, found, declared)

@@ -1,0 +1,87 @@
+"""A run that is about to put Spark's log right may have been replaced: it leaves all as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.checkpoint.decision_log import DecisionLog
+from tallystick.epoch import manifest as m
+from tallystick.epoch import protocol as c
+from tallystick.errors import FencedError, SparkLogError
+from tallystick.ports import Prepared
+from tallystick.run import driver as driver_module
+from tallystick.storage.file_storage import FileStorage, SystemClock
+from tallystick.values import TopicPartition
+
+
+class Engine:
+    def run_epoch(self, *_: Any) -> Prepared:
+        return Prepared(())
+
+
+class Checkpoint:
+    """A query whose epoch N ends at N, and runs of it whose decisions the checkpoint keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage = FileStorage(str(folder))
+        self.storage.put("metadata", b"{}")
+
+    def plan(self, epoch: int, end: int) -> None:
+        """As Spark does."""
+        self.storage.put(f"offsets/{epoch}", f"v1\n{{}}\nends {end}".encode())
+
+    def run(self, epoch: int, listener: driver_module.Listener = lambda _: None) -> None:
+        """Start anew, with the planned epoch."""
+        identity = driver_module.Identity("q", "lineage", self.storage.location, frozenset())
+        target = driver_module.Target("id", "group", TopicPartition("group", 0), "")
+        log = DecisionLog(self.storage, SystemClock())
+        driver = driver_module.Driver(
+            identity,
+            target,
+            log,
+            self.storage,
+            SystemClock(),
+            decided_by=m.CHECKPOINT,
+            listener=listener,
+        )
+        logged = driver_module.SparkLog(self.storage).batch(epoch)
+        driver.run_epoch(driver_module.Request(epoch, logged.sources, may_skip=False), Engine())
+        self.storage.put(f"commits/{epoch}", b"v1\n{}")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Two epochs; then the entry of the last one is replaced, and the next is planned behind it."""
+    made = Checkpoint(tmp_path)
+    for epoch in range(2):
+        made.plan(epoch, epoch)
+        made.run(epoch)
+    made.plan(1, 70)
+    made.plan(2, 99)
+    return made
+
+
+def test_what_a_successor_has_committed_meanwhile_is_left_alone(checkpoint):
+    reads = []
+
+    def successors(event: c.Event) -> None:
+        """Behind this run's last question, and so behind its last proof that it is the owner."""
+        if isinstance(event, c.CommittedRead):
+            reads.append(event)
+        if isinstance(event, c.CommittedRead) and len(reads) == 2:
+            with pytest.raises(SparkLogError):
+                checkpoint.run(2)
+            checkpoint.plan(2, 2)
+            checkpoint.run(2)
+            checkpoint.plan(3, 3)
+
+    with pytest.raises(FencedError):
+        checkpoint.run(2, successors)
+
+    assert len(reads) == 2
+    epochs = [m.epoch_of(path) for path in m.manifests(checkpoint.storage.names(m.FOLDER))]
+    assert sorted(epochs) == [0, 1, 2]
+    log = driver_module.SparkLog(checkpoint.storage)
+    assert [log.sources(epoch) for epoch in range(4)] == [(f"ends {epoch}",) for epoch in range(4)]
+    checkpoint.run(3)

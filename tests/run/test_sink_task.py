@@ -1,0 +1,134 @@
+"""Rows to several sinks in one task: what is begun when, and what the driver is told."""
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from tallystick.epoch.two_phase import Committable, Owner, Place
+from tallystick.errors import BrokenInvariantError, RecordError
+from tallystick.run.exchange import Attempt, Heard
+from tallystick.run.sink_task import Branch, CollectPlan, FanOut, check_notes, split_notes
+from tallystick.run.task import DeadLetters, send
+
+ROWS = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+LETTERS = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"?"]}))
+
+
+@dataclass
+class Notebook:
+    """A sink that writes down what it is told."""
+
+    name: str
+    fails_at: str = ""
+    said: list[str] = field(default_factory=list)
+
+    def begin(self, place: Place) -> "Notebook":
+        self._note(f"begin {place.checkpoint_id}/{place.task}/{place.attempt}")
+        return self
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._note(f"write {rows.num_rows}")
+
+    def write_dead_letters(self, records: pa.RecordBatch) -> None:
+        self._note(f"letters {records.num_rows}")
+
+    def prepare(self) -> list[Committable]:
+        self._note("prepare")
+        return [Committable(self.name, 7, 4, f"{self.name}-x", 3, 1)]
+
+    def abort(self) -> None:
+        self._note("abort")
+
+    def _note(self, what: str) -> None:
+        if what.split()[0] == self.fails_at:
+            raise RecordError(f"{self.name}: {what}")
+        self.said.append(what)
+
+
+def fan_out(*sinks: Notebook, letters: str = "", functions: tuple = ()) -> FanOut:
+    branches = [
+        Branch(Owner("p", each.name, "l"), each, takes_dead_letters=each.name == letters)
+        for each in sinks
+    ]
+    return FanOut(tuple(branches), None, 7, functions)
+
+
+def sent(outlet: FanOut, *batches: object) -> tuple[list, list[Attempt]]:
+    """The notes of an attempt, and which attempts were heard."""
+    heard = Heard(0)
+    frames = send(outlet, batches, 4, attempt_number=2)
+    assert list(heard.with_rows(frames)) == [], "rows do not travel"
+    others, notes, _ = split_notes(heard.notes)
+    assert others == []
+    return notes, list(heard.attempts)
+
+
+def test_each_sink_gets_all_rows_and_the_driver_hears_what_was_prepared() -> None:
+    one, two = Notebook("one"), Notebook("two")
+
+    notes, heard = sent(fan_out(one, two), ROWS, ROWS.slice(1))
+
+    assert one.said == two.said == ["begin 7/4/2", "write 3", "write 2", "prepare"]
+    assert [each.sink for note in notes for each in note.committables] == ["one", "two"]
+    check_notes(notes, heard, 0)
+
+
+def test_a_task_without_rows_begins_nothing_and_is_heard_of() -> None:
+    one = Notebook("one")
+
+    notes, heard = sent(fan_out(one, functions=(lambda rows: None,)), ROWS)
+
+    assert one.said == []
+    assert [note.committables for note in notes] == [()]
+    check_notes(notes, heard, 0)
+
+
+def test_malformed_records_begin_the_transaction_of_their_sink_alone() -> None:
+    one, two = Notebook("one"), Notebook("two")
+
+    sent(fan_out(one, two, letters="two"), LETTERS)
+
+    assert (one.said, two.said) == ([], ["begin 7/4/2", "letters 1", "prepare"])
+    with pytest.raises(BrokenInvariantError, match="no sink that takes them"):
+        sent(fan_out(one), LETTERS)
+
+
+@pytest.mark.parametrize("fails_at", ["write", "prepare"])
+def test_what_fails_in_one_sink_is_let_go_of_in_all(fails_at: str) -> None:
+    one, two = Notebook("one"), Notebook("two", fails_at)
+
+    with pytest.raises(RecordError, match=f"two: {fails_at}"):
+        sent(fan_out(one, two), ROWS)
+
+    assert one.said[-1] == "abort"
+    assert two.said[-1] == "abort"
+
+
+def test_an_attempt_that_nobody_wants_to_hear_lets_go() -> None:
+    one = Notebook("one")
+    frames = send(fan_out(one), iter([ROWS, LETTERS]), 4)
+
+    with pytest.raises(BrokenInvariantError):
+        next(frames)
+    assert one.said == ["begin 7/4/0", "write 3", "abort"]
+
+
+def test_a_note_too_few_or_too_many_is_found() -> None:
+    notes, heard = sent(fan_out(Notebook("one")), ROWS)
+    others, _ = sent(fan_out(Notebook("one")), ROWS)
+
+    for found in ([], [*notes, *notes], others):
+        with pytest.raises(BrokenInvariantError, match="expected"):
+            check_notes(found, heard, 0)
+
+
+def test_reports_gather_notes_and_rows_that_nobody_writes_are_a_bug() -> None:
+    outlet = fan_out(Notebook("one"))
+    report = CollectPlan(stage=0).write(send(outlet, [ROWS], 4), attempt_number=3)
+    _, notes, _ = split_notes(report.notes)
+
+    assert report.to_error() is None
+    check_notes(notes, report.attempts, 0)
+    frames = [frame._replace(record_count=1) for frame in send(outlet, [ROWS], 4)]
+    assert isinstance(CollectPlan().write(iter(frames), 0).to_error(), BrokenInvariantError)

@@ -1,0 +1,82 @@
+"""The Fetch port over simulated input logs: real record batches, of which an answer holds some."""
+
+import random
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pyarrow as pa
+
+from tallystick.codec.layout import Layout
+from tallystick.codec.records.decoder import decode_pieces
+from tallystick.codec.records.encoder import encode, stamp
+from tallystick.run.task import BatchFunction, ReadPlan
+from tallystick.source.losses import LossPolicy
+from tallystick.values import Producer, SplitRange, TopicPartition
+from tests.simulation.rows import key_of
+
+BATCH_RECORDS = 3
+ANSWER_BATCHES_MAX = 2
+PRODUCER = Producer("", 9, 0)
+LAYOUT = Layout(metadata=("topic", "partition", "offset"))
+"""What the functions of a reader get: the value, and where it was."""
+
+
+@cache
+def input_batch(partition: TopicPartition, number: int) -> bytes:
+    """Return a record batch of an input log; the value of a record is its key."""
+    first = number * BATCH_RECORDS
+    keys = [b"%d" % key_of(partition, offset) for offset in range(first, first + BATCH_RECORDS)]
+    (batch,) = encode(pa.record_batch({"value": pa.array(keys, pa.binary())}), now_ms=0)
+    return struct.pack(">q", first) + stamp(batch.data, PRODUCER, first)[8:]
+
+
+@dataclass(frozen=True)
+class SimulatedFetch:
+    """See `ports.Fetch`.
+
+    Args:
+        dice: decides whose turn it is, and how much an answer holds.
+        before_answer: a moment in which others run; what it raises, the reader meets.
+    """
+
+    dice: random.Random
+    before_answer: Callable[[TopicPartition], None]
+
+    def read(
+        self, splits: Iterable[SplitRange], *, headers: bool, policy: LossPolicy
+    ) -> Iterator[tuple[SplitRange, pa.RecordBatch]]:
+        """See `ports.Fetch.read`; nothing is ever lost here."""
+        positions = {split: split.start_offset for split in splits if split.offset_count}
+        while positions:
+            split = self.dice.choice(list(positions))
+            partition, position = split.topic_partition, positions.pop(split)
+            self.before_answer(partition)
+            first = position // BATCH_RECORDS
+            numbers = range(first, first + self.dice.randint(1, ANSWER_BATCHES_MAX))
+            pieces = decode_pieces(
+                b"".join(input_batch(partition, number) for number in numbers),
+                topic_partition=partition,
+                start_offset=position,
+                stop_offset=split.stop_offset,
+                aborted=None,
+                headers=headers,
+            )
+            for piece in pieces:
+                yield split, piece.batch
+                position = piece.next_offset
+            if position < split.stop_offset:
+                positions[split] = position
+
+
+def read_plan(
+    dice: random.Random, before_answer: Callable[[TopicPartition], None], function: BatchFunction
+) -> ReadPlan:
+    """How a reading task reads, and what the user's function makes of it."""
+    return ReadPlan(SimulatedFetch(dice, before_answer), LAYOUT, functions=(function,))
+
+
+def split_of(partition: TopicPartition, offsets: range) -> SplitRange:
+    """Return what an epoch reads of a partition."""
+    return SplitRange(partition.topic, partition.partition, offsets.start, offsets.stop)

@@ -1,0 +1,211 @@
+"""Resident tasks broken on purpose; entered in the table of `mutations`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tallystick.epoch import protocol as c
+from tallystick.epoch.coordinator import Coordinator
+from tallystick.errors import EpochAbortedError
+from tallystick.run.gang.inbox import Inbox
+from tallystick.run.gang.replies import CANCELLED, CUT, FAILED, Replies
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.task import WritePlan
+from tests.simulation.faults import Fault
+from tests.simulation.gang import GangLostError, Member, SimulatedGang
+from tests.simulation.mutations import MUTATIONS, Mutation, writes_on
+
+
+def mutation(
+    sentence: str,
+    where: Any,
+    name: str,
+    *needs: Fault,
+    is_keyed: bool = False,
+    decided_by: str = "",
+) -> Callable[[Any], Any]:
+    """Enter the decorated function in the table."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[f"{sentence} (resident tasks)"] = Mutation(
+            frozenset(needs),
+            where,
+            name,
+            make,
+            is_keyed=is_keyed,
+            decided_by=decided_by,
+            has_loop=True,
+            has_gang=True,
+        )
+        return make
+
+    return enter
+
+
+# Who is listened to.
+
+
+@mutation(
+    "what an orphan says counts for the gang behind its own",
+    SimulatedGang,
+    "is_of",
+    Fault.MEMBER_HUNG,
+    Fault.ORPHANED,
+    Fault.REPORT_LATE,
+    Fault.CRASH_BEFORE,
+    Fault.COUNT_HIDDEN,
+)
+def _(_: Any) -> Any:
+    return lambda self, secret: True
+
+
+@mutation(
+    "a lost member counts as one that had nothing to do",
+    SimulatedGang,
+    "lost",
+    Fault.MEMBER_LOST,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def lost(self: Any, member: Any) -> None:
+        if self.is_lost or (member.orders and member.orders[0] is None):
+            original(self, member)
+            return
+        for run in range(100):  # whichever it is
+            self.hear(CANCELLED, member.index, run, None)
+
+    return lost
+
+
+@mutation(
+    "a failure of one task does not stop the epoch",
+    Replies,
+    "take",
+    Fault.READ_FAILED,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def take(self: Any, kind: str, index: int, run: int, found: Any) -> Any:
+        return original(self, CANCELLED if kind == FAILED else kind, index, run, found)
+
+    return take
+
+
+@mutation(
+    "a member that was cut off counts as one that had nothing to do",
+    SimulatedGang,
+    "hear",
+    Fault.MEMBERS_CUT,
+    Fault.COUNT_HIDDEN,
+)
+def _(original: Any) -> Any:
+    def hear(self: Any, kind: str, index: int, run: int, found: Any) -> None:
+        for each in range(100) if kind == CUT else (run,):  # whichever it is
+            original(self, CANCELLED if kind == CUT else kind, index, each, found)
+
+    return hear
+
+
+# What is written when.
+
+
+MUTATIONS["a writer writes on after its report (resident tasks)"] = Mutation(
+    frozenset(), WritePlan, "write", writes_on, has_loop=True, has_gang=True
+)
+
+
+def _not_fenced(is_its: Callable[[Exception], bool]) -> Callable[[Any], Any]:
+    """The epoch is planned anew in the transaction that is open."""
+
+    def make(original: Any) -> Any:
+        def broken(self: Any, error: Exception) -> c.Action:
+            if self.phase is c.Phase.RUNNING and is_its(error) and self._attempt < 3:
+                self._attempt += 1
+                self.phase, self._request = c.Phase.RESTORING, None
+                return c.ReadCommitted()
+            return original(self, error)
+
+        return broken
+
+    return make
+
+
+for sentence, is_its, needed in (
+    (
+        "earlier members are not fenced before a new gang's epoch",
+        lambda error: isinstance(error, GangLostError),
+        Fault.MEMBER_LOST,
+    ),
+    (
+        "an epoch runs again in the same gang and the same transaction",
+        lambda error: not isinstance(error, EpochAbortedError),
+        Fault.READ_FAILED,
+    ),
+):
+    mutation(sentence, Coordinator, "_broken", needed, Fault.COUNT_HIDDEN)(_not_fenced(is_its))
+
+
+# Frames.
+
+
+@mutation(
+    "the end of what an earlier run sent counts for this one",
+    Inbox,
+    "end",
+    Fault.FRAMES_LATE,
+    Fault.READ_FAILED,
+)
+def _(original: Any) -> Any:
+    """As if frames were told apart by the number of the epoch only."""
+    return lambda self, run, stage, source: original(self, max(run, self._run), stage, source)
+
+
+@mutation("a task does not wait for the end of what is sent to it", Inbox, "_next")
+def _(original: Any) -> Any:
+    def next_(self: Any, run: int, stage: int, target: int, source: int) -> Any:
+        if not self._channels.get((run, stage, target, source)):
+            return None
+        return original(self, run, stage, target, source)
+
+    return next_
+
+
+# Rescales.
+
+
+@mutation(
+    "a rescale plans the state of as many tasks as before",
+    KeyedSteps,
+    "epoch",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    def epoch(self: Any, number: int, now_ms: int, token: str, state: Any, last: Any) -> Any:
+        found = original(self, number, now_ms, token, state, last)
+        counts = {step.uid: step.parallelism for step in state}
+        bases = [
+            replace(plan.base, parallelism=counts.get(plan.base.uid, plan.base.parallelism))
+            for plan in found.plans
+        ]
+        plans = [replace(plan, base=base) for plan, base in zip(found.plans, bases, strict=True)]
+        return replace(found, plans=tuple(plans))
+
+    return epoch
+
+
+@mutation(
+    "a gang that came up smaller divides tasks as the larger one",
+    Member,
+    "__init__",
+    Fault.GANG_LATE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    largest: dict[int, int] = {}  # by world
+
+    def init(self: Any, world: Any, its: Any, index: int, count: int) -> None:
+        largest[id(world)] = max(count, largest.get(id(world), 0))
+        original(self, world, its, index, largest[id(world)])
+
+    return init

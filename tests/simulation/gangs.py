@@ -1,0 +1,67 @@
+"""The resident tasks of all runs of a world, and what they are given to do."""
+
+import random
+from dataclasses import replace
+from typing import Protocol
+
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.run.keyed_epoch import NO_STEPS
+from tallystick.run.keyed_task import Doors
+from tests.simulation.gang import SLOT_COUNT, Around
+from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.residents import Branches, GangEngine, Residents, Surface
+from tests.simulation.rows import OUTPUT
+from tests.simulation.scheduler import Process
+from tests.simulation.sinks import Sinks
+from tests.simulation.spark import Checkpoint
+from tests.simulation.workers import Workers, unread_in
+
+
+class Surroundings(Around, Protocol):
+    """What these need of the world."""
+
+    dice: random.Random
+    checkpoint: Checkpoint
+    is_keyed: bool
+    workers: Workers
+    sinks: Sinks | None
+    sink: KafkaCluster
+
+    @property
+    def decided_by(self) -> str:
+        """Who decides."""
+        ...
+
+
+class Gangs:
+    """Makes what runs epochs in resident tasks."""
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+        self._residents: dict[str, Residents] = {}  # by process
+
+    def residents(self, process: Process) -> Residents:
+        """The resident tasks of a run."""
+        world = self._world
+        steps = replace(NO_STEPS, task_count=world.dice.randint(1, SLOT_COUNT))
+        if world.is_keyed:
+            steps = world.workers.steps(process, world.checkpoint)
+        made = Residents(world, process, steps, has_limit=world.decided_by == KAFKA)
+        self._residents[process.name] = made
+        return made
+
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> GangEngine:
+        """What runs an epoch whose input a checkpoint tells."""
+        world = self._world
+
+        def doors(member: Process, index: int) -> Doors:
+            return world.workers.doors(member, checkpoint, index)
+
+        branches: Branches | None = None
+        if world.sinks is not None:
+            systems = world.sinks.present(process)
+            decides_elsewhere = world.decided_by == CHECKPOINT
+            branches = Branches(systems, process.name, world.nonce, decides_elsewhere)
+        unread = unread_in(checkpoint, epoch)
+        surface = Surface(unread, world.sink, OUTPUT, doors, branches)
+        return GangEngine(world, self._residents[process.name], surface)

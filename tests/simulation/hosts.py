@@ -1,0 +1,161 @@
+"""Workers' hosts, and the copies of state that they keep: lost, stale, torn, used by two at once.
+
+Invariants of the StateStore port, which the copies here keep as the real ones must:
+    * A change takes the version away when it begins, and gives the new one when it is through.
+    * Each part of a change first looks whether it is still this change that is at work.
+    * A view is what was there when it was taken.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tallystick.ports import StateStore, Storage
+from tallystick.state.catalog import Version
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.overlay import ENTRIES, StateView
+
+
+@dataclass(slots=True)
+class LocalCopy:
+    """What a host has of one key-group range."""
+
+    version: Version | None = None
+    entries: dict[bytes, bytes] = field(default_factory=dict)
+    at_work: object = None
+
+    def take(self, step: KeyGroupRange | pa.RecordBatch) -> None:
+        """One step of a change."""
+        if isinstance(step, KeyGroupRange):
+            for key in [key for key in self.entries if is_in(key, step)]:
+                del self.entries[key]
+            return
+        for key, value in zip(*(column.to_pylist() for column in step.columns), strict=True):
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = value
+
+
+CopyName = tuple[str, str, KeyGroupRange]
+"""Lineage, uid and key groups."""
+
+
+@dataclass(slots=True)
+class Host:
+    """A worker's machine."""
+
+    copies: dict[CopyName, LocalCopy] = field(default_factory=dict)
+
+
+class SimulatedStore:
+    """One task's way to a copy on its host; `pause` is called where others may come in between."""
+
+    def __init__(self, host: Host, name: CopyName, pause: Callable[[], None]) -> None:
+        self._host = host
+        self._name = name
+        self._pause = pause
+
+    @property
+    def _copy(self) -> LocalCopy:
+        return self._host.copies.setdefault(self._name, LocalCopy())
+
+    def version(self) -> Version | None:
+        """See `ports.StateStore.version`."""
+        return self._copy.version
+
+    def apply(
+        self,
+        expected: Version | None,
+        version: Version,
+        steps: Iterable[KeyGroupRange | pa.RecordBatch],
+    ) -> bool:
+        """See `ports.StateStore.apply`."""
+        self._pause()
+        copy = self._copy
+        if not self.may_begin(copy, expected):
+            return False
+        change = copy.at_work = object()
+        self.begin(copy, version)
+        for step in steps:
+            if not self.is_at_work(copy, change):
+                return False
+            copy.take(step)
+        if not self.is_at_work(copy, change):
+            return False
+        copy.version = version
+        return True
+
+    def may_begin(self, copy: LocalCopy, expected: Version | None) -> bool:
+        """Whether the copy is what the change was made for."""
+        return copy.version == expected
+
+    def is_at_work(self, copy: LocalCopy, change: object) -> bool:
+        """Whether no other change has begun since."""
+        return copy.at_work is change
+
+    def begin(self, copy: LocalCopy, version: Version) -> None:
+        """From here on it is torn, until it is at the version."""
+        copy.version = None
+
+    @contextmanager
+    def view(self, version: Version | None) -> Iterator[StateView | None]:
+        """See `ports.StateStore.view`."""
+        self._pause()
+        copy = self._copy
+        yield SimulatedView(dict(copy.entries)) if copy.version == version else None
+
+
+class SimulatedView:
+    """Entries as they were at one moment; see `state.view.StateView`."""
+
+    def __init__(self, entries: Mapping[bytes, bytes]) -> None:
+        self._entries = entries
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The value of each key, null where there is none."""
+        return pa.array([self._entries.get(key) for key in keys.to_pylist()], pa.binary())
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with first <= key < end, in order."""
+        found = [key for key in self._entries if first <= key < end]
+        return iter([(key, self._entries[key]) for key in sorted(found)])
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """All entries of the key groups, in order."""
+        keys = sorted(key for key in self._entries if is_in(key, groups))
+        values = [self._entries[key] for key in keys]
+        arrays = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+        yield pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
+
+
+@dataclass(frozen=True)
+class HostDoors:
+    """What a task reaches from its host; see `keyed_task.Doors`.
+
+    Args:
+        host: where it runs.
+        lineage: of the checkpoint.
+        files: the checkpoint's.
+        pause: called where others may come in between.
+    """
+
+    host: Host
+    lineage: str
+    files: Storage
+    pause: Callable[[], None]
+
+    def storage(self) -> Storage:
+        """See `keyed_task.Doors.storage`."""
+        return self.files
+
+    def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
+        """See `keyed_task.Doors.store`."""
+        return SimulatedStore(self.host, (self.lineage, uid, groups), self.pause)
+
+
+def is_in(key: bytes, groups: KeyGroupRange) -> bool:
+    """Whether the entry's key group is one of these."""
+    return groups.first <= int.from_bytes(key[:2], "big") <= groups.last

@@ -1,0 +1,265 @@
+"""An epoch with a keyed step: readers, keyed tasks with their attempts, and the frames in between.
+
+What tasks do, their plans, files and notes, and what they add up to are the real code; Spark's part
+is played here: where tasks run, how often, and which attempt's frames a later task gets.
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from tallystick.codec.rows import RowLayout
+from tallystick.errors import EpochAbortedError, RetriableError
+from tallystick.ports import Prepared
+from tallystick.run.exchange import Frame
+from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.run.keyed_task import Doors, ProcessPlan
+from tallystick.run.task import BatchFunction, EncodePlan, send
+from tallystick.state.catalog import StepState
+from tallystick.state.file_sets import Load, due_merges, due_snapshots
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.values import Producer, TopicPartition
+from tests.simulation.engine import SimulatedEngine, Surroundings
+from tests.simulation.faults import Fault, FaultPlan
+from tests.simulation.fetch import read_plan, split_of
+from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.keyed_step import COLUMNS, KEY_COUNT
+from tests.simulation.rows import Row, key_partition
+from tests.simulation.scheduler import Process
+
+TASK_ATTEMPTS_MAX = 4
+"""Spark's own number (spark.task.maxFailures)."""
+BATCH_BYTES = 200
+"""Of a record batch: one or two rows."""
+CHANGED_BYTES_MIN = 1500
+MERGED_FILES_MIN = 3
+"""Epochs of the simulated world are small: what is large here would be nothing for a real one."""
+
+
+class TaskKilledError(Exception):
+    """A task died; Spark starts its next attempt."""
+
+
+def encode_plan(output: Sequence[TopicPartition]) -> EncodePlan:
+    """How rows become record batches: small ones, in the partition that each row names."""
+    topic, count = output[0].topic, len(output)
+    return EncodePlan(RowLayout({topic: count}, topic), count, "none", BATCH_BYTES)
+
+
+def with_records(steps: KeyedSteps, unread: "EpochInput") -> KeyedSteps:
+    """Let the last step's output become records, in the partition of their key."""
+
+    def records(rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [column.to_pylist() for column in rows.columns]
+        values = [
+            Row(
+                unread.lineage,
+                unread.epoch,
+                TopicPartition(topic, number),
+                offset,
+                key=key,
+                nth=count,
+            ).to_value()
+            for key, topic, number, offset, count in zip(*columns, strict=True)
+        ]
+        partitions = [key_partition(key) for key in columns[0]]
+        return pa.record_batch(
+            {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+        )
+
+    *others, last = steps.steps
+    return replace(steps, steps=(*others, replace(last, functions=(records,))))
+
+
+class Drawn(Protocol):
+    """What chance decides."""
+
+    dice: random.Random
+    plan: FaultPlan
+
+
+class KeyedSurroundings(Surroundings, Protocol):
+    """What keyed tasks need of the world."""
+
+    def nonce(self) -> str:
+        """A name that no other run will draw."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpochInput:
+    """What an epoch reads, and what its rows are to say of where they come from."""
+
+    lineage: str
+    epoch: int
+    ranges: Mapping[TopicPartition, range]
+
+
+class KeyedEngine(SimulatedEngine):
+    """Runs the tasks of one epoch.
+
+    Args:
+        world: what surrounds them.
+        process: the driver that waits for them.
+        cluster: where they write.
+        output: the output partitions; each has one writing task.
+        steps: the keyed steps.
+        unread: what is to be read.
+        doors: from a task's index to what it reaches where it is placed this time.
+    """
+
+    def __init__(
+        self,
+        world: KeyedSurroundings,
+        process: Process,
+        cluster: KafkaCluster,
+        output: Sequence[TopicPartition],
+        steps: KeyedSteps,
+        unread: EpochInput,
+        doors: Callable[[int], Doors],
+    ) -> None:
+        super().__init__(world, process, cluster, dict.fromkeys(output, ()))
+        self._keyed_world = world
+        self._steps = steps
+        self._unread = unread
+        self._doors = doors
+
+    stage = 1
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        """See `ports.Engine.run_epoch`."""
+        if self._steps.is_idle(state) and not any(self._unread.ranges.values()):
+            return Prepared((), self._steps.carried(state))
+        token = self._keyed_world.nonce()
+        self._encode = encode_plan(self._output)
+        steps = with_records(self._steps, self._unread)
+        epoch = steps.epoch(checkpoint_id, 0, token, state, self._encode)
+        epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
+        self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
+        self._stages.run()
+        return epoch.prepared(self._run_writers(producer, self._output))
+
+    def _frames(self, partition: TopicPartition, *, reordered: bool = False) -> list[Frame]:
+        """What there is for a writing task now; it is sorted on its way."""
+        return self._stages.frames_for(self._encode.target(partition))
+
+    def _step(self, producer: Producer) -> None:
+        if self._world.plan.strikes(Fault.TASK_AGAIN):
+            self._run_keyed_task_again(producer)
+        super()._step(producer)
+
+    def _run_keyed_task_again(self, producer: Producer) -> None:
+        """Writing tasks that have begun keep what they got, the others get what is there now."""
+        self._stages.run_again()
+        for partition, attempt in self._running.items():
+            if not attempt.has_written:
+                attempt.end()
+                frames = self._frames(partition)
+                self._running[partition] = self._attempt(producer, frames, attempt.number)
+
+
+def keys_read(world: Drawn) -> BatchFunction:
+    """What a keyed step gets of what was read; the user's function may draw other keys."""
+
+    def keys(rows: pa.RecordBatch) -> pa.RecordBatch:
+        drawn = [
+            world.dice.randrange(KEY_COUNT) if world.plan.strikes(Fault.WHIM) else int(value)
+            for value in rows["value"].to_pylist()
+        ]
+        columns = [pa.array(drawn), rows["topic"], rows["partition"].cast("int64"), rows["offset"]]
+        return pa.record_batch(columns, schema=COLUMNS)
+
+    return keys
+
+
+def rewriting(world: Drawn, plans: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    """The plans of an epoch in which perhaps state is written anew."""
+    what: Collection[str] = ()
+    if plans and world.plan.strikes(Fault.REWRITTEN):
+        what = world.dice.choice((("snapshots",), ("merges",), ("snapshots", "merges")))
+    return tuple(_rewriting(plan, what) for plan in plans)
+
+
+def _rewriting(plan: ProcessPlan, what: Collection[str]) -> ProcessPlan:
+    """The plan with what is written anew by the measures of this small world, not by the real."""
+    base, count = plan.base, plan.base.parallelism
+    snapshots: Mapping[int, KeyGroupRange] = {}
+    merges: Mapping[int, tuple[Load, ...]] = {}
+    if base.files and "snapshots" in what:
+        snapshots = due_snapshots(base, count, changed_bytes_min=CHANGED_BYTES_MIN)
+    if base.files and "merges" in what:
+        merges = due_merges(base, count, files_min=MERGED_FILES_MIN)
+    return replace(plan, snapshots=snapshots, merges=merges)
+
+
+class Stages:
+    """The tasks before the writing ones, and the frames that they leave on their hosts' disks."""
+
+    def __init__(
+        self,
+        world: KeyedSurroundings,
+        process: Process,
+        epoch: KeyedEpoch,
+        unread: EpochInput,
+        doors: Callable[[int], Doors],
+    ) -> None:
+        self._world = world
+        self._process = process
+        self._first = epoch.first
+        self._plan = epoch.plans[0]
+        self._unread = unread
+        self._doors = doors
+        self._read_plan = read_plan(world.dice, lambda _: None, keys_read(world))
+        self._read: list[list[Frame]] = []
+        self._processed: list[list[Frame]] = []
+
+    def run(self) -> None:
+        """Run each task at least once.
+
+        Raises:
+            RetriableError: the attempts of a task are used up.
+        """
+        sources = range(len(self._unread.ranges))
+        self._read = [self._read_source(source) for source in sources]
+        count = self._plan.base.parallelism
+        self._processed = [[] for _ in range(count)]
+        for index in self._world.dice.sample(range(count), count):
+            self._world.pass_by(self._process)
+            if self._world.plan.strikes(Fault.TASK_AGAIN):
+                source = self._world.dice.choice(sources)
+                self._read[source] = self._read_source(source)
+            self._processed[index] = self._process_keys(index)
+
+    def run_again(self) -> None:
+        """Run one of the keyed tasks once more: what it left was lost."""
+        index = self._world.dice.randrange(len(self._processed))
+        self._processed[index] = self._process_keys(index)
+
+    def frames_for(self, target: int) -> list[Frame]:
+        """What a task behind the keyed ones gets."""
+        return _routed(self._processed, target)
+
+    def _read_source(self, source: int) -> list[Frame]:
+        partition = list(self._unread.ranges)[source]
+        splits = [split_of(partition, self._unread.ranges[partition])]
+        return list(send(self._first, self._read_plan.read_both(splits), source))
+
+    def _process_keys(self, index: int) -> list[Frame]:
+        error: Exception | None = None
+        for _ in range(TASK_ATTEMPTS_MAX):
+            plan = replace(self._plan, doors=self._doors(index))
+            try:
+                return list(plan.run(_routed(self._read, index), index))
+            except (TaskKilledError, RetriableError) as met:
+                error = met
+        raise EpochAbortedError(f"a task failed {TASK_ATTEMPTS_MAX} times: {error}")
+
+
+def _routed(frames: Sequence[Sequence[Frame]], target: int) -> list[Frame]:
+    found = [frame for each in frames for frame in each if frame.target == target]
+    return sorted(found, key=lambda frame: (frame.source, frame.sequence))

@@ -1,0 +1,115 @@
+"""The keyed step of the simulated world: it counts the records of each key.
+
+A key's second entry is there while its count is odd, so that entries are deleted too. The function
+reports a count of -1 where the two do not fit: state of two different moments.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import pyarrow as pa
+
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.keyed_task import Doors, KeyedStep
+from tallystick.state.functions.processing import NO_TIME, StateDeclaration, Work
+from tallystick.state.key_groups import key_groups_of
+from tallystick.state.keys import KeyCodec
+
+UID = "counts"
+KEY_COUNT = 7
+MAX_PARALLELISM = 8
+COLUMNS = pa.schema(
+    [
+        pa.field("key", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int64()),
+        pa.field("offset", pa.int64()),
+    ]
+)
+OUTPUT_COLUMNS = COLUMNS.append(pa.field("count", pa.int64()))
+KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
+NOT_OF_ONE_MOMENT = -1
+
+
+class Counter:
+    """Counts records by key; see `Processor`."""
+
+    time_mode = NO_TIME
+    reads = None
+    has_timers = False
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """See `Processor.declared`."""
+        return StateDeclaration("count", "value", "", "{}"), StateDeclaration(
+            "odd", "value", "", "{}"
+        )
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """See `Processor.output`."""
+        return OUTPUT_COLUMNS
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """See `Processor.run`."""
+        ids = [work.fields[name].state_id for name in ("count", "odd")]
+        counts = []
+        for place in _places(work.rows, work.max_parallelism):
+            count_key, odd_key = (_entry_key(*place, state_id) for state_id in ids)
+            before = int.from_bytes(work.overlay.get(count_key) or b"", "big")
+            is_odd = work.overlay.get(odd_key) is not None
+            counts.append(before + 1 if is_odd == bool(before % 2) else NOT_OF_ONE_MOMENT)
+            work.overlay.put(count_key, _encoded(before + 1))
+            work.overlay.put(odd_key, None if is_odd else b"odd")
+        columns = [*work.rows.columns, pa.array(counts, pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
+
+
+def keyed_steps(parallelism: int, doors: Doors) -> KeyedSteps:
+    """The keyed steps of a run: this one."""
+    processor = Counter()
+    step = KeyedStep(
+        uid=UID,
+        key=KEY,
+        columns=COLUMNS,
+        processor=processor,
+        declared=processor.declared(KEY),
+        output=OUTPUT_COLUMNS,
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=parallelism,
+    )
+    return KeyedSteps((step,), parallelism, doors)
+
+
+def entries_of(counts: Mapping[int, int], ids: tuple[int, int]) -> dict[bytes, bytes]:
+    """What the state must be when so many records of each key were counted.
+
+    Args:
+        counts: by key.
+        ids: of the states "count" and "odd".
+    """
+    entries = {}
+    for key, count in counts.items():
+        place = _places_of_all_keys()[key]
+        entries[_entry_key(*place, ids[0])] = _encoded(count)
+        if count % 2:
+            entries[_entry_key(*place, ids[1])] = b"odd"
+    return entries
+
+
+def _encoded(count: int) -> bytes:
+    return count.to_bytes(4, "big")
+
+
+def _entry_key(group: int, key: bytes, state_id: int) -> bytes:
+    return group.to_bytes(2, "big") + bytes([state_id]) + key
+
+
+def _places(rows: pa.RecordBatch, max_parallelism: int) -> list[tuple[int, bytes]]:
+    """The key group and the bytes of each row's key."""
+    groups = key_groups_of(KEY.hash_codes(rows), max_parallelism)
+    return list(zip(groups.tolist(), KEY.encode(rows).to_pylist(), strict=True))
+
+
+@cache
+def _places_of_all_keys() -> list[tuple[int, bytes]]:
+    rows = pa.RecordBatch.from_pydict({"key": pa.array(range(KEY_COUNT), pa.int64())})
+    return _places(rows, MAX_PARALLELISM)

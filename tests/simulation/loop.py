@@ -1,0 +1,153 @@
+"""A pipeline's own loop: it plans an epoch behind the fence, and keeps no log but the manifests."""
+
+import random
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol
+
+from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.driver import Driver
+from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.triggers import Trigger
+from tallystick.state.catalog import StepState
+from tallystick.values import TopicPartition
+from tests.simulation.checker import Checker
+from tests.simulation.faults import Fault, FaultPlan
+from tests.simulation.keyed_step import MAX_PARALLELISM
+from tests.simulation.residents import Residents
+from tests.simulation.rows import Row
+from tests.simulation.scheduler import Process
+from tests.simulation.spark import Checkpoint, Positions, Source, positions_in
+
+
+class Surroundings(Protocol):
+    """What a loop needs of the world."""
+
+    dice: random.Random
+    plan: FaultPlan
+    checker: Checker
+    origin: Checkpoint
+    checkpoint: Checkpoint
+    available: dict[TopicPartition, int]
+    begins_late: bool
+    sources: tuple[Source, ...]
+
+    def make_driver(self, process: Process) -> Driver:
+        """The driver that is tested."""
+        ...
+
+    def plan_positions(self, starts: Positions) -> Positions | None:
+        """The end of the next epoch; None when there is nothing to read."""
+        ...
+
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
+        """What runs an epoch whose input a checkpoint tells."""
+        ...
+
+    def residents(self, process: Process) -> Residents | None:
+        """The resident tasks of a run; None: its epochs are Spark jobs."""
+        ...
+
+    def pass_by(self, process: Process) -> None:
+        """Let time pass; the process may be paused, or die, here."""
+        ...
+
+
+class Loop:
+    """The pipeline of a world, which each of its processes runs; instead of a `Query`."""
+
+    is_users = False
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+
+    def run(self, process: Process) -> None:
+        """Run until there is nothing left to read."""
+        world = self._world
+        driver, residents = world.make_driver(process), world.residents(process)
+
+        def rescale() -> None:
+            assert residents is not None, "rescaled are resident tasks"
+            newest = driver.coordinator.committed_manifest
+            parallelism = world.dice.randint(1, MAX_PARALLELISM)
+            has_state = newest is not None and residents.keyed.steps
+            residents.rescale(parallelism, newest.state if newest and has_state else ())
+
+        def judge(rescaled: Future[None]) -> None:
+            if (error := rescaled.exception()) is not None and "has ended" not in str(error):
+                world.checker.note(f"{process.name} was not rescaled: {error!r}")
+
+        def on_end(_: EpochEnded) -> None:
+            world.pass_by(process)
+            if residents is not None and world.plan.strikes(Fault.RESCALED_LIVE):
+                loop.between_epochs(rescale).add_done_callback(judge)
+
+        epochs = _Epochs(world, process)
+        loop = EpochLoop(driver, epochs, Trigger(is_available_now=True), on_end)
+        if residents is None:
+            loop.run()
+        else:
+            _run_with(residents, loop)
+
+    def left_out_rows(self) -> list[Row]:
+        """It leaves nothing out."""
+        return []
+
+    def give_up(self, refusal: str) -> None:
+        """It catches nothing, so nobody is ever asked."""
+        raise AssertionError(refusal)
+
+
+def _run_with(residents: Residents, loop: EpochLoop) -> None:
+    """Run the loop, and let its tasks go, however it ends."""
+    try:
+        try:
+            loop.run()
+        except Exception:
+            residents.close()
+            raise
+        residents.close()
+    except BaseException:
+        residents.give_up()  # what the end of a process does to its connections
+        raise
+
+
+class _Epochs:
+    """See `run.loop.LoopSource`."""
+
+    is_behind = False
+
+    def __init__(self, world: Surroundings, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    def stop_at_what_is_there(self) -> None:
+        """See `run.loop.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
+
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
+        """See `ports.EpochSource.plan`."""
+        world = self._world
+        self._process.offered = checkpoint_id
+        starts = positions_in(start) if start else self._first_positions()
+        world.pass_by(self._process)
+        ends = world.plan_positions(starts)
+        return PlannedEpoch(self._texts(starts), None if ends is None else self._texts(ends))
+
+    def _first_positions(self) -> Positions:
+        """Where a lineage begins: it may read what comes from now on."""
+        world = self._world
+        is_late = world.begins_late and world.checkpoint is world.origin
+        return dict(world.available) if is_late else world.checkpoint.base
+
+    def engine(
+        self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
+    ) -> Engine:
+        """See `ports.EpochSource.engine`."""
+        ends = {checkpoint_id - 1: positions_in(start), checkpoint_id: positions_in(sources)}
+        planned = replace(self._world.checkpoint, recorded=ends)
+        return self._world.engine(self._process, planned, checkpoint_id)
+
+    def _texts(self, positions: Positions) -> tuple[str, ...]:
+        return tuple(source.text(positions) for source in self._world.sources)

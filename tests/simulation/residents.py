@@ -1,0 +1,330 @@
+"""A pipeline's run with resident tasks: its gangs, its epochs, and its rescales."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from tallystick.epoch.two_phase import Committable, Owner
+from tallystick.epoch.two_phase import Place as TransactionPlace
+from tallystick.errors import RetriableError
+from tallystick.ports import Prepared
+from tallystick.run.exchange import Frame
+from tallystick.run.gang.share import Made, Writing
+from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.run.keyed_task import Doors, ProcessPlan
+from tallystick.run.sink_task import Branch, CollectPlan, FanOut
+from tallystick.run.task import EncodePlan, ReadPlan, Report, WritePlan, send
+from tallystick.state.catalog import StepState
+from tallystick.values import Producer, TopicPartition
+from tests.simulation.faults import Fault
+from tests.simulation.fetch import read_plan, split_of
+from tests.simulation.gang import SLOT_COUNT, Around, GangLostError, Member, Order, SimulatedGang
+from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.keyed_engine import (
+    EpochInput,
+    encode_plan,
+    keys_read,
+    rewriting,
+    with_records,
+)
+from tests.simulation.other_systems import Fate, Held, OtherSystem
+from tests.simulation.produce import SimulatedProduce
+from tests.simulation.rows import Row, output_partition
+from tests.simulation.scheduler import Process
+from tests.simulation.sink_engine import count_in, counted
+
+PLACE = ("topic", "partition", "offset")
+
+
+class Residents:
+    """The resident tasks of one run; see `spark.gang.tasks.GangTasks`.
+
+    Args:
+        world: what surrounds them.
+        process: the driver.
+        keyed: the steps of the pipeline; it may have none.
+        has_limit: an epoch may not take for ever.
+    """
+
+    def __init__(
+        self, world: Around, process: Process, keyed: KeyedSteps, *, has_limit: bool
+    ) -> None:
+        self.keyed = keyed
+        self._has_limit = has_limit
+        self._world = world
+        self._process = process
+        self._runs = itertools.count(1)
+        self._gang: SimulatedGang | None = None
+        self._attempt_number = 0
+
+    def run(self, order: Callable[[int, int], Order]) -> list[Report]:
+        """Run the tasks of an epoch.
+
+        Args:
+            order: makes what the members are told, of the number of the run, and of the attempt.
+        """
+        gang = self._started()
+        try:
+            return gang.run(order(next(self._runs), self._attempt_number))
+        except Exception:
+            if gang.is_lost:
+                self._attempt_number = 1
+            else:
+                self._world.met["an epoch goes on in the same gang behind a failure"] += 1
+            raise
+
+    def _started(self) -> SimulatedGang:
+        if self._gang is not None and self._gang.is_lost:
+            self._gang.give_up()
+            self._gang = None
+        if self._gang is None:
+            count = min(self.keyed.task_count, SLOT_COUNT)
+            if self._world.plan.strikes(Fault.GANG_LATE):
+                if count == 1 or self._world.dice.random() < 0.5:
+                    raise GangLostError("not all resident tasks came up")
+                count -= 1
+            self._gang = SimulatedGang(self._world, self._process, count, has_limit=self._has_limit)
+        return self._gang
+
+    def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
+        """See `spark.running.PipelineRun.rescale`; the process may die at each step."""
+        self._world.met["a rescale began"] += 1
+        self._world.pass_by(self._process)
+        self.keyed = self.keyed.rescaled(parallelism, state)
+        self._world.pass_by(self._process)
+        if self._gang is not None and not self._gang.is_lost:
+            self._gang.leave()
+        self._gang = None
+        self._world.pass_by(self._process)
+        self._world.met["a rescale came through"] += 1
+
+    def close(self) -> None:
+        """Let the tasks go: the run is over, in order."""
+        if self._gang is not None and not self._gang.is_lost:
+            self._gang.leave()
+
+    def give_up(self) -> None:
+        """The driver's process is gone."""
+        if self._gang is not None:
+            self._gang.give_up()
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The other sinks of an epoch.
+
+    Args:
+        systems: by uid.
+        run: the driver's process.
+        nonce: draws names.
+        decides_elsewhere: no transaction of Kafka's spans the epoch.
+    """
+
+    systems: Mapping[str, OtherSystem]
+    run: str
+    nonce: Callable[[], str]
+    decides_elsewhere: bool
+
+    def outlet(self, checkpoint_id: int, lineage: str, encode: EncodePlan) -> FanOut:
+        """Where readers send their rows."""
+        branches = tuple(
+            Branch(
+                Owner("sim", uid, lineage), TaskTransactions(system, lineage, self.run, self.nonce)
+            )
+            for uid, system in self.systems.items()
+        )
+        return FanOut(branches, None if self.decides_elsewhere else encode, checkpoint_id)
+
+
+@dataclass(frozen=True)
+class TaskTransactions:
+    """How a task begins transactions in another system; see `two_phase.TransactionPlan`."""
+
+    system: OtherSystem
+    lineage: str
+    run: str
+    nonce: Callable[[], str]
+
+    def begin(self, place: TransactionPlace) -> "TaskTransaction":
+        """See `two_phase.TransactionPlan.begin`."""
+        return TaskTransaction(self, place)
+
+
+class TaskTransaction:
+    """See `two_phase.Transaction`."""
+
+    def __init__(self, plan: TaskTransactions, place: TransactionPlace) -> None:
+        self._system = plan.system
+        uid, epoch, task = plan.system.uid, place.checkpoint_id, place.task
+        # Not the place's nonce: no seed decides it.
+        name = f"{uid}-{epoch}-{task}-{place.attempt}-{plan.nonce()}"
+        self._held = Held(Committable(uid, epoch, task, name, 0, 0), plan.lineage, plan.run)
+        self._system.begin(self._held)
+
+    def write(self, rows: Any) -> None:
+        """See `two_phase.Transaction.write`."""
+        found = tuple(map(Row.from_value, rows["value"].to_pylist()))
+        self._system.write(self._held.committable.name, found)
+
+    def prepare(self) -> list[Committable]:
+        """See `two_phase.Transaction.prepare`."""
+        self._system.prepare(self._held.committable.name)
+        return [self._held.committable]
+
+    def abort(self) -> None:
+        """See `two_phase.Transaction.abort`: nobody has been told of it."""
+        if self._held.fate is Fate.OPEN:
+            self._held.fate = Fate.ABORTED
+
+
+def row_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Rows as columns, where no keyed step looks into them."""
+    values = [row.to_value() for row in rows]
+    partitions = [output_partition(row.source, row.offset) for row in rows]
+    return pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+    )
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Where the tasks of an epoch read, and where they write.
+
+    Args:
+        unread: what they read.
+        cluster: where they write.
+        output: the output partitions.
+        doors: what a member's keyed tasks reach, by its process and index.
+        branches: the other sinks; None: there are none.
+    """
+
+    unread: EpochInput
+    cluster: KafkaCluster
+    output: Sequence[TopicPartition]
+    doors: Callable[[Process, int], Doors]
+    branches: Branches | None
+
+
+class GangEngine:
+    """The Engine port: an epoch in resident tasks; see `spark.engine.SplitsEngine`."""
+
+    def __init__(self, world: Around, residents: Residents, place: Surface) -> None:
+        self._world = world
+        self._residents = residents
+        self._place = place
+        self._keyed = residents.keyed
+
+    def run_epoch(
+        self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
+    ) -> Prepared:
+        """See `ports.Engine.run_epoch`."""
+        keyed, place, branches = self._keyed, self._place, self._place.branches
+        if branches is not None:
+            numbered, state = count_in(state), ()
+        elif keyed.is_idle(state) and not any(place.unread.ranges.values()):
+            return Prepared((), keyed.carried(state))
+        encode = encode_plan(place.output)
+        last: EncodePlan | FanOut = encode
+        rows: Mapping[TopicPartition, tuple[Row, ...]] = {}
+        if branches is not None:
+            last = branches.outlet(checkpoint_id, place.unread.lineage, encode)
+            rows = numbered_rows(place.unread, numbered)
+        if keyed.steps:
+            keyed = with_records(keyed, place.unread)
+        epoch = keyed.epoch(checkpoint_id, 0, self._world.nonce(), state, last)
+        plans = rewriting(self._world, epoch.plans)
+        epoch = replace(epoch, plans=plans)
+        reports = self._residents.run(partial(self._order, epoch, producer, rows))
+        for report in reports:
+            if (error := report.to_error()) is not None:
+                raise error
+        found = epoch.prepared(reports)
+        if branches is None:
+            return found
+        return found._replace(state=counted(numbered + sum(map(len, rows.values()))))
+
+    def _order(
+        self,
+        epoch: KeyedEpoch,
+        producer: Producer,
+        rows: Mapping[TopicPartition, tuple[Row, ...]],
+        run: int,
+        attempt_number: int,
+    ) -> Order:
+        partitions = list(self._place.unread.ranges)
+        reader_count = max(1, min(self._keyed.task_count, len(partitions)))
+
+        def read(member: Member) -> Made:
+            plan = self._read_plan(member, rows)
+
+            def send_share(at: int) -> Iterator[Frame]:
+                ranges = self._place.unread.ranges
+                splits = [split_of(each, ranges[each]) for each in partitions[at::reader_count]]
+                batches = plan.read_both(splits)
+                return send(epoch.first, batches, at, attempt_number=attempt_number)
+
+            return send_share
+
+        def plans(member: Member) -> list[ProcessPlan]:
+            doors = self._place.doors(member.process, member.index)
+            return [replace(plan, doors=doors) for plan in epoch.plans]
+
+        def write(member: Member) -> Writing:
+            if not epoch.writer_count:
+                return CollectPlan(epoch.stage)
+            produce = self._produce(member)
+            return WritePlan(produce, producer, epoch.stage, has_second_attempts=False)
+
+        return Order(run, read, reader_count, plans, epoch.writer_count, write, attempt_number)
+
+    def _produce(self, member: Member) -> SimulatedProduce:
+        """How a member's writing tasks reach Kafka, alone or not."""
+        world = self._world
+
+        def answered(is_accepted: bool) -> None:
+            if member.is_cut:
+                did = "an orphan wrote" if is_accepted else "Kafka refused what an orphan wrote"
+                world.met[did] += 1
+
+        return SimulatedProduce(
+            self._place.cluster, lambda: world.advance(member.process), world.later, answered
+        )
+
+    def _read_plan(
+        self, member: Member, rows: Mapping[TopicPartition, tuple[Row, ...]]
+    ) -> ReadPlan:
+        """How a member's readers read."""
+        world, unread = self._world, self._place.unread
+
+        def before_answer(partition: TopicPartition) -> None:
+            world.advance(member.process)
+            if world.plan.strikes(Fault.READ_FAILED):
+                raise RetriableError(f"{partition} cannot be read")
+
+        def rows_read(read: pa.RecordBatch) -> pa.RecordBatch:
+            places = zip(*(read[name].to_pylist() for name in PLACE), strict=True)
+            return row_batch([row_at(TopicPartition(*place), offset) for *place, offset in places])
+
+        def row_at(partition: TopicPartition, offset: int) -> Row:
+            if partition in rows:
+                return rows[partition][offset - unread.ranges[partition].start]
+            return Row(unread.lineage, unread.epoch, partition, offset)
+
+        function = keys_read(world) if self._keyed.steps else rows_read
+        return read_plan(world.dice, before_answer, function)
+
+
+def numbered_rows(unread: EpochInput, before: int) -> dict[TopicPartition, tuple[Row, ...]]:
+    """The rows of an epoch, each with its number in the whole input."""
+    numbers = itertools.count(before)
+    return {
+        partition: tuple(
+            Row(unread.lineage, unread.epoch, partition, offset, nth=next(numbers))
+            for offset in offsets
+        )
+        for partition, offsets in unread.ranges.items()
+    }

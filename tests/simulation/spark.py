@@ -1,0 +1,190 @@
+"""Spark's part: the logs of a checkpoint, which lie among its files.
+
+Facts (spark-facts.md): `offsets/N` is written before the driver is asked for epoch N, `commits/N`
+after it returned, neither is synced; a query that starts goes on from the last entries, and fails
+if one that it needs is missing or torn; an entry that exists already means that another query
+writes the same checkpoint, and ends this one.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tallystick.checkpoint.spark_log import COMMITS, OFFSETS, parse_entry
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.values import TopicPartition
+from tests.simulation.faults import Fault, FaultPlan
+
+Positions = Mapping[TopicPartition, int]
+
+
+EPOCH_ROWS_MAX = 5
+
+
+class ConcurrentRunError(Exception):
+    """Spark found an entry in a log that only this query should write."""
+
+
+class UnreadableLogError(Exception):
+    """Spark cannot start: an entry of its log is missing or torn."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint location: Spark's two logs, and the folder with the manifests.
+
+    Args:
+        lineage: the id of its query.
+        location: where it is.
+        base: where its first epoch begins to read.
+        files: all of it.
+        unsynced: what a power cut may take.
+        left_out: start and end of epochs for which the user's function does not call the sink.
+        called_twice: those for which it does so twice.
+        refused_twice: those of which its author knows by now.
+        recorded: for a loop of our own, which has no log of Spark's: the end of each epoch that was
+            decided, as the oracle was told; of epoch 0, where the lineage begins. None: Spark's.
+        caught: start and end of epochs whose error the function caught, so that they may be lost.
+    """
+
+    lineage: str
+    location: str
+    base: Positions
+    files: dict[str, bytes] = field(default_factory=dict)
+    unsynced: set[str] = field(default_factory=set)
+    left_out: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
+    called_twice: set[int] = field(default_factory=set)
+    refused_twice: set[int] = field(default_factory=set)
+    recorded: dict[int, Positions] | None = None
+    caught: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
+
+    @property
+    def beginning(self) -> Positions:
+        """Where its first epoch begins to read."""
+        return self.base if self.recorded is None else self.recorded[0]
+
+    @property
+    def offsets(self) -> dict[int, Positions]:
+        """The end of each epoch that is in the log, and whole."""
+        if self.recorded is not None:
+            return self.recorded
+        found = {epoch: self._ends(epoch) for epoch in self._entries(OFFSETS)}
+        return {epoch: ends for epoch, ends in found.items() if ends is not None}
+
+    @property
+    def commits(self) -> set[int]:
+        """The epochs that are logged as done."""
+        return {epoch for epoch in self._entries(COMMITS) if self.files[f"{COMMITS}/{epoch}"]}
+
+    def first_epoch(self) -> int:
+        """The epoch that a query offers first when it starts."""
+        if self.recorded is not None:
+            return max(self.recorded) + 1
+        newest = max(self._entries(OFFSETS), default=-1)
+        return newest + 1 if newest in self.commits else max(newest, 0)
+
+    def read_log(self) -> int:
+        """Start a query: the epoch that it offers first.
+
+        Raises:
+            UnreadableLogError: it cannot start.
+        """
+        offsets, commits = self._entries(OFFSETS), self._entries(COMMITS)
+        newest = max(offsets, default=-1)
+        needed = [epoch for epoch in (newest - 1, newest) if epoch >= 0]
+        if gone := [epoch for epoch in needed if self._ends(epoch) is None]:
+            raise UnreadableLogError(f"offsets/{gone} are missing or torn")
+        if commits and (max(commits) > newest or max(commits) not in self.commits):
+            raise UnreadableLogError(f"commits/{max(commits)} is torn, or newer than offsets/")
+        return self.first_epoch()
+
+    def start_of(self, epoch: int) -> Positions:
+        """Where an epoch begins to read."""
+        if self.recorded is not None:
+            return self.recorded[epoch - 1]
+        ends = self._ends(epoch - 1) if epoch else self.base
+        assert ends is not None, f"offsets/{epoch - 1} is not there"
+        return ends
+
+    def record(self, epoch: int, sources: Sequence[str]) -> None:
+        """A loop of our own has decided an epoch, or where the lineage begins."""
+        if self.recorded is not None:
+            self.recorded[epoch] = positions_in(sources)
+
+    def log_offsets(self, epoch: int, ends: Positions, sources: Sequence["Source"]) -> None:
+        """Write `offsets/N`."""
+        lines = "".join(f"\n{source.text(ends)}" for source in sources)
+        self._log(f"{OFFSETS}/{epoch}", f"v1\n{{}}{lines}")
+
+    def log_commit(self, epoch: int) -> None:
+        """Write `commits/N`."""
+        self._log(f"{COMMITS}/{epoch}", "v1\n{}")
+
+    def forget_from(self, epoch: int) -> None:
+        """Lose all entries from an epoch on."""
+        for folder in (OFFSETS, COMMITS):
+            for number in self._entries(folder):
+                if number >= epoch:
+                    del self.files[f"{folder}/{number}"]
+
+    def lose_power(self, dice: random.Random) -> None:
+        """What was not synced is there, or gone, or empty."""
+        for path in sorted(self.unsynced & self.files.keys()):
+            match dice.randrange(3):
+                case 0:
+                    del self.files[path]
+                case 1:
+                    self.files[path] = b""
+        self.unsynced.clear()
+
+    def _log(self, path: str, text: str) -> None:
+        if path in self.files:
+            raise ConcurrentRunError(f"{path} exists")
+        self.files[path] = text.encode()
+        self.unsynced.add(path)
+
+    def _entries(self, folder: str) -> list[int]:
+        found = (path.partition("/") for path in self.files)
+        return [int(name) for where, _, name in found if where == folder]
+
+    def _ends(self, epoch: int) -> Positions | None:
+        entry = parse_entry(self.files.get(f"{OFFSETS}/{epoch}"))
+        if entry is None:
+            return None
+        return positions_in(entry.sources)
+
+
+def plan_ends(
+    dice: random.Random, plan: FaultPlan, available: Positions, starts: Positions
+) -> Positions | None:
+    """The end of the next epoch; None when there is nothing to read."""
+    if all(starts[partition] >= end for partition, end in available.items()):
+        return None
+    if plan.strikes(Fault.EMPTY_EPOCH):
+        return dict(starts)
+    ends = {
+        partition: min(end, starts[partition] + dice.randint(0, EPOCH_ROWS_MAX))
+        for partition, end in available.items()
+    }
+    return dict(available) if ends == starts else ends
+
+
+def positions_in(sources: Sequence[str]) -> Positions:
+    """The positions of all sources of an epoch."""
+    parsed = [parse_source(text) for text in sources]
+    return {place: at for each in parsed if each for place, at in each.positions.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One source of the query: which cluster and group its positions are shown in."""
+
+    cluster_id: str
+    group: str
+    partitions: tuple[TopicPartition, ...]
+
+    def text(self, ends: Positions) -> str:
+        """Its line of Spark's offset log."""
+        positions = {partition: ends[partition] for partition in self.partitions}
+        return json.dumps(SourceOffsets(self.cluster_id, self.group, positions).to_json())

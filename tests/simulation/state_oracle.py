@@ -1,0 +1,136 @@
+"""What the keyed step's output and state must be, told without the code that is tested.
+
+Which record has which key may differ between attempts (a function of the user that draws), so the
+visible rows themselves say it; what follows from it is checked:
+    * A key's counts go on from where the epoch before left them: 1, 2, 3, … over all runs.
+    * After each epoch the files that its manifest names, put one over the other in their order,
+      from nothing, hold exactly the counts that are visible.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from tallystick.state.catalog import SNAPSHOT, StateFile, StepState
+from tallystick.state.changelog import DamagedError, decode, parse_index
+from tallystick.values import TopicPartition
+from tests.simulation.hosts import LocalCopy
+from tests.simulation.keyed_step import KEY_COUNT, entries_of
+from tests.simulation.rows import Row, key_partition
+
+Counts = dict[int, int]
+
+
+class StateOracle:
+    """Counts what is visible, and reads what is committed.
+
+    Args:
+        note: told what is wrong.
+        output: the output partitions.
+    """
+
+    def __init__(self, note: Callable[[str], None], output: Sequence[TopicPartition]) -> None:
+        self.counts: Counts = {}
+        self.counts_at: dict[int, Counts] = {-1: {}}  # by epoch that was committed last
+        self.starts: dict[str, Counts] = {}  # by lineage, of those that did not begin at nothing
+        self._read: dict[str, tuple[bytes, list[pa.RecordBatch]]] = {}  # by path: files are many
+        self._note = note
+        self._output = output
+
+    def begin(self, lineage: str, epoch: int) -> None:
+        """The pipeline goes on behind an epoch that was committed; -1: from nothing."""
+        self.counts = dict(self.counts_at[epoch])
+        self.starts.setdefault(lineage, dict(self.counts))
+
+    def on_commit(
+        self,
+        epoch: int,
+        rows: Mapping[TopicPartition, Sequence[Row]],
+        files: Mapping[str, bytes],
+        manifest_path: str,
+    ) -> None:
+        """An epoch became visible.
+
+        Args:
+            epoch: its number.
+            rows: by output partition, in the order of the log.
+            files: of the checkpoint.
+            manifest_path: that the token names.
+        """
+        for partition, found in rows.items():
+            for row in found:
+                if not 0 <= row.key < KEY_COUNT or partition != self._partition_of(row):
+                    self._note(f"epoch {epoch}, {partition}: {row} is of no key that goes there")
+                count = self.counts[row.key] = self.counts.get(row.key, 0) + 1
+                if row.nth != count:
+                    self._note(
+                        f"epoch {epoch}, {partition}: key {row.key} is counted {row.nth} at "
+                        f"{row.source} {row.offset}, expected {count}"
+                    )
+        self.counts_at[epoch] = dict(self.counts)
+        self._check_state(epoch, files, manifest_path)
+
+    def _partition_of(self, row: Row) -> TopicPartition:
+        return self._output[key_partition(row.key)]
+
+    def _check_state(self, epoch: int, files: Mapping[str, bytes], manifest_path: str) -> None:
+        if manifest_path not in files:
+            self._note(f"epoch {epoch}: its manifest {manifest_path} is not there")
+            return
+        (line, _) = files[manifest_path].split(b"\n", 1)
+        state = [StepState.from_json(step) for step in json.loads(line)["state"]]
+        if not state and not self.counts:
+            return
+        if len(state) != 1:
+            self._note(f"epoch {epoch}: its manifest has {len(state)} steps' states, expected 1")
+            return
+        try:
+            found = self._read_naively(state[0], files)
+        except (KeyError, DamagedError) as error:
+            self._note(f"epoch {epoch}: its state cannot be read: {error!r}")
+            return
+        ids = {field.name: field.state_id for field in state[0].fields}
+        expected = entries_of(self.counts, (ids["count"], ids["odd"]))
+        if found != expected:
+            self._note(f"epoch {epoch}: its files hold {found}, expected {expected}")
+
+    def _read_naively(self, step: StepState, files: Mapping[str, bytes]) -> dict[bytes, bytes]:
+        """All files of a step, whole, one over the other; a snapshot clears its key groups first.
+
+        Raises:
+            KeyError: a file is missing.
+            DamagedError: a file is not what the manifest says.
+        """
+        whole = LocalCopy()
+        for file in step.files:
+            data, batches = self._read.get(file.path, (b"", []))
+            if data is not files[file.path]:
+                data = files[file.path]
+                batches = _batches(file, data)
+                self._read[file.path] = data, batches
+            if file.kind == SNAPSHOT:
+                whole.take(file.groups)
+            for batch in batches:
+                whole.take(batch)
+        return whole.entries
+
+    def at_the_end(self, visible: Mapping[TopicPartition, Sequence[Row]]) -> None:
+        """What a reader of the whole output finds: per lineage, each key counted without a gap."""
+        counted: dict[tuple[str, int], list[int]] = {}
+        for found in visible.values():
+            for row in found:
+                if not row.foreign:
+                    counted.setdefault((row.lineage, row.key), []).append(row.nth)
+        for (lineage, key), counts in counted.items():
+            start = self.starts.get(lineage, {}).get(key, 0)
+            if counts != list(range(start + 1, start + 1 + len(counts))):
+                self._note(f"{lineage}, key {key}: counted {counts} behind {start}")
+
+
+def _batches(file: StateFile, data: bytes) -> list[pa.RecordBatch]:
+    if len(data) != file.size:
+        raise DamagedError(f"{file.path}: {len(data)} bytes, expected {file.size}")
+    segments = parse_index(data[file.size - file.index_size :], file.checksum)
+    blobs = [data[each.offset : each.offset + each.length] for each in segments]
+    return [decode(blob, each, file.groups) for blob, each in zip(blobs, segments, strict=True)]

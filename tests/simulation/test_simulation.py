@@ -1,0 +1,128 @@
+"""The whole protocol against a world that breaks; the seed is the bug report."""
+
+import contextlib
+import os
+from collections import Counter
+
+import pytest
+
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tests.simulation.faults import Fault
+from tests.simulation.loop import Loop
+from tests.simulation.scheduler import Endless, Process
+from tests.simulation.simulation import check, simulate
+from tests.simulation.world import World
+
+SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(200)
+"""`make sim` goes further; `SEED=17` repeats one."""
+
+GANG_FAULTS = (
+    Fault.MEMBER_LOST,
+    Fault.MEMBER_HUNG,
+    Fault.MEMBERS_CUT,
+    Fault.READ_FAILED,
+    Fault.GANG_LATE,
+    Fault.ORPHANED,
+    Fault.REPORT_LATE,
+    Fault.FRAMES_LATE,
+    Fault.RESCALED_LIVE,
+)
+WHAT_COMES = (
+    "an epoch goes on in the same gang behind a failure",
+    "a member woke up behind the end of its gang",
+    "a frame of an earlier run arrived",
+    "an orphan wrote",
+    "Kafka refused what an orphan wrote",
+    "what an orphan said was refused",
+    "a rescale came through",
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_record_counts_exactly_once(seed: int) -> None:
+    """Whatever crashes, races or is lost: nothing lost, nothing twice, in order, or a refusal."""
+    check(simulate(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:40])
+def test_every_record_is_counted_exactly_once_under_its_key(seed: int) -> None:
+    """The same with keyed state: on hosts that lose, tear and keep old copies, at any scale."""
+    check(simulate(seed, is_keyed=True))
+
+
+@pytest.mark.parametrize("decided_by", [KAFKA, CHECKPOINT])
+@pytest.mark.parametrize("seed", SEEDS[:80])
+def test_several_sinks_never_disagree(seed: int, decided_by: str) -> None:
+    """Each shows every row once, or the loss is told by name; nothing waits at the end."""
+    check(simulate(seed, is_keyed=False, decided_by=decided_by))
+
+
+@pytest.mark.parametrize("decided_by", ["", KAFKA, CHECKPOINT])
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_resident_tasks_keep_every_promise(seed: int, decided_by: str) -> None:
+    """Lost, hung, orphaned and rescaled at every step: what counts is what the driver decided."""
+    check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True, has_gang=True))
+
+
+class RecoveredFirst(Loop):
+    """A pipeline that is recovered before each of its runs, by a driver of its own."""
+
+    def run(self, process: Process) -> None:
+        """Recover, then run; both may crash, race with other runs, and be refused."""
+        self._world.make_driver(process).recover_newest()
+        super().run(process)
+
+
+@pytest.mark.parametrize("decided_by", ["", KAFKA, CHECKPOINT])
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_recoveries_lose_and_repeat_nothing(
+    seed: int, decided_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a run that is at work, and when one dies in the middle of another one."""
+    monkeypatch.setattr("tests.simulation.world.Loop", RecoveredFirst)
+    check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_resident_tasks_keep_state(seed: int) -> None:
+    """The same with a keyed step, whose keys move when it is rescaled."""
+    check(simulate(seed, is_keyed=True, has_gang=True))
+
+
+def test_what_befalls_resident_tasks_really_does() -> None:
+    """Else nothing would be known of it: each fault strikes, and each guard has something to do."""
+    faults: Counter[Fault] = Counter()
+    met: Counter[str] = Counter()
+    for seed in range(250):
+        outcome = simulate(seed, is_keyed=seed % 2 == 0, has_loop=True, has_gang=True)
+        faults += outcome.faults
+        met += outcome.met
+
+    assert {fault for fault in GANG_FAULTS if faults[fault] < 3} == set()
+    assert {what for what in WHAT_COMES if not met[what]} == set()
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_a_seed_repeats_itself(is_keyed: bool) -> None:
+    """Without that no failure could be looked into."""
+    for has_gang in (False, True):
+        first, second = (
+            simulate(3, is_keyed=is_keyed, has_loop=True, has_gang=has_gang) for _ in range(2)
+        )
+        assert first == second
+
+
+def test_output_is_lost_and_run_again_in_some_of_these_worlds() -> None:
+    """Else nothing would be known of it."""
+    worlds = [World(seed, is_keyed=False, decided_by=CHECKPOINT) for seed in range(250)]
+    ends: Counter[str] = Counter()
+    replays = 0
+    for world in worlds:
+        with contextlib.suppress(Endless):
+            world.run_storm()
+        world.close()
+        ends += world.ends
+        replays += world.sinks.oracle.replays
+
+    assert ends["lost output"] > 0
+    assert replays > 0

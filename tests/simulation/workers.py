@@ -1,0 +1,144 @@
+"""Where tasks with state run: hosts, what befalls them there, and their way to the checkpoint."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.keyed_task import Doors
+from tallystick.values import TopicPartition
+from tests.simulation.engine import Attempt
+from tests.simulation.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
+from tests.simulation.hosts import Host, HostDoors
+from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
+from tests.simulation.keyed_step import MAX_PARALLELISM, keyed_steps
+from tests.simulation.scheduler import Process
+from tests.simulation.spark import Checkpoint
+from tests.simulation.storage import SimulatedStorage
+from tests.simulation.wire import Call
+
+Result = TypeVar("Result")
+
+HOST_COUNT = 3
+PARALLELISM = 2
+DAWDLE_MAX = 20
+
+
+class Outside(Protocol):
+    """What the workers need of the world."""
+
+    dice: random.Random
+    plan: FaultPlan
+    strays: list[Attempt]
+    sink: KafkaCluster
+
+    def pass_by(self, process: Process) -> None:
+        """Let time pass; the process may be paused, or die, here."""
+        ...
+
+    def advance(self, process: Process) -> None:
+        """Let time pass; the process may be paused."""
+        ...
+
+    def later(self, do: Callable[[], object]) -> None:
+        """Let something arrive later."""
+        ...
+
+    def post(self, process: Process, call: Call[Any]) -> None:
+        """Let a call arrive later."""
+        ...
+
+    def arrive(self, process: Process, call: Call[Result]) -> Result:
+        """Let a call take effect."""
+        ...
+
+    def tell(self, what: str) -> None:
+        """Add a line to the story of this world."""
+        ...
+
+    def nonce(self) -> str:
+        """A name that no other run will draw."""
+        ...
+
+
+class Workers:
+    """The hosts, which outlive every driver.
+
+    Args:
+        world: what surrounds them.
+        output: the output partitions.
+    """
+
+    def __init__(self, world: Outside, output: Sequence[TopicPartition]) -> None:
+        self.hosts = [Host() for _ in range(HOST_COUNT)]
+        self.parallelism = PARALLELISM
+        self._world = world
+        self._output = output
+        self._parallelism_of: dict[str, int] = {}  # by process
+
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> KeyedEngine:
+        """What runs an epoch for a driver as a Spark job."""
+        unread = unread_in(checkpoint, epoch)
+
+        def doors(index: int) -> Doors:
+            return self.doors(process, checkpoint, index)
+
+        steps = self.steps(process, checkpoint)
+        world = self._world
+        return KeyedEngine(world, process, world.sink, self._output, steps, unread, doors)
+
+    def steps(self, process: Process, checkpoint: Checkpoint) -> KeyedSteps:
+        """The keyed steps of a run."""
+        return keyed_steps(self.parallelism_of(process), self.doors(process, checkpoint, 0))
+
+    def parallelism_of(self, process: Process) -> int:
+        """That of the run: of all its epochs."""
+        if process.name not in self._parallelism_of:
+            is_other = self._world.plan.strikes(Fault.RESCALED)
+            drawn = self._world.dice.randint(1, MAX_PARALLELISM) if is_other else self.parallelism
+            self._parallelism_of[process.name] = drawn
+        return self._parallelism_of[process.name]
+
+    def doors(self, process: Process, checkpoint: Checkpoint, index: int) -> Doors:
+        """Those of the host that a task is placed on: at home on one, and sometimes moved."""
+        is_moved = self._world.plan.strikes(Fault.TASK_MOVED)
+        host = self._world.dice.choice(self.hosts) if is_moved else self.hosts[index % HOST_COUNT]
+        files = SimulatedStorage(self, process, checkpoint.location, checkpoint.files)
+        return HostDoors(host, checkpoint.lineage, files, lambda: self._dawdle(process))
+
+    def _dawdle(self, process: Process) -> None:
+        """A longer moment: between looking at a copy and changing it others may do much."""
+        for _ in range(self._world.dice.choice((1, 1, DAWDLE_MAX))):
+            self._pause(process)
+
+    def _pause(self, process: Process) -> None:
+        """A moment in a task, in which others run, and a host may lose what it has."""
+        self._world.advance(process)
+        if self._world.plan.strikes(Fault.COPY_LOST):
+            self._world.dice.choice(self.hosts).copies.clear()
+            self._world.tell(Fault.COPY_LOST.value)
+
+    def send(self, process: Process, call: Call[Result]) -> Result:
+        """A task's call to the checkpoint; see `storage.Sender`."""
+        self._pause(process)
+        own = (Fault.TASK_KILLED,) if process.resident is None else ()
+        kinds = (*own, *(PUT_FAULTS if call.name == "put" else ()))
+        fault = self._world.plan.pick(kinds)
+        if fault is None:
+            return self._world.arrive(process, call)
+        self._world.tell(f"a task of {process.name} {call.name}: {fault.value}")
+        if fault in LATE:
+            self._world.post(process, call)
+        if fault in EFFECT:
+            self._world.arrive(process, call)
+        if fault is Fault.TASK_KILLED:
+            raise TaskKilledError
+        raise call.unavailable(f"{call.name}: {fault.value}")
+
+
+def unread_in(checkpoint: Checkpoint, epoch: int) -> EpochInput:
+    """What an epoch reads."""
+    starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
+    ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
+    return EpochInput(checkpoint.lineage, epoch, ranges)

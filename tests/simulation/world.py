@@ -1,0 +1,457 @@
+"""One simulated world: Kafka, storage and Spark, the drivers in it, and what befalls them.
+
+Everything follows from the seed. A world lives in three parts: a stormy one, in which drivers are
+started, killed, paused and replaced while faults strike; a quiet one, in which what is left over
+arrives and a last driver goes on; and, for some seeds, an act of sabotage and what it must lead to.
+"""
+
+import contextlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tallystick.checkpoint.spark_log import SparkLog
+from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.epoch.tokens import Token, decode_token
+from tallystick.errors import RetriableError, StorageError, TallystickError
+from tallystick.ports import Broker, Engine
+from tallystick.run.driver import Driver, Target
+from tallystick.values import TopicPartition
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.checker import Checker, offered_words, stated_after
+from tests.simulation.engine import Attempt, SimulatedEngine
+from tests.simulation.faults import (
+    DRIVER_FAULTS,
+    EFFECT,
+    KAFKA_FAULTS,
+    LATE,
+    PUT_FAULTS,
+    SINK_FAULTS,
+    Fault,
+    FaultPlan,
+)
+from tests.simulation.gang import Network, SimulatedGang
+from tests.simulation.gangs import Gangs
+from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.loop import Loop
+from tests.simulation.query import Query, whose_function
+from tests.simulation.residents import Residents
+from tests.simulation.rows import OUTPUT, Row
+from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
+from tests.simulation.sinks import Sinks, deciders, rows_by_partition
+from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
+from tests.simulation.storage import SimulatedStorage
+from tests.simulation.wire import Call
+from tests.simulation.workers import Workers
+
+Result = TypeVar("Result")
+
+PIPELINE = "sim"
+TOKEN_GROUP = "tallystick-sim-token"
+OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in", 1)))
+OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
+TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
+
+KEYED_EVERY = 5
+"""Of so many seeds one has a keyed step: that takes ten times as long."""
+QUERY_EVERY = 3
+"""Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
+GANG_SPAN = 12
+"""Of four spans of seeds with loops three have resident tasks."""
+STEPS_MAX = 20_000
+"""A world that takes longer has a driver that goes round in circles."""
+STARTS_MAX = 8
+RELEASED_MAX = 6
+
+
+class World:
+    """The ports' other side, and the drivers.
+
+    Args:
+        seed: decides everything.
+        kinds: only these kinds of faults; None draws some.
+        is_keyed: whether the pipeline has a keyed step; None: the seed says.
+        decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
+            the seed says.
+        has_loop: a loop of our own plans epochs, as for all that queries lack; None: the seed says.
+        has_gang: a loop's tasks are resident; None: the seed says.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        kinds: Collection[Fault] | None = None,
+        is_keyed: bool | None = None,
+        decided_by: str | None = None,
+        has_loop: bool | None = None,
+        has_gang: bool | None = None,
+    ) -> None:
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.plan = FaultPlan(self.dice, kinds)
+        self.strays: list[Attempt] = []
+        self.step = 0
+        self.ends: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.accepted: set[str] = set()
+        self.backup: dict[str, bytes] = {}  # of files that were sabotaged
+        self.has_other_decider = False  # of the drivers that start now
+        self.repeated: list[Row] = []  # what a person agreed to have in the output twice
+        self._scheduler = Scheduler(self.dice)
+        self._in_flight: list[Callable[[], object]] = []
+        self._names = itertools.count(1)
+        self._nonces = itertools.count(1)
+        self._outage = False
+        self._last_error: BaseException | None = None
+        self._takeover_wanted = False
+        self._tells = Fault.COUNT_HIDDEN not in self.plan.kinds
+        self.plan.struck[Fault.COUNT_HIDDEN] += not self._tells
+        self.sink = KafkaCluster(
+            "sink",
+            self.dice,
+            lambda: self.step,
+            transaction_version=self.dice.choice((2, 2, 1)),
+            tells=self._tells,
+        )
+        self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
+        partitions = [partition for source in self.sources for partition in source.partitions]
+        self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
+        self.consumed = dict(self.available)
+        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
+        if decided_by is None:
+            decided_by = "" if self.is_keyed else deciders(seed)
+        if has_loop is None or self.is_keyed:
+            has_loop = self.is_keyed or seed % QUERY_EVERY != 0 or decided_by == KAFKA
+        has_gang = seed // GANG_SPAN % 4 != 0 if has_gang is None else has_gang
+        self.has_gang = has_gang and has_loop
+        self.met: Counter[str] = Counter()
+        self.network = Network(self)
+        self.listening: SimulatedGang | None = None
+        self.gangs = Gangs(self)
+        self.begins_late = has_loop and self.dice.random() < 0.3
+        self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
+        self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
+        self.origin = self.checkpoint
+        self.workers = Workers(self, OUTPUT)
+        self.checker = Checker(
+            self.checkpoint,
+            rows_by_partition,
+            token_group=TOKEN_GROUP,
+            tells=self._tells,
+            keyed_output=OUTPUT if self.is_keyed else (),
+        )
+        self.sink.on_commit = self.checker.on_commit
+        self.sinks = Sinks(self, decided_by) if decided_by else None
+        if self.sinks is not None:
+            self.checker.on_decision = self.sinks.decided
+            self.sinks.oracle.has_loop = has_loop
+        function = whose_function(seed, decided_by, self.plan.kinds)
+        self.query = Loop(self) if has_loop else Query(self, function)
+
+    # What Spark offers
+    def plan_positions(self, starts: Positions) -> Positions | None:
+        """The end of the next micro-batch; None when there is nothing to read."""
+        return plan_ends(self.dice, self.plan, self.available, starts)
+
+    # Drivers
+    def start_driver(self) -> Process:
+        """Start the query in a new process."""
+        name = f"driver {next(self._names)}"
+        process = Process(name, self.query.run)
+        self._scheduler.add(process)
+        self.tell(f"{name} starts on {self.checkpoint.location}")
+        return process
+
+    def make_driver(self, process: Process, **options: Any) -> Driver:
+        """The driver that is tested, on ports that break."""
+        checkpoint = self.checkpoint
+        identity = Identity(
+            PIPELINE, checkpoint.lineage, checkpoint.location, frozenset(self.accepted)
+        )
+        storage = SimulatedStorage.of(self, process, checkpoint)
+        broker: Broker = SimulatedBroker(self, process, self.sink)
+        if self.sinks is not None:
+            if self.decided_by == CHECKPOINT:
+                broker = self.sinks.log(storage)
+            options["participants"] = self.sinks.participants(process, checkpoint.lineage)
+            options["decided_by"] = self.decided_by
+        target = TARGET
+        if self.has_other_decider and self.decided_by == CHECKPOINT:
+            broker, options["decided_by"] = SimulatedBroker(self, process, self.sink), KAFKA
+        elif self.has_other_decider and self.sinks is not None:
+            broker, options["decided_by"] = self.sinks.log(storage), CHECKPOINT
+        elif self.has_other_decider:
+            target = replace(TARGET, transactional_id="other-sim")
+        return Driver(
+            identity,
+            target,
+            broker,
+            storage,
+            self,
+            collect_every=self.dice.randint(1, 4) if Fault.COLLECTED in self.plan.kinds else 0,
+            **options,
+        )
+
+    def offer(self, process: Process, driver: Driver, epoch: int) -> None:
+        """Ask a driver for one epoch that is in Spark's offset log."""
+        process.offered = epoch
+        SparkLog(SimulatedStorage.of(self, process, self.checkpoint)).sync(epoch)
+        ends = self.checkpoint.offsets[epoch]
+        texts = tuple(source.text(ends) for source in self.sources)
+        request = Request(epoch, texts, may_skip=self.query.is_users)
+        driver.run_epoch(request, self.engine(process, self.checkpoint, epoch))
+
+    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
+        """What runs an epoch whose input a checkpoint tells."""
+        if self.has_gang:
+            return self.gangs.engine(process, checkpoint, epoch)
+        if self.is_keyed:
+            return self.workers.engine(process, checkpoint, epoch)
+        engine = SimulatedEngine(self, process, self.sink, rows_by_partition(checkpoint, epoch))
+        if self.sinks is not None:
+            return self.sinks.engine(process, checkpoint, epoch, engine)
+        return engine
+
+    def residents(self, process: Process) -> Residents | None:
+        """The resident tasks of a run; None: its epochs are Spark jobs."""
+        return self.gangs.residents(process) if self.has_gang else None
+
+    @property
+    def decided_by(self) -> str:
+        """Who decides."""
+        return KAFKA if self.sinks is None else self.sinks.decided_by
+
+    def token(self) -> Token | None:
+        """What is decided last."""
+        if self.sinks is not None and self.decided_by == CHECKPOINT:
+            return self.sinks.token()
+        found = self.sink.offsets.get((TOKEN_GROUP, OUTPUT[0]))
+        return decode_token(*found) if found else None
+
+    def log_early(self, epoch: int) -> None:
+        """Spark takes an epoch for done that may not be settled."""
+        if self.sinks is not None:
+            self.sinks.oracle.logged_early.add(epoch)
+
+    # Clock
+    def sleep(self, seconds: float) -> None:
+        """See `ports.Clock.sleep`: time is the world's own."""
+
+    def nonce(self) -> str:
+        """See `ports.Clock.nonce`."""
+        return f"{next(self._nonces):04d}"
+
+    # The wire
+    def send(self, process: Process, call: Call[Result]) -> Result:
+        """Make a call take effect: at once, later, or not at all. See `sim.broker.Wire`."""
+        self.advance(process)
+        fault = self._fault_of(call)
+        if fault is None:
+            result = self.arrive(process, call)
+            self.tell(f"{process.name} {call.name}")
+            return result
+        self.tell(f"{process.name} {call.name}: {fault.value}")
+        if fault is Fault.OUTAGE:
+            self._outage = True
+        if fault is Fault.SINK_AWAY and self.sinks is not None:
+            self.sinks.away.add(call.name.split()[0])
+        if fault in LATE:
+            self.post(process, call)
+        if fault in EFFECT:
+            self.arrive(process, call)
+        if fault in DRIVER_FAULTS:
+            raise Crash
+        raise call.unavailable(f"{call.name}: {fault.value}")
+
+    def _fault_of(self, call: Call[Any]) -> Fault | None:
+        if call.unavailable is RetriableError:
+            is_away = self.sinks is not None and call.name.split()[0] in self.sinks.away
+            if is_away:
+                return Fault.SINK_REFUSED
+            return self.plan.pick((*DRIVER_FAULTS, *SINK_FAULTS))
+        is_kafka = call.unavailable is not StorageError
+        if self._outage and is_kafka:
+            return Fault.REFUSED
+        kinds = KAFKA_FAULTS if is_kafka else PUT_FAULTS if call.name == "put" else ()
+        return self.plan.pick((*DRIVER_FAULTS, *kinds))
+
+    def start(self, process: Process) -> None:
+        """Let a resident task run."""
+        self._scheduler.add(process)
+
+    def end(self, process: Process) -> None:
+        """End a resident task."""
+        self._scheduler.kill(process)
+
+    def later(self, do: Callable[[], object]) -> None:
+        """Let something arrive later."""
+        self._in_flight.append(do)
+
+    def post(self, process: Process, call: Call[Any]) -> None:
+        """Let a call arrive later."""
+        self._in_flight.append(lambda: self.arrive(process, call))
+
+    def arrive(self, process: Process, call: Call[Result]) -> Result:
+        """Let a call take effect."""
+        self.checker.committer = process.name
+        if self.sinks is None:
+            return call.effect()
+        self.sinks.oracle.by = process.name
+        result = call.effect()
+        self.sinks.arrived(process, call)
+        return result
+
+    def asks_to_take_over(self, process: Process) -> None:
+        """See `sim.broker.Wire`."""
+        self.checker.asks_to_take_over(process.name)
+
+    def took_over(self, process: Process) -> None:
+        """See `sim.broker.Wire`."""
+        self.checker.took_over(process.name, process.offered)
+        if self.sinks is not None:
+            self.sinks.oracle.took_over(process.name)
+
+    def advance(self, process: Process) -> None:
+        """Let time pass around a process; other processes may run, and it may be paused."""
+        self.step += 1
+        if self.step > STEPS_MAX:
+            raise Endless
+        while self._in_flight and self.dice.random() < 0.2:
+            self._deliver(self.dice.randrange(len(self._in_flight)))
+        if self.strays and self.dice.random() < 0.4:
+            self._step_stray(self.dice.choice(self.strays))
+        if self.plan.strikes(Fault.TRANSACTION_TIMEOUT) and self.sink.time_out():
+            self.tell("the transaction times out")
+        if self.sinks is not None:
+            self.sinks.pass_time()
+        if self.network.has_any and self.dice.random() < 0.05:
+            self.network.deliver_one()
+        if process.resident is None and self.plan.strikes(Fault.TAKEOVER):
+            self._takeover_wanted = True
+            process.asleep_until = self.step + self.dice.choice((0, 5, 20, 60))
+            self.tell(f"{process.name} is paused until step {process.asleep_until}")
+            process.give_back()
+        elif len(self._scheduler.running) > 1 and self.dice.random() < 0.4:
+            process.give_back()
+        if process.resident is not None:
+            process.resident.befall()
+
+    def pass_by(self, process: Process) -> None:
+        """A moment outside of any call, in which the process may die."""
+        self.advance(process)
+        if self.plan.strikes(Fault.CRASH_BEFORE):
+            self.tell(f"{process.name} dies between two calls")
+            raise Crash
+
+    def _deliver(self, index: int) -> None:
+        with contextlib.suppress(TallystickError):  # nobody waits for the answer
+            self._in_flight.pop(index)()
+            self.tell("a late request arrives")
+
+    def _step_stray(self, stray: Attempt) -> None:
+        is_through = stray.step() is not None
+        self.tell("a stray attempt goes on")
+        if is_through:
+            self.strays.remove(stray)
+
+    # The parts of a life
+    def run_storm(self) -> None:
+        """Start drivers, again and again, while faults strike."""
+        left = self.dice.randint(2, STARTS_MAX)
+        while left or self._scheduler.living:
+            if left and (self._takeover_wanted or not self._scheduler.living):
+                self.release_input()
+                self.start_driver()
+                left -= 1
+            self._takeover_wanted = False
+            self._run_some()
+
+    def run_quietly(self) -> None:
+        """Restart the query until it finishes; nothing fails any more."""
+        self.plan.active = False
+        for _ in range(STARTS_MAX):
+            if self.run_driver() == "finished":
+                self.consumed = dict(self.available)
+                return
+        self.checker.note(f"the query does not finish: {dict(self.ends)}")
+
+    def run_driver(self) -> str:
+        """Start the query once, and wait for its end; the word for that."""
+        self.start_driver()
+        end = ""
+        while self._scheduler.living:
+            end = self._run_some()
+        return end
+
+    def accept_last(self) -> bool:
+        """State the decision that the last refusal asks for, if it offers one."""
+        words = offered_words(self._last_error)
+        self.accepted |= words
+        return bool(words)
+
+    def drain(self) -> None:
+        """Let everything arrive that is under way."""
+        while self._scheduler.running:
+            self._run_some()
+        while self.strays:
+            self._step_stray(self.strays[0])
+        while self._in_flight:
+            self._deliver(0)
+        if self.sinks is not None:
+            self.sinks.drain()
+
+    def release_input(self) -> None:
+        """More input than before: the next run has something to do."""
+        for partition in self.available:
+            self.available[partition] += self.dice.randint(1, RELEASED_MAX)
+
+    def close(self) -> None:
+        """End all threads."""
+        self._scheduler.kill_all()
+        while self.strays:
+            self.strays.pop().end()
+
+    def _run_some(self) -> str:
+        """Let one process run; the word for its end, if it ended."""
+        while not self._scheduler.is_anyone_awake(self.step) and self.network.deliver_one():
+            pass
+        process = self._scheduler.run_one(self.step)
+        if process is None:
+            return ""
+        if process.resident is not None:
+            if not isinstance(process.ended_by, Crash | None):
+                raise process.ended_by
+            process.resident.ended()
+            return ""
+        self._outage = False
+        error = self._last_error = process.ended_by
+        if isinstance(error, Endless):
+            raise error
+        end = self.judge(process, error)
+        self.ends[end] += 1
+        self.tell(f"{process.name} ends: {end}" + (f": {error}" if error else ""))
+        if self.checker.expected_error is None and self.decided_by == KAFKA:
+            shown = self.sink.offsets.items()
+            own = {partition: at for (group, partition), (at, _) in shown if group == OWN.group}
+            self.checker.check_positions(own)
+        is_dead = isinstance(error, Crash) and not self._scheduler.living
+        if is_dead and self.plan.strikes(Fault.POWER_CUT):
+            self.checkpoint.lose_power(self.dice)
+            self.tell(Fault.POWER_CUT.value)
+        self.accepted |= stated_after(end, error)
+        if end == "told of failed calls":
+            self.query.give_up(str(error))
+        return end
+
+    def judge(self, process: Process, error: BaseException | None) -> str:
+        """Let the oracle look at what a driver raised; the word for it."""
+        end = "" if self.sinks is None else self.sinks.ended(process, error)
+        return end or self.checker.on_end(process.name, process.offered, error)
+
+    def tell(self, what: str) -> None:
+        """Add a line to the story of this world."""
+        self.trace.append(f"{self.step:5d} {what}")

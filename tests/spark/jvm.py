@@ -1,0 +1,58 @@
+"""The JVM options of every Spark that tests start: light, and its classes mapped from an archive.
+
+Most of a test's JVM is over before it has been quick once, so what counts is its start. HotSpot's
+class data sharing halves that: `record_classes.py` lets one JVM run a query of Spark's
+and a pipeline of ours, and write down which classes it has loaded. The archive that
+`tallystick warm-up` makes for users knows nothing of Spark SQL.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tallystick.host.java import java_home
+from tallystick.host.user_cache import cache_directory, one_process_at_a_time
+from tallystick.spark.class_archive import SILENT, _identity
+from tallystick.spark.context import LAUNCHER_OPTIONS, LIGHT_JVM
+
+LIGHT = f"-Xss16m {LIGHT_JVM}"
+RECORDER = Path(__file__).with_name("record_classes.py")
+RECORD_MAX_S = 300
+KEPT_COUNT = 3
+"""Archives of this many Javas or Sparks stay; each takes 190 MB."""
+
+
+@cache
+def options() -> str:
+    """The options; the archive is made by the first process of this user that asks.
+
+    A JVM that cannot make one leaves an empty file, so that it is asked only once.
+    """
+    os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
+    name = f"test-classes-{_identity(java_home())}.jsa"
+    archive = cache_directory() / name
+    with one_process_at_a_time(archive):
+        if not archive.exists():
+            _record(archive)
+    if archive.stat().st_size == 0:
+        return LIGHT
+    return f"{LIGHT} -XX:SharedArchiveFile={shlex.quote(str(archive))} {SILENT}"
+
+
+def _record(archive: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as work:
+        recorded = Path(work, archive.name)
+        command = [sys.executable, RECORDER.name, str(recorded), work]
+        made = subprocess.run(
+            command, cwd=RECORDER.parent, capture_output=True, text=True, timeout=RECORD_MAX_S
+        )
+        assert made.returncode == 0, made.stderr[-4000:]
+        recorded.touch()
+        os.replace(recorded, archive)
+    archives = archive.parent.glob("test-classes-*.jsa")
+    for old in sorted(archives, key=lambda each: each.stat().st_mtime)[:-KEPT_COUNT]:
+        old.unlink(missing_ok=True)

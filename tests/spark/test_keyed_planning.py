@@ -1,0 +1,74 @@
+"""Keyed steps before anything starts: what is read for them, and what is refused."""
+
+import pyarrow as pa
+import pytest
+
+import tallystick as ts
+from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.layout import Layout
+from tallystick.errors import OptionError
+from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.steps import Process, arrange
+from tallystick.run.task import ReadPlan
+from tallystick.spark.keyed import keyed_steps, lean
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
+from tallystick.state.keys import KeyCodec
+
+EVENTS = pa.schema([("user", pa.string()), ("at", pa.int64()), ("seen_at", pa.int64())])
+
+
+def planned(processor, **settings) -> KeyedStep:
+    """Only DDL needs Spark, and DataFrame code."""
+    process = Process(None, ("user",), processor, output=None, **settings)
+    (step,) = keyed_steps(None, arrange((process,), EVENTS))
+    return step
+
+
+def test_a_field_of_the_value_may_be_called_headers():
+    fields = pa.schema([("user", pa.string()), ("headers", pa.string())])
+    layout = Layout(JsonReader(fields))
+    key = KeyCodec(pa.schema([fields.field("user")]))
+    step = KeyedStep("count", key, layout.schema, ts.deduplicate(), (), layout.schema)
+
+    read, _ = lean(ReadPlan(None, layout), step)
+
+    assert read.layout.schema.names[:2] == ["user", "headers"]
+    assert not read.layout.headers
+
+
+def idle(time_mode):
+    return ts.vectorised(
+        lambda batch: ts.Update(), state="n bigint", time_mode=time_mode, output=lambda key, _: key
+    )
+
+
+@pytest.mark.parametrize(
+    ("time_mode", "settings", "told"),
+    [
+        (EVENT_TIME, {}, "needs event_time="),
+        (NO_TIME, {"watermark_delay_ms": 5}, "watermark_delay= does nothing without event_time="),
+        (NO_TIME, {"event_time": "at"}, "event_time='at' does nothing with time mode 'None'"),
+        (EVENT_TIME, {"event_time": "user"}, "event_time='user' is of type string"),
+    ],
+)
+def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, told):
+    with pytest.raises(OptionError, match=f"step process-1: .*{told}"):
+        planned(idle(time_mode), **settings)
+
+
+@pytest.mark.parametrize("time_mode", [EVENT_TIME, PROCESSING_TIME])
+def test_event_time_goes_with_timers(time_mode):
+    step = planned(idle(time_mode), event_time="at", watermark_delay_ms=5)
+    assert (step.event_time, step.watermark_delay_ms) == ("at", 5)
+
+
+def test_sessions_go_by_the_event_time_of_their_step():
+    assert planned(ts.sessions(5, "at"), event_time="at").event_time == "at"
+    with pytest.raises(OptionError, match="event_time='seen_at', but its function goes by 'at'"):
+        planned(ts.sessions(5, "at"), event_time="seen_at")
+
+
+def test_types_that_are_not_said_are_settled_before_the_tasks_get_the_function():
+    step = planned(ts.aggregate({"last": ts.maximum("at")}))
+    assert step.output == pa.schema([("user", pa.string()), ("last", pa.int64())])
+    assert step.declared[0].kind == "columns"

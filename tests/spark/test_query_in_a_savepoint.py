@@ -1,0 +1,57 @@
+"""No query runs in a savepoint's own folder, however it is started: it would collect its files."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tallystick.errors import OptionError
+from tallystick.ops import savepoints
+from tallystick.spark.pipeline_loop import start_loop
+from tallystick.spark.streaming.executions import QueryRun
+from tallystick.spark.streaming.foreach_batch import EpochRunner
+from tallystick.spark.streaming.write_epochs import WriteEpochs
+from tallystick.storage.file_storage import FileStorage
+from tests.checkpoint_on_disk import Job
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A savepoint, with what Spark puts into the checkpoint of a new query before it calls us."""
+    job = Job(tmp_path / "checkpoint")
+    job.run(3)
+    storage = FileStorage(str(tmp_path / "saved"))
+    savepoints.create(job.storage, storage)
+    storage.put("metadata", b'{"id":"a-query"}')
+    storage.put("offsets/0", b'v1\n{}\n{"to":1}')
+    return tmp_path / "saved"
+
+
+def nobody(*_: Any) -> Any:
+    raise AssertionError("it is refused before anyone is asked")
+
+
+def of_a_pipeline(folder: Path) -> None:
+    run: Any = SimpleNamespace(name="job", keyed=SimpleNamespace(check=nobody))
+    start_loop(run, str(folder), None, frozenset())
+
+
+def of_foreach_batch(folder: Path) -> None:
+    run = QueryRun(None, "a-query", "job", f"file:{folder}", None)  # type: ignore[arg-type]
+    EpochRunner("job", nobody, nobody, frozenset())._open("a-run", run)
+
+
+def of_a_stream_writer(folder: Path) -> None:
+    WriteEpochs(FileStorage(str(folder)), "job", frozenset(), None, nobody).plan()
+
+
+@pytest.mark.parametrize("start", [of_a_pipeline, of_foreach_batch, of_a_stream_writer])
+def test_a_query_is_refused_in_a_savepoints_folder_and_told_to_restore_it(saved, start):
+    before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+
+    with pytest.raises(OptionError, match=r"savepoint restore .*saved <new folder>") as refused:
+        start(saved)
+
+    assert "savepoint.json" in str(refused.value)
+    assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before

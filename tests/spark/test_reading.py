@@ -1,0 +1,57 @@
+"""Spark is told of the columns that tasks build, for every format and mode."""
+
+from itertools import product
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tallystick.codec.formats import MODES
+from tallystick.errors import OptionError
+from tallystick.options.source import SourceOptions, parse_source_options
+from tallystick.spark.reading import columns_ddl, layout_of
+from tallystick.state.schema import schema_of
+
+pytestmark = pytest.mark.spark
+
+FORMATS = (
+    {"value.format": "raw"},
+    {"value.format": "string"},
+    {
+        "value.format": "json",
+        "value.schema": "n bigint, at timestamp,",
+        "metadata.prefix": "kafka_",
+    },
+    {
+        "value.format": "avro",
+        "value.schema": "n bigint, tags array<string>",
+        "value.registry.file": "asked-when-it-reads.json",
+        "metadata.columns": "offset, KEY",
+    },
+    {"value.format": "json", "value.schema": "n bigint", "metadata.columns": "none"},
+)
+
+
+def options(settings: dict[str, str]) -> SourceOptions:
+    return parse_source_options(
+        {"kafka.bootstrap.servers": "nowhere:1", "subscribe": "t", **settings}, streaming=True
+    )
+
+
+def test_the_schema_that_spark_reads_from_our_ddl_is_that_of_the_rows(spark: SparkSession) -> None:
+    for form, mode, headers in product(FORMATS, MODES, ("true", "false")):
+        modes = {"value.mode": mode} if form["value.format"] != "raw" else {}
+        asked = options({**form, **modes, "includeHeaders": headers})
+        told = to_arrow_schema(spark.createDataFrame([], columns_ddl(asked)).schema, timezone="UTC")
+
+        layout = layout_of(asked, told, dead_letters=True)
+
+        assert layout.schema == told, (form, mode, headers)
+
+
+def test_dead_letters_need_somebody_who_writes_them() -> None:
+    asked = options({"value.format": "string", "value.mode": "deadletter"})
+    told = schema_of(columns_ddl(asked), "columns")
+
+    with pytest.raises(OptionError, match=r"in a Pipeline only.*use permissive"):
+        layout_of(asked, told)

@@ -1,0 +1,125 @@
+"""A pipeline dies, `Pipeline.recover` settles what it left, and it goes on exactly.
+
+In real runs, which die between prepare, decision and commits; see `tests/ops/test_recover.py` for
+what needs no run.
+"""
+
+from typing import Any
+
+import pytest
+
+import tallystick as ts
+from tallystick.epoch import protocol as c
+from tallystick.ops.inspection import DECIDED, SETTLED, inspect
+from tallystick.storage.file_storage import FileStorage
+from tests.spark.flow import Facts, Flow
+from tests.spark.sunk import open_ids
+from tests.spark.topics import read_committed, wait_until_nothing_is_pending
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def die(event: c.Event) -> None:
+    """The driver gets no further than this, and tidies nothing up."""
+    raise RuntimeError(f"died behind {type(event).__name__}")
+
+
+@pytest.fixture(params=["resident", "jobs"])
+def execution(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def pipeline(flow: Flow, transactions: str) -> ts.Pipeline:
+    return flow.pipeline(sink={"transactions": transactions})
+
+
+def run_and_die(flow: Flow, transactions: str, fact: str, execution: Any) -> None:
+    """Run epoch 1, which is finished, and epoch 2, which is not."""
+    flow.feed(100)
+    flow.run(pipeline(flow, transactions), execution=execution)
+    flow.feed(60)
+    with pytest.raises(RuntimeError, match=f"died behind {fact}"):
+        flow.run(pipeline(flow, transactions), execution=execution, listener=Facts(fact, die))
+
+
+def recovered(flow: Flow, transactions: str, visible: int) -> ts.Recovery:
+    """Recover it, twice: nothing is open then, and exactly so many rows are visible."""
+    done = pipeline(flow, transactions).recover(checkpoint=str(flow.checkpoint))
+    again = pipeline(flow, transactions).recover(checkpoint=str(flow.checkpoint))
+
+    assert again.epoch == done.epoch
+    assert not any(each.committed or each.aborted for each in again.sinks)
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    assert open_ids(flow) == []
+    assert len(read_committed(flow.confluent, flow.topic_out)) == visible
+    return done
+
+
+def go_on(flow: Flow, transactions: str, execution: Any) -> None:
+    """The pipeline, started again, finds nothing amiss."""
+    flow.feed(40)
+    flow.run(pipeline(flow, transactions), execution=execution)
+    flow.assert_exact()
+    assert open_ids(flow) == []
+
+
+def test_what_a_dead_driver_has_decided_is_committed(flow: Flow, execution: Any) -> None:
+    run_and_die(flow, "task", "TransactionCommitted", execution)
+    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    before = inspect(FileStorage(str(flow.checkpoint))).outputs[-1]
+    left = len(open_ids(flow))
+
+    done = recovered(flow, "task", visible=160)
+
+    after = inspect(FileStorage(str(flow.checkpoint))).outputs[-1]
+    assert left > 0
+    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (2, left, 0)
+    assert (before.epoch, before.standing, before.decided_by) == (2, DECIDED, "checkpoint")
+    assert (after.epoch, after.standing) == (2, SETTLED)
+    go_on(flow, "task", execution)
+
+
+def test_what_a_dead_driver_has_not_decided_is_aborted(flow: Flow, execution: Any) -> None:
+    run_and_die(flow, "task", "ManifestWritten", execution)
+    left = len(open_ids(flow))
+
+    done = recovered(flow, "task", visible=100)
+
+    assert left > 0
+    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (1, 0, left)
+    go_on(flow, "task", execution)
+
+
+@pytest.mark.parametrize(
+    ("fact", "visible"), [("ManifestWritten", 100), ("TransactionCommitted", 160)]
+)
+def test_the_whole_epoch_of_a_dead_driver_is_aborted_unless_it_is_committed(
+    flow: Flow, execution: Any, fact: str, visible: int
+) -> None:
+    run_and_die(flow, "epoch", fact, execution)
+
+    done = recovered(flow, "epoch", visible=visible)
+
+    assert (done.epoch, done.decider, done.sinks) == (1 + (visible == 160), "kafka-1", ())
+    go_on(flow, "epoch", execution)
+
+
+@pytest.mark.parametrize("transactions", ["epoch", "task"])
+def test_a_run_that_is_at_work_is_fenced_and_has_lost_nothing(
+    flow: Flow, execution: Any, transactions: str
+) -> None:
+    """As by any second start: it can neither decide nor commit an epoch any more."""
+    flow.feed(100)
+    query = pipeline(flow, transactions).start(
+        flow.spark, checkpoint=str(flow.checkpoint), execution=execution
+    )
+    query.processAllAvailable()
+
+    done = pipeline(flow, transactions).recover(checkpoint=str(flow.checkpoint))
+    flow.feed(60)
+
+    with pytest.raises(ts.FencedError):
+        query.awaitTermination(120)
+    assert done.epoch is not None
+    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    go_on(flow, transactions, execution)

@@ -1,0 +1,126 @@
+"""The worked example of docs/how-an-epoch-works.md: what the page shows is what a run leaves."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.testing import EmbeddedKafka
+from tests.spark.topics import read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-an-epoch-works.md").read_text()
+_BLOCK = re.compile(
+    r"^<!-- (?P<what>file|requests|output)(?:: (?P<name>\S+))? -->\n```\w*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_PIPELINE = re.compile(r"```python\n(pipeline = .*?)```", re.DOTALL)
+_VARIES = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # lineage
+    r"|(?<=-seed)[0-9a-f]+|(?<=-)[0-9a-f]{16}|\b[0-9a-f]{16}\b"  # names of attempts
+    r'|(?:^|(?<="))[\w-]{22}(?="|$)'  # cluster, topics
+)
+
+
+def blocks(what: str) -> Iterator[re.Match[str]]:
+    return (found for found in _BLOCK.finditer(PAGE) if found["what"] == what)
+
+
+def shown(value: Any, key: str = "") -> Any:
+    """As the page has it: what differs from run to run is an ellipsis."""
+    match value:
+        case dict():
+            return {name: shown(each, name) for name, each in value.items()}
+        case list():
+            return [shown(each) for each in value]
+        case str():
+            return _VARIES.sub("…", value)
+        case _:
+            return "…" if key == "checksum" else value
+
+
+@pytest.fixture
+def kafka() -> Iterator[EmbeddedKafka]:
+    """A broker of its own: on a shared one there may be such topics, and producers before ours."""
+    with EmbeddedKafka() as running:
+        yield running
+
+
+def test_the_worked_example_is_what_happens(
+    shared_spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    confluent = kafka.confluent_options()
+    kafka.create_topic("orders", 2)
+    kafka.create_topic("totals", 2)
+    code = _PIPELINE.search(PAGE)
+    assert code is not None
+    servers = kafka.bootstrap_servers
+    text = code[1].replace("localhost:9092", servers).replace("/tmp/totals", str(tmp_path))
+    text = text.replace(".start(", ".start(spark, ")
+
+    place(kafka, (0, "ann", 5), (0, "bob", 7), (1, "ann", 3), (1, "cleo", 2))
+    exec(text, {"ts": ts, "spark": shared_spark})
+
+    files = list(blocks("file"))
+    assert len(files) == 3
+    for block in files:
+        (path,) = tmp_path.glob(block["name"])
+        held = json.JSONDecoder().raw_decode(path.read_text())[0]
+        assert shown(held) == json.loads(block["text"]), path
+    (requests,) = blocks("requests")
+    for group, topic in (("tallystick-totals-token", "totals"), ("tallystick-totals", "orders")):
+        line = next(line for line in requests["text"].splitlines() if f" {group} " in line)
+        held = offsets_of(confluent, group)
+        assert re.findall(r"(\w+-\d) = (\d+)", line) == [
+            (f"{topic}-{partition}", str(offset)) for partition, offset, _ in held
+        ]
+        metadata = shown(held[0][2]).replace(str(tmp_path), "…")
+        assert metadata in line, metadata
+    first, second = (block["text"].splitlines() for block in blocks("output"))
+    assert output(confluent) == first
+
+    place(kafka, (0, "ann", 10), (1, "bob", 1))
+    exec(text, {"ts": ts, "spark": shared_spark})
+
+    assert output(confluent) == sorted(first + second)
+    (path,) = tmp_path.glob("tallystick/000000000002-*.json")
+    manifest = json.JSONDecoder().raw_decode(path.read_text())[0]
+    assert manifest["producer"]["producer_epoch"] == 3
+    assert manifest["base_path"].startswith("tallystick/000000000001-1-")
+    assert [file["rows"] for file in manifest["state"][0]["files"]] == [1, 2, 2]
+    assert json.loads(manifest["sources"][0])["topics"] == {"orders": [3, 3]}
+
+
+def place(kafka: EmbeddedKafka, *orders: tuple[int, str, int]) -> None:
+    """Write orders as (partition, user, amount)."""
+    producer = Producer(kafka.confluent_options())
+    for partition, user, amount in orders:
+        value = json.dumps({"user": user, "amount": amount})
+        producer.produce("orders", value=value, partition=partition)
+    assert producer.flush(30) == 0
+
+
+def offsets_of(confluent: dict[str, str], group: str) -> list[tuple[int, int, str]]:
+    """Partition, offset and metadata of what a consumer group holds."""
+    admin = AdminClient(confluent)  # its requests end with it
+    asked = admin.list_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(group)], require_stable=True
+    )
+    partitions = asked[group].result(30).topic_partitions
+    return sorted((each.partition, each.offset, each.metadata or "") for each in partitions)
+
+
+def output(confluent: dict[str, str]) -> list[str]:
+    """The committed records, a line each."""
+    return [
+        f"totals-{record.partition}   {record.offset}   {record.value}"
+        for record in read_committed(confluent, "totals")
+    ]

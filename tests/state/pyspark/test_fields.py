@@ -1,0 +1,95 @@
+"""Ids of states: kept, never used again, and what changed is refused."""
+
+import pyarrow as pa
+import pytest
+
+from tallystick.errors import OptionError
+from tallystick.state.catalog import StateField, StepState
+from tallystick.state.compatibility import STATE_ID_MAX, settle
+from tallystick.state.functions.keyed_batch import Update
+from tallystick.state.functions.processing import DELETED, StateDeclaration
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.keys import KeyCodec
+
+KEY = KeyCodec(pa.schema([("user", pa.string())]))
+
+
+def held(*fields: StateField, next_id: int) -> StepState:
+    return StepState("step", 128, 1, "", 1, fields, next_id)
+
+
+A, B = StateField("a", 1, "value", "", "n"), StateField("b", 2, "list", "", "n", 500)
+
+
+def test_new_states_get_the_next_ids_and_held_ones_keep_theirs():
+    fresh = settle(
+        "step",
+        [StateDeclaration("a", "value", "", "n"), StateDeclaration("b", "list", "", "n")],
+        None,
+    )
+    assert [(field.name, field.state_id) for field in fresh[0]] == [("a", 1), ("b", 2)]
+
+    more = [StateDeclaration("c", "value", "", "n"), StateDeclaration("a", "value", "", "n")]
+    fields, next_id = settle("step", more, held(A, B, next_id=5))
+
+    assert {field.name: field.state_id for field in fields} == {"a": 1, "b": 2, "c": 5}
+    assert next_id == 6
+
+
+def test_a_deleted_state_is_gone_and_its_id_with_it():
+    again = [StateDeclaration("a", DELETED, "", ""), StateDeclaration("x", DELETED, "", "")]
+    fields, next_id = settle("step", again, held(A, B, next_id=3))
+    assert (fields, next_id) == ((B,), 3)
+
+    fields, next_id = settle(
+        "step", [StateDeclaration("a", "map", "k", "n")], held(*fields, next_id=3)
+    )
+    assert ([field.state_id for field in fields], next_id) == ([2, 3], 4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        StateDeclaration("a", "list", "", "n"),
+        StateDeclaration("a", "value", "", "m"),
+        StateDeclaration("a", "map", "k", "n"),
+        StateDeclaration("a", "value", "", "n", 100),
+    ],
+)
+def test_a_state_that_changed_is_refused(changed):
+    with pytest.raises(OptionError, match="step s: the checkpoint holds state 'a' as value of n"):
+        settle("s", [changed], held(A, next_id=2))
+
+
+def columns(ddl: str) -> StateDeclaration:
+    """As a vectorised function declares its state."""
+    (declared,) = vectorised(lambda batch: Update(), state=ddl).declared(KEY)
+    return declared
+
+
+def test_columns_that_changed_are_refused_with_what_can_be_done_about_them():
+    fields, next_id = settle("s", [columns("n bigint, at timestamp")], None)
+    base = held(*fields, next_id=next_id)
+
+    assert settle("s", [columns("n bigint, at timestamp")], base) == (fields, next_id)
+    with pytest.raises(OptionError) as refused:
+        settle("s", [columns("n double")], base)
+    for words in (
+        "holds the columns 'n bigint, at timestamp'",
+        "state is the columns 'n double'",
+        "a new uid",
+        "allow_dropped_state=['s']",
+    ):
+        assert words in str(refused.value)
+    assert "deleteIfExists" not in str(refused.value)
+
+
+def test_another_time_to_live_is_taken():
+    fields, _ = settle("step", [StateDeclaration("b", "list", "", "n", 900)], held(B, next_id=3))
+
+    assert fields == (StateField("b", 2, "list", "", "n", 900),)
+
+
+def test_ids_end():
+    with pytest.raises(OptionError, match="no id is left for state 'z'"):
+        settle("step", [StateDeclaration("z", "value", "", "n")], held(next_id=STATE_ID_MAX + 1))
