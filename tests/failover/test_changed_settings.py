@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
 import tallystick as ts
@@ -31,6 +30,7 @@ from tests.failover.sink_job import (
     until,
 )
 from tests.postgres.real_postgres import PostgresServer
+from tests.spark.topics import read_group_offsets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -326,8 +326,7 @@ def topics_of_tokens(kafka: EmbeddedKafka, job: SinkJob) -> set[str]:
     admin = AdminClient(kafka.confluent_options())
     groups = admin.list_consumer_groups().result().valid
     (group,) = [each.group_id for each in groups if job.name in each.group_id]
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    return {each.topic for each in asked[group].result().topic_partitions}
+    return {topic for topic, _ in read_group_offsets(kafka.confluent_options(), group)}
 
 
 @pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])

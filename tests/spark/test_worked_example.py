@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.testing import EmbeddedKafka
-from tests.spark.topics import read_committed
+from tests.spark.topics import read_committed, read_group_offsets
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -78,11 +77,12 @@ def test_the_worked_example_is_what_happens(
     (requests,) = blocks("requests")
     for group, topic in (("tallystick-totals-token", "totals"), ("tallystick-totals", "orders")):
         line = next(line for line in requests["text"].splitlines() if f" {group} " in line)
-        held = offsets_of(confluent, group)
+        held = sorted(read_group_offsets(confluent, group).items())
         assert re.findall(r"(\w+-\d) = (\d+)", line) == [
-            (f"{topic}-{partition}", str(offset)) for partition, offset, _ in held
+            (f"{topic}-{partition}", str(offset)) for (_, partition), (offset, _) in held
         ]
-        metadata = shown(held[0][2]).replace(str(tmp_path), "…")
+        assert {at for (at, _), _ in held} == {topic}
+        metadata = shown(held[0][1][1]).replace(str(tmp_path), "…")
         assert metadata in line, metadata
     first, second = (block["text"].splitlines() for block in blocks("output"))
     assert output(confluent) == first
@@ -106,16 +106,6 @@ def place(kafka: EmbeddedKafka, *orders: tuple[int, str, int]) -> None:
         value = json.dumps({"user": user, "amount": amount})
         producer.produce("orders", value=value, partition=partition)
     assert producer.flush(30) == 0
-
-
-def offsets_of(confluent: dict[str, str], group: str) -> list[tuple[int, int, str]]:
-    """Partition, offset and metadata of what a consumer group holds."""
-    admin = AdminClient(confluent)  # its requests end with it
-    asked = admin.list_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group)], require_stable=True
-    )
-    partitions = asked[group].result(30).topic_partitions
-    return sorted((each.partition, each.offset, each.metadata or "") for each in partitions)
 
 
 def output(confluent: dict[str, str]) -> list[str]:
