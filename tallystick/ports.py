@@ -14,20 +14,81 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from tallystick.codec.records.encoder import EncodedBatch
+from tallystick.epoch.manifest import DeciderName
+from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.source.losses import LossPolicy
+from tallystick.source.offsets import SourceOffsets
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import StateView
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 
-class Broker(Protocol):
-    """Where epochs are decided: Kafka, as far as the driver of an epoch needs it.
+class Decider(Protocol):
+    """What decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
 
-    The checkpoint itself takes its place where no Kafka transaction spans an epoch
-    (`decision_log`).
+    A decision is one durable fact, a token. Whoever fences as the newest owner, and only that run,
+    can decide from then on; so nothing is decided after it has asked what was.
     """
+
+    @property
+    def name(self) -> DeciderName:
+        """Which one it is. A checkpoint has the same one from its first start on."""
+        ...
+
+    def fence(self, current: Producer | None) -> Producer:
+        """Take over, abort what is open of earlier owners, and return who decides from now on.
+
+        With `current` it succeeds only as long as nobody else took over since: another owner is a
+        FencedError. Without (`None`) it takes over from whoever is there.
+        """
+        ...
+
+    def last_decision(self) -> Token | None:
+        """Return what is decided last, perhaps by another lineage; None: nothing.
+
+        Raises:
+            DataLossError: something else stands where the decision should be.
+        """
+        ...
+
+    def decide(
+        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
+    ) -> Producer:
+        """Decide an epoch, and return the producer of the next.
+
+        A RetriableError means that the outcome is unknown: fence with `current` and ask, never
+        guess and never abort.
+
+        Args:
+            producer: the owner.
+            token: the decision.
+            positions: the end of the epoch in each source, for consumer groups to show. They become
+                visible with the decision where it can carry them: in a transaction, those on its
+                own cluster.
+        """
+        ...
+
+    def abort(self, producer: Producer) -> None:
+        """Abort what is open, if anything is: so that readers need not wait for its timeout."""
+        ...
+
+    def last_sequences(
+        self, producer: Producer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """Before the decision: see `Broker.last_sequences`; none where no rows wait for it."""
+        ...
+
+    def foreign_rows(
+        self, producer: Producer, produced: Iterable[ProducedRange]
+    ) -> Mapping[TopicPartition, int]:
+        """After the decision: see `Broker.foreign_rows`; none where no rows waited for it."""
+        ...
+
+
+class Broker(Protocol):
+    """Kafka, as far as its decider needs it (`run.transaction_decider`)."""
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
         """Abort whatever is open under the id, fence its writers, and return a fresh producer.

@@ -12,7 +12,7 @@ from tallystick.epoch.micro_batches import settled_path
 from tallystick.epoch.tokens import Token, encode_token
 from tallystick.epoch.two_phase import Committable
 from tallystick.storage.file_storage import FileStorage, SystemClock
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer
 
 
 class LingeringJob:
@@ -32,8 +32,8 @@ class LingeringJob:
         self.folder, self.pipeline, self.lineage = folder, pipeline, lineage
         self.storage = FileStorage(str(folder))
         self.storage.put("metadata", json.dumps({"id": lineage}).encode())
-        self.log = DecisionLog(self.storage, SystemClock())
-        self.producer = self.log.fence(f"tallystick-{pipeline}", None)
+        self.log = DecisionLog(self.storage, SystemClock(), f"tallystick-{pipeline}")
+        self.producer = self.log.fence(None)
         self._decided: dict[int, str] = {}
 
     def plan(self, epoch: int, *, ago_s: float = 0) -> None:
@@ -73,10 +73,8 @@ class LingeringJob:
 
     def decide(self, epoch: int, path: str) -> None:
         """As the driver does, in the log of decisions."""
-        group = "any"
-        staged = {TopicPartition(group, 0): self.token(epoch, path)}
-        self.log.stage_offsets(self.producer, group, staged)
-        self.producer = self.log.commit_transaction(self.producer)
+        token = Token(epoch, self.lineage, self.storage.location, path)
+        self.producer = self.log.decide(self.producer, token, ())
         self._decided[epoch] = path
 
     def finish(self, epoch: int) -> None:

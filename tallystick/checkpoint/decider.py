@@ -9,46 +9,15 @@ Invariants:
       where an epoch of this checkpoint can be decided.
 """
 
-from typing import NamedTuple
-
 from tallystick.checkpoint.decision_log import newest_entry
 from tallystick.epoch import manifest as m
-from tallystick.epoch.manifest import CHECKPOINT, FOLDER, KAFKA
+from tallystick.epoch.manifest import CHECKPOINT, FOLDER, KAFKA, LOG, DeciderName
 from tallystick.epoch.sealed import seal, unseal
 from tallystick.errors import OptionError, StorageError
 from tallystick.ports import Storage
 
 PATH = f"{FOLDER}/decider.json"
 VERSION = 1
-
-
-class DeciderName(NamedTuple):
-    """Who decides the epochs of a checkpoint.
-
-    Args:
-        decided_by: `KAFKA` or `CHECKPOINT`, as manifests name it.
-        transactional_id: whose transactions decide; "" where the checkpoint's log does.
-        cluster_id: of their cluster; "": not known, or the checkpoint's log decides.
-    """
-
-    decided_by: str
-    transactional_id: str = ""
-    cluster_id: str = ""
-
-    def __str__(self) -> str:
-        """Name it for a message."""
-        if self.decided_by == CHECKPOINT:
-            return "the checkpoint's own log (no KafkaSink(transactions='epoch'))"
-        where = f" on cluster {self.cluster_id!r}" if self.cluster_id else ""
-        return f"Kafka transactions of {self.transactional_id!r}{where}"
-
-
-LOG = DeciderName(CHECKPOINT)
-
-
-def decider_name(decided_by: str, transactional_id: str, cluster_id: str) -> DeciderName:
-    """Return the name of a run's decider; the log's has no transactional id."""
-    return LOG if decided_by == CHECKPOINT else DeciderName(KAFKA, transactional_id, cluster_id)
 
 
 def decider_of(checkpoint: Storage) -> DeciderName | None:

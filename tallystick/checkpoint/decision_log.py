@@ -20,14 +20,15 @@ its high-availability service, which elects one leader.
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tallystick.epoch.manifest import FOLDER
+from tallystick.epoch.manifest import FOLDER, LOG, DeciderName
 from tallystick.epoch.sealed import seal, unseal
 from tallystick.epoch.tokens import Token, decode_token, encode_token
-from tallystick.errors import BrokenInvariantError, FencedError
+from tallystick.errors import FencedError
 from tallystick.ports import Clock, Storage
+from tallystick.source.offsets import SourceOffsets
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -101,11 +102,13 @@ def transactional_ids(storage: Storage) -> frozenset[str]:
 
 
 class DecisionLog:
-    """`ports.Broker` over the checkpoint: one run's hold of the log.
+    """`ports.Decider` over the checkpoint: one run's hold of the log.
 
     Args:
         storage: the checkpoint.
         clock: draws the run's name.
+        transactional_id: under which the pipeline runs; the log keeps it for those who look for
+            what its sinks may have left.
         hold: go on with this hold, and take over from nobody; None: a new run.
         kept_slots: how many old slots stay; what is older is removed now and then.
     """
@@ -114,6 +117,7 @@ class DecisionLog:
         self,
         storage: Storage,
         clock: Clock,
+        transactional_id: str,
         hold: Hold | None = None,
         *,
         kept_slots: int = KEPT_SLOTS,
@@ -121,11 +125,16 @@ class DecisionLog:
         assert kept_slots > 0, "the newest slot stays"
         self._kept_slots = kept_slots
         self._storage = storage
+        self._transactional_id = transactional_id
         self._run = clock.nonce() if hold is None else hold.run
         self._hold = hold
-        self._staged: Token | None = None
 
-    def fence(self, transactional_id: str, current: Producer | None) -> Producer:
+    @property
+    def name(self) -> DeciderName:
+        """See `ports.Decider.name`."""
+        return LOG
+
+    def fence(self, current: Producer | None) -> Producer:
         """Take the log over; with `current`, only as long as nobody else did.
 
         It writes a slot in either case: a write of our own that went unanswered may still arrive,
@@ -135,86 +144,62 @@ class DecisionLog:
             FencedError: another run owns it.
         """
         if current is None and self._hold is not None:
-            return self._go_on(transactional_id, self._hold)
+            return self._go_on(self._hold)
         while True:
             newest = newest_entry(self._storage)
             if current is not None and (newest is None or newest.run != self._run):
                 raise _fenced(newest)
             slot = NO_SLOT + 1 if newest is None else newest.slot + 1
-            entry = Entry(slot, self._run, None, transactional_id)
-            if newest is not None:
-                entry = newest._replace(slot=slot, run=self._run, transactional_id=transactional_id)
-            if self._put(entry):
-                return self._producer(transactional_id, slot)
+            token = None if newest is None else newest.token
+            if self._put(Entry(slot, self._run, token, self._transactional_id)):
+                return self._producer(slot)
 
     def hold_of(self, producer: Producer) -> Hold:
-        """What another process of this run needs, to decide under this producer."""
+        """Return what another process of this run needs, to decide under this producer."""
         return Hold(self._run, producer.producer_epoch)
 
-    def _go_on(self, transactional_id: str, hold: Hold) -> Producer:
-        """Nothing needs to be written: the slot behind it is still to be had, or it is not."""
+    def _go_on(self, hold: Hold) -> Producer:
+        """Write nothing: either the slot after this hold's is free still, or it is not."""
         newest = newest_entry(self._storage)
         if newest is None or Hold(newest.run, newest.slot) != hold:
             raise _fenced(newest)
-        return self._producer(transactional_id, hold.slot)
+        return self._producer(hold.slot)
 
-    def group_offsets(
-        self, group: str, place: TopicPartition | None = None
-    ) -> Mapping[TopicPartition, tuple[int, str]]:
-        """The newest decision, as a token of a group."""
+    def last_decision(self) -> Token | None:
+        """Return the newest decision, of whichever run."""
         newest = newest_entry(self._storage)
-        if newest is None or newest.token is None:
-            return {}
-        return {TopicPartition(group, 0): encode_token(newest.token)}
+        return None if newest is None else newest.token
 
-    def stage_offsets(
-        self,
-        producer: Producer,
-        group: str,
-        offsets: Mapping[TopicPartition, tuple[int, str]],
-        *,
-        for_show: bool = False,
-    ) -> None:
-        """Keep the token for the decision; positions for show are not the log's business."""
-        if not for_show:
-            [held] = offsets.values()
-            self._staged = decode_token(*held)
-
-    def commit_transaction(self, producer: Producer) -> Producer:
-        """Decide.
+    def decide(
+        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
+    ) -> Producer:
+        """Decide; the positions, which are for others to see, are not the log's business.
 
         Raises:
             FencedError: another run has taken over.
             StorageError: whether it is decided is unknown: fence and ask.
         """
-        if self._staged is None:
-            raise BrokenInvariantError("a decision without a token")
         slot = producer.producer_epoch + 1
-        if not self._put(Entry(slot, self._run, self._staged, producer.transactional_id)):
+        if not self._put(Entry(slot, self._run, token, self._transactional_id)):
             raise _fenced(newest_entry(self._storage))
-        self._staged = None
         if slot % self._kept_slots == 0:
             self._remove_old(slot)
-        return self._producer(producer.transactional_id, slot)
+        return self._producer(slot)
 
-    def abort_transaction(self, producer: Producer) -> None:
-        """Nothing is open here."""
-        self._staged = None
+    def abort(self, producer: Producer) -> None:
+        """Do nothing: no transaction is open here."""
 
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """No rows are in a transaction of the log's."""
+        """Return nothing: no rows are in a transaction of the log's."""
         return {}
 
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """No rows are in a transaction of the log's."""
+        """Return nothing: no rows are in a transaction of the log's."""
         return {}
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
     def _remove_old(self, newest: int) -> None:
         """Oldest first, so that the newest ones have no holes; it is decided whatever fails."""
@@ -237,8 +222,8 @@ class DecisionLog:
         newest = max(_slots(self._storage), default=NO_SLOT)
         return newest == entry.slot
 
-    def _producer(self, transactional_id: str, slot: int) -> Producer:
-        return Producer(transactional_id, zlib.crc32(self._run.encode()), slot)
+    def _producer(self, slot: int) -> Producer:
+        return Producer(self._transactional_id, zlib.crc32(self._run.encode()), slot)
 
 
 def _slots(storage: Storage) -> list[int]:
@@ -258,11 +243,11 @@ def _decode(slot: int, data: bytes) -> Entry:
         decided = None if token is None else decode_token(*token)
         return Entry(slot, held["run"], decided, held.get("id", ""))
 
-    way_on = (
+    remedy = (
         "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "
         "the checkpoint; or start from a new one, stating where to read from."
     )
-    return unseal(data, slot_path(slot), (VERSION,), way_on, entry)
+    return unseal(data, slot_path(slot), (VERSION,), remedy, entry)
 
 
 def _fenced(newest: Entry | None) -> FencedError:

@@ -7,7 +7,7 @@ wrote it and a random part, so that runs which do not know of each other cannot 
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tallystick.epoch.sealed import seal, unseal
 from tallystick.epoch.two_phase import Committable
@@ -27,6 +27,30 @@ READABLE_VERSIONS = (FIRST_VERSION, STATE_VERSION, VERSION)
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
+
+
+class DeciderName(NamedTuple):
+    """Who decides the epochs of a checkpoint.
+
+    Args:
+        decided_by: `KAFKA` or `CHECKPOINT`, as manifests name it.
+        transactional_id: whose transactions decide; "" where the checkpoint's log does.
+        cluster_id: of their cluster; "": not known, or the checkpoint's log decides.
+    """
+
+    decided_by: str
+    transactional_id: str = ""
+    cluster_id: str = ""
+
+    def __str__(self) -> str:
+        """Name it for a message."""
+        if self.decided_by == CHECKPOINT:
+            return "the checkpoint's own log (no KafkaSink(transactions='epoch'))"
+        where = f" on cluster {self.cluster_id!r}" if self.cluster_id else ""
+        return f"Kafka transactions of {self.transactional_id!r}{where}"
+
+
+LOG = DeciderName(CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ removed: nothing of epochs behind the one that Kafka committed, which another ru
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
-from tallystick.checkpoint.decider import claim, decider_name
+from tallystick.checkpoint.decider import claim
 from tallystick.checkpoint.integrity import Wholeness
 from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all
@@ -19,20 +19,19 @@ from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import Base, Committed, Identity, Request
-from tallystick.epoch.manifest import KAFKA, Manifest
-from tallystick.epoch.tokens import Token, encode_token, newest_token, takeover_count
+from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, to_abort
 from tallystick.errors import (
-    AuthorizationError,
     RetriableError,
     SecondCallError,
     SparkLogError,
     StateFileError,
     StorageError,
 )
-from tallystick.ports import Broker, Clock, Engine, EpochSource, Participants, Storage
-from tallystick.source.offsets import SourceOffsets, parse_source, requests, shown
-from tallystick.values import Producer, TopicPartition
+from tallystick.ports import Clock, Decider, Engine, EpochSource, Participants, Storage
+from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.values import Producer
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +39,6 @@ Worker = EpochSource | Engine
 """What runs an epoch: one that Spark asked for, or the next, which it plans itself."""
 Listener = Callable[[c.Event], None]
 """Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where one pipeline keeps its decision in Kafka."""
-
-    transactional_id: str
-    token_group: str
-    token_partition: TopicPartition
-    cluster_id: str
 
 
 LAST_EPOCH = 10**12 - 1
@@ -61,17 +50,12 @@ RETRY_PAUSE_S = 0.5
 class Driver:
     """Runs the epochs of one query run, one at a time, in the order that Spark asks for them.
 
-    Positions of sources on the target's cluster are committed in the epoch's transaction; showing
-    those of other clusters is not the driver's business (`spark.group_offsets`).
-
     Args:
         identity: the pipeline and its checkpoint.
-        target: the transactional id, and where the token goes.
-        broker: the cluster that is written to.
+        decider: decides the epochs of the checkpoint.
         storage: the checkpoint location.
         clock: for names and pauses.
         participants: the other sinks; None: there are none.
-        decided_by: what `broker` is: Kafka, or the checkpoint's own log of decisions.
         listener: told every event.
         collect_every: how many epochs between two collections of what nothing needs; 0: none.
         deletes_at_a_time: threads that a collection has; 1: none.
@@ -80,13 +64,11 @@ class Driver:
     def __init__(
         self,
         identity: Identity,
-        target: Target,
-        broker: Broker,
+        decider: Decider,
         storage: Storage,
         clock: Clock,
         *,
         participants: Participants | None = None,
-        decided_by: str = KAFKA,
         listener: Listener = lambda _: None,
         collect_every: int = retention.COLLECT_EVERY,
         deletes_at_a_time: int = 1,
@@ -94,15 +76,11 @@ class Driver:
         if not __debug__:
             raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
         self.coordinator = Coordinator(
-            identity, decided_by, has_participants=participants is not None
+            identity, decider.name.decided_by, has_participants=participants is not None
         )
         self._participants = participants
-        self._token_places: frozenset[TopicPartition] = frozenset()  # besides the target's
-        self._takeover_count = 0
         self._identity = identity
-        self._target = target
-        self._decider = decider_name(decided_by, target.transactional_id, target.cluster_id)
-        self._broker = broker
+        self._decider = decider
         self._storage = storage
         self._log = SparkLog(storage)
         self._clock = clock
@@ -117,7 +95,7 @@ class Driver:
     @property
     def cluster_id(self) -> str:
         """The cluster whose transactions commit the epochs, and the positions of sources there."""
-        return self._target.cluster_id
+        return self._decider.name.cluster_id
 
     def run_epoch(self, request: Request, engine: Engine) -> None:
         """Run one epoch to its end, or find that it is committed already.
@@ -225,7 +203,7 @@ class Driver:
 
     def _prove_owner(self) -> None:
         """Raise FencedError where another run has taken over."""
-        self._broker.fence(self._target.transactional_id, self.coordinator.producer)
+        self._decider.fence(self.coordinator.producer)
 
     def _attempt(self, action: c.Action, by: Worker | None) -> c.Event:
         try:
@@ -268,15 +246,15 @@ class Driver:
                 if self._participants is not None:
                     self._participants.check_prepared(committables)
                 partitions = [written.topic_partition for written in produced]
-                return c.OutputCounted(self._broker.last_sequences(producer, partitions))
+                return c.OutputCounted(self._decider.last_sequences(producer, partitions))
             case c.CommitTransaction():
                 return self._commit(action)
             case c.ConfirmOutput(producer, produced):
-                return c.OutputConfirmed(self._broker.foreign_rows(producer, produced))
+                return c.OutputConfirmed(self._decider.foreign_rows(producer, produced))
             case c.RecoverParticipants() | c.CommitParticipants():
                 return self._settle(action)
             case c.AbortTransaction(producer):
-                self._broker.abort_transaction(producer)
+                self._decider.abort(producer)
                 self._abort_lingering(producer, ())
                 return c.TransactionAborted()
             case c.EndEpoch() | c.Stop():
@@ -286,8 +264,8 @@ class Driver:
 
     def _fence(self, current: Producer | None) -> Producer:
         if current is None:  # a start: nothing else may decide here
-            claim(self._storage, self._decider)
-        return self._broker.fence(self._target.transactional_id, current)
+            claim(self._storage, self._decider.name)
+        return self._decider.fence(current)
 
     def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
         match action:
@@ -323,7 +301,7 @@ class Driver:
             return producer
         found = to_abort(self._participants.lingering(), decided)
         if found:
-            producer = self._broker.fence(self._target.transactional_id, producer)
+            producer = self._decider.fence(producer)
             self._participants.abort(found)
         return producer
 
@@ -359,29 +337,11 @@ class Driver:
         return [m.decode(data, path) for path, data in found if data is not None]
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
-        """Stage the token and the sources' offsets, then commit: all of it or nothing."""
-        token = encode_token(replace(action.token, takeover_count=self._takeover_count))
-        group = self._target.token_group
-        self._broker.stage_offsets(action.producer, group, {self._target.token_partition: token})
-        elsewhere = dict.fromkeys(self._token_places, token)
-        try:
-            self._broker.stage_offsets(action.producer, group, elsewhere, for_show=True)
-        except AuthorizationError as error:
-            logger.warning("the token is not kept under earlier topics of the sink: %s", error)
-            self._token_places = frozenset()
-        for source in _sources(action.sources):
-            if source.cluster_id == self._target.cluster_id:
-                for positions in requests(shown(source)):
-                    self._broker.stage_offsets(
-                        action.producer, source.group, positions, for_show=True
-                    )
-        return c.TransactionCommitted(self._broker.commit_transaction(action.producer))
+        producer = self._decider.decide(action.producer, action.token, _sources(action.sources))
+        return c.TransactionCommitted(producer)
 
     def _read_committed(self) -> Committed:
-        found = self._broker.group_offsets(self._target.token_group, self._target.token_partition)
-        token = newest_token(found, self._target.token_partition, self._identity.lineage)
-        self._token_places = frozenset(found) - {self._target.token_partition}
-        self._takeover_count = takeover_count(found, self._identity.lineage)
+        token = self._decider.last_decision()
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
         listed, epoch = self._names(), token.checkpoint_id

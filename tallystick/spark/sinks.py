@@ -10,9 +10,7 @@ from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import (
-    CHECKPOINT,
     FOLDER,
-    KAFKA,
     Manifest,
     decode,
     epoch_of,
@@ -29,10 +27,11 @@ from tallystick.kafka.lingering import OPEN
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_all, refuse
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.driver import Driver, Listener, Target
+from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import Note, OpenSinks
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
 from tallystick.run.task import BatchFunction, EncodePlan, WritePlan
+from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.session import log_what_is_missing
 from tallystick.spark.streaming.epoch_age import EpochAge
@@ -85,6 +84,10 @@ class SinkCluster:
             token_partition=TopicPartition(self.output.token_topic, 0),
             cluster_id=self.broker.cluster_id(),
         )
+
+    def decider(self, identity: Identity) -> TransactionDecider:
+        """Return what decides the epochs of a pipeline that this sink's transactions decide."""
+        return TransactionDecider(self.broker, self.target(identity.pipeline), identity.lineage)
 
     def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
         """Return how this epoch's tasks encode, with the partitions that the topics have now.
@@ -261,10 +264,10 @@ class Sinks:
             listener: called with every event.
             note: see `OpenSinks`.
         """
-        target, clock = self._target(), SystemClock()
+        transactional_id = self._transactional_id
         newest = _newest_manifests(storage)
         ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
-        earlier_ids = ids - {target.transactional_id}
+        earlier_ids = ids - {transactional_id}
         facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
         for uid, sink in self._topology.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
@@ -281,12 +284,12 @@ class Sinks:
             make = partial(make, listener=listener)
         return make(
             identity,
-            target,
-            DecisionLog(storage, clock) if self.cluster is None else self.cluster.broker,
+            DecisionLog(storage, SystemClock(), transactional_id)
+            if self.cluster is None
+            else self.cluster.decider(identity),
             storage,
-            clock,
+            SystemClock(),
             participants=OpenSinks(settling, owners, note=note) if settling else None,
-            decided_by=CHECKPOINT if self.cluster is None else KAFKA,
         )
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
@@ -356,12 +359,11 @@ class Sinks:
                 ", ".join(sorted(uids)),
             )
 
-    def _target(self) -> Target:
-        if self.cluster is not None:
-            return self.cluster.target(self._pipeline)
-        transactional_id = f"{self._topology.id_prefix}{self._pipeline}"
-        group = token_group(transactional_id)
-        return Target(transactional_id, group, TopicPartition(group, 0), cluster_id="")
+    @property
+    def _transactional_id(self) -> str:
+        deciding = self._topology.decider
+        prefix = self._topology.id_prefix if deciding is None else deciding.id_prefix
+        return f"{prefix}{self._pipeline}"
 
 
 def _ignore(_: Event) -> None:

@@ -5,9 +5,9 @@ from threading import Barrier, Thread
 
 import pytest
 
-from tallystick.checkpoint.decider import LOG, PATH, DeciderName, claim, decider_of
+from tallystick.checkpoint.decider import PATH, claim, decider_of
 from tallystick.checkpoint.decision_log import DecisionLog
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, manifest_path
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, LOG, DeciderName, Manifest, manifest_path
 from tallystick.epoch.savepoint import Savepoint, seed_of
 from tallystick.errors import ManifestError, OptionError
 from tallystick.storage.file_storage import FileStorage, SystemClock
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_the_file_is_known_by_its_manifests(
 
 
 def test_a_log_of_decisions_names_the_log(storage: FileStorage) -> None:
-    DecisionLog(storage, SystemClock()).fence("tallystick-p", None)
+    DecisionLog(storage, SystemClock(), "tallystick-p").fence(None)
 
     assert decider_of(storage) == LOG
     with pytest.raises(OptionError):

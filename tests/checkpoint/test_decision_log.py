@@ -17,14 +17,12 @@ from tallystick.checkpoint.decision_log import (
     newest_entry,
     slot_path,
 )
-from tallystick.epoch.tokens import Token, decode_token, encode_token
-from tallystick.errors import BrokenInvariantError, FencedError, ManifestError, StorageError
+from tallystick.epoch.tokens import Token, decode_token
+from tallystick.errors import FencedError, ManifestError, StorageError
 from tallystick.storage.file_storage import FileStorage
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer
 
 ID = "tallystick-p"
-GROUP = "group"
-PLACE = TopicPartition(GROUP, 0)
 
 
 class Names:
@@ -48,13 +46,7 @@ def token(epoch: int, path: str = "m") -> Token:
 
 
 def decide(log: DecisionLog, producer: Producer, what: Token) -> Producer:
-    log.stage_offsets(producer, GROUP, {PLACE: encode_token(what)})
-    return log.commit_transaction(producer)
-
-
-def decided(log: DecisionLog) -> Token | None:
-    found = log.group_offsets(GROUP)
-    return decode_token(*found[PLACE]) if found else None
+    return log.decide(producer, what, ())
 
 
 # On a real disk, one thing at a time.
@@ -71,82 +63,63 @@ def slots(storage: FileStorage) -> list[int]:
 
 
 def test_a_new_log_has_decided_nothing(storage):
-    log = DecisionLog(storage, NAMES)
-    log.fence(ID, None)
+    log = DecisionLog(storage, NAMES, ID)
+    log.fence(None)
 
-    assert decided(log) is None
+    assert log.last_decision() is None
     assert newest_entry(storage).run.startswith("run-")
 
 
 def test_a_decision_is_what_every_later_run_is_told(storage):
-    first = DecisionLog(storage, NAMES)
-    producer = decide(first, first.fence(ID, None), token(-1, ""))
+    first = DecisionLog(storage, NAMES, ID)
+    producer = decide(first, first.fence(None), token(-1, ""))
     decide(first, producer, token(0))
-    second = DecisionLog(storage, NAMES)
-    second.fence(ID, None)
+    second = DecisionLog(storage, NAMES, ID)
+    second.fence(None)
 
-    assert decided(second) == decided(first) == token(0)
+    assert second.last_decision() == first.last_decision() == token(0)
     assert slots(storage) == [0, 1, 2, 3], "taking over is a slot too, with the same token"
 
 
 def test_a_run_that_is_replaced_cannot_decide_and_cannot_come_back(storage):
-    first, second = DecisionLog(storage, NAMES), DecisionLog(storage, NAMES)
-    producer = first.fence(ID, None)
-    second.fence(ID, None)
+    first, second = DecisionLog(storage, NAMES, ID), DecisionLog(storage, NAMES, ID)
+    producer = first.fence(None)
+    second.fence(None)
 
     with pytest.raises(FencedError, match="this run stops"):
         decide(first, producer, token(0))
     with pytest.raises(FencedError, match="run-"):
-        first.fence(ID, producer)
-    assert decided(second) is None
+        first.fence(producer)
+    assert second.last_decision() is None
 
 
 def test_an_owner_that_fences_itself_leaves_no_room_for_its_own_late_write(storage):
-    log = DecisionLog(storage, NAMES)
-    producer = log.fence(ID, None)
-    following = log.fence(ID, producer)
+    log = DecisionLog(storage, NAMES, ID)
+    producer = log.fence(None)
+    following = log.fence(producer)
 
     assert not storage.put_new(slot_path(producer.producer_epoch + 1), b"late")
     assert decide(log, following, token(0)).producer_epoch == following.producer_epoch + 1
 
 
 def test_another_process_of_the_run_goes_on_with_its_hold_and_takes_over_from_nobody(storage):
-    first = DecisionLog(storage, NAMES)
-    hold = first.hold_of(first.fence(ID, None))
+    first = DecisionLog(storage, NAMES, ID)
+    hold = first.hold_of(first.fence(None))
     before = slots(storage)
-    second = DecisionLog(storage, NAMES, hold)
-    producer = second.fence(ID, None)
+    second = DecisionLog(storage, NAMES, ID, hold)
+    producer = second.fence(None)
 
     assert slots(storage) == before
     decide(second, producer, token(0))
     with pytest.raises(FencedError):
-        DecisionLog(storage, NAMES, hold).fence(ID, None)
+        DecisionLog(storage, NAMES, ID, hold).fence(None)
     with pytest.raises(FencedError):
-        DecisionLog(storage, NAMES, Hold("never", 0)).fence(ID, None)
-
-
-def test_positions_for_show_are_no_decision(storage):
-    log = DecisionLog(storage, NAMES)
-    producer = log.fence(ID, None)
-    log.stage_offsets(producer, GROUP, {PLACE: (7, "")}, for_show=True)
-
-    with pytest.raises(BrokenInvariantError):
-        log.commit_transaction(producer)
-
-
-def test_what_is_staged_is_not_decided_behind_an_abort(storage):
-    log = DecisionLog(storage, NAMES)
-    producer = log.fence(ID, None)
-    log.stage_offsets(producer, GROUP, {PLACE: encode_token(token(0))})
-    log.abort_transaction(producer)
-
-    with pytest.raises(BrokenInvariantError):
-        log.commit_transaction(producer)
+        DecisionLog(storage, NAMES, ID, Hold("never", 0)).fence(None)
 
 
 def filled(storage: FileStorage, decisions: int, kept: int) -> tuple[DecisionLog, Producer]:
-    log = DecisionLog(storage, NAMES, kept_slots=kept)
-    producer = log.fence(ID, None)
+    log = DecisionLog(storage, NAMES, ID, kept_slots=kept)
+    producer = log.fence(None)
     for epoch in range(decisions):
         producer = decide(log, producer, token(epoch))
     return log, producer
@@ -161,8 +134,8 @@ def test_old_slots_are_removed_and_the_newest_stay(storage):
 
 
 def test_a_write_into_a_hole_never_counts(storage):
-    paused = DecisionLog(storage, NAMES)
-    producer = paused.fence(ID, None)
+    paused = DecisionLog(storage, NAMES, ID)
+    producer = paused.fence(None)
     filled(storage, 25, kept=10)
 
     with pytest.raises(FencedError):
@@ -200,7 +173,7 @@ def test_a_removal_that_fails_changes_no_decision(storage, caplog):
 
     log, _ = filled(Kept(storage.location), 25, kept=10)
 
-    assert decided(log) == token(24)
+    assert log.last_decision() == token(24)
     assert slots(storage) == list(range(26))
     assert "nothing else depends on it" in caplog.text
 
@@ -227,7 +200,7 @@ def test_a_damaged_slot_is_refused_whichever_byte_it_is(storage):
     storage.delete(path)
     storage.put(path, b"")
     with pytest.raises(ManifestError, match="0 bytes that fail their checksum"):
-        DecisionLog(storage, NAMES).fence(ID, None)
+        DecisionLog(storage, NAMES, ID).fence(None)
 
 
 def test_a_newer_slot_names_its_version(storage):
@@ -297,7 +270,7 @@ class Run:
 
     def __init__(self, race: "Race") -> None:
         self.storage = Unsure(race)
-        self.log = DecisionLog(self.storage, NAMES, kept_slots=race.kept_slots)
+        self.log = DecisionLog(self.storage, NAMES, ID, kept_slots=race.kept_slots)
         self.producer: Producer | None = None
         self.epoch: int | None = None  # the next to decide; None: it has to be asked
         self.is_over = False
@@ -308,9 +281,9 @@ class Run:
         try:
             if self.epoch is None:
                 under_way = self._race.proposed - set(self._race.counted)
-                self.producer = self.log.fence(ID, self.producer)
+                self.producer = self.log.fence(self.producer)
                 self._race.given_up |= under_way - set(self._race.counted)
-                known = decided(self.log)
+                known = self.log.last_decision()
                 self.epoch = 0 if known is None else known.checkpoint_id + 1
                 return
             what = token(self.epoch, f"by {self.log._run}, {next(self._race.paths)}")

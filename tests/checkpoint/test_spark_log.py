@@ -19,7 +19,7 @@ from tallystick.checkpoint.spark_log import (
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.epoch.micro_batches import failed_path, partial_path
-from tallystick.epoch.tokens import Token, encode_token
+from tallystick.epoch.tokens import Token
 from tallystick.errors import (
     DataLossError,
     FencedError,
@@ -30,7 +30,7 @@ from tallystick.errors import (
 from tallystick.ops import savepoints
 from tallystick.ops.inspection import KAFKA_KNOWS, UNDECIDED, inspect
 from tallystick.storage.file_storage import FileStorage, SystemClock
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer
 
 HEAD = '{"batchWatermarkMs":7,"batchTimestampMs":1795325666084,"conf":{"a":"b"}}'
 
@@ -352,11 +352,8 @@ def test_what_its_decider_denies_is_no_savepoint_though_spark_has_logged_it(chec
         (path,) = Epochs(checkpoint.storage).of(epoch)
         token = Token(epoch, "l", checkpoint.storage.location, path)
         if decided_by == CHECKPOINT:
-            log = DecisionLog(checkpoint.storage, SystemClock())
-            producer = log.fence("t", None)
-            offsets = {TopicPartition("g", 0): encode_token(token)}
-            log.stage_offsets(producer, "g", offsets)
-            log.commit_transaction(producer)
+            log = DecisionLog(checkpoint.storage, SystemClock(), "t")
+            log.decide(log.fence(None), token, ())
             return {}
         return {"ask": lambda _, __: Heard(token)}
 
@@ -385,12 +382,10 @@ def test_behind_more_than_spark_logs_a_savepoint_says_what_can_be_done(checkpoin
 
 
 def test_a_decided_epoch_whose_manifest_was_removed_is_not_taken_for_left_out(checkpoint):
-    log = DecisionLog(checkpoint.storage, SystemClock())
-    producer = log.fence("t", None)
+    log = DecisionLog(checkpoint.storage, SystemClock(), "t")
     path = "tallystick/000000000004-4-gone.json"
     token = Token(4, "l", checkpoint.storage.location, path)
-    log.stage_offsets(producer, "g", {TopicPartition("g", 0): encode_token(token)})
-    log.commit_transaction(producer)
+    log.decide(log.fence(None), token, ())
     checkpoint.log_offsets(4, 5)
     checkpoint.storage.put("commits/4", b"v1\n{}")
 

@@ -13,8 +13,9 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.thread_client import client_for
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import Engine, PlannedEpoch, Prepared
-from tallystick.run.driver import Driver, Target
+from tallystick.run.driver import Driver
 from tallystick.run.task import WritePlan
+from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage, SystemClock
@@ -55,17 +56,17 @@ def make_driver(
     listener: Callable[[c.Event], None],
 ) -> Driver:
     """The driver of one run, as `spark.epochs.driver_of` makes it."""
+    lineage = lineage or f"lineage-of-{shape.pipeline}"
+    identity = Identity(shape.pipeline, lineage, str(checkpoint), accepted)
+    target = Target(
+        transactional_id(shape.pipeline),
+        token_group(shape.pipeline),
+        TopicPartition(token_topic or shape.topic, 0),
+        broker.cluster_id(),
+    )
     return Driver(
-        Identity(
-            shape.pipeline, lineage or f"lineage-of-{shape.pipeline}", str(checkpoint), accepted
-        ),
-        Target(
-            transactional_id(shape.pipeline),
-            token_group(shape.pipeline),
-            TopicPartition(token_topic or shape.topic, 0),
-            broker.cluster_id(),
-        ),
-        broker,
+        identity,
+        TransactionDecider(broker, target, identity.lineage),
         FileStorage(str(checkpoint)),
         SystemClock(),
         listener=listener,

@@ -26,6 +26,7 @@ from tallystick.errors import DataLossError, ManifestError, StorageError
 from tallystick.ports import Prepared
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
+from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.state.catalog import CHANGELOG, StateFile, StepState, Version
 from tallystick.storage.file_storage import FileStorage, SystemClock
 from tallystick.values import Producer, TopicPartition
@@ -276,6 +277,10 @@ class LoneKafka:
         self.epoch = 0
         self.offsets: dict[TopicPartition, tuple[int, str]] = {}
 
+    def decider(self, identity: Any) -> TransactionDecider:
+        target = Target("id", "group", PLACES[0], "cluster")
+        return TransactionDecider(self, target, identity.lineage)  # type: ignore[arg-type]
+
     def _producer(self) -> Producer:
         self.epoch += 1
         return Producer("id", 7, self.epoch)
@@ -314,8 +319,7 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
                 return Prepared(())
 
         identity = driver_module.Identity("q", name, storage.location, frozenset(words))
-        target = driver_module.Target("id", "group", PLACES[0], "cluster")
-        driver = Driver(identity, target, kafka, storage, SystemClock())  # type: ignore[arg-type]
+        driver = Driver(identity, kafka.decider(identity), storage, SystemClock())
         driver.run_epoch(driver_module.Request(epoch, (f"ends {epoch}",), may_skip), Engine())
 
     for epoch in range(3):
@@ -348,8 +352,7 @@ def test_a_lineage_does_not_go_on_behind_a_manifest_whose_call_failed(tmp_path):
     storage.put(path, found.encode())
     storage.put(failed_path(2, path), b"")
     identity = driver_module.Identity("q", "ours", storage.location, frozenset())
-    target = driver_module.Target("id", "group", PLACES[0], "cluster")
-    driver = Driver(identity, target, kafka, storage, SystemClock())  # type: ignore[arg-type]
+    driver = Driver(identity, kafka.decider(identity), storage, SystemClock())
     driver._asked_for, driver._may_skip = 3, True
 
     known = driver._read_bases(None)

@@ -12,7 +12,6 @@ from tallystick.errors import FencedError, SparkLogError
 from tallystick.ports import Prepared
 from tallystick.run import driver as driver_module
 from tallystick.storage.file_storage import FileStorage, SystemClock
-from tallystick.values import TopicPartition
 
 
 class Engine:
@@ -34,15 +33,12 @@ class Checkpoint:
     def run(self, epoch: int, listener: driver_module.Listener = lambda _: None) -> None:
         """Start anew, with the planned epoch."""
         identity = driver_module.Identity("q", "lineage", self.storage.location, frozenset())
-        target = driver_module.Target("id", "group", TopicPartition("group", 0), "")
-        log = DecisionLog(self.storage, SystemClock())
+        log = DecisionLog(self.storage, SystemClock(), "id")
         driver = driver_module.Driver(
             identity,
-            target,
             log,
             self.storage,
             SystemClock(),
-            decided_by=m.CHECKPOINT,
             listener=listener,
         )
         logged = driver_module.SparkLog(self.storage).batch(epoch)

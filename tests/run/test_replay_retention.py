@@ -13,19 +13,17 @@ from tallystick.checkpoint.state_files import write_changelog
 from tallystick.epoch import manifest as m
 from tallystick.epoch import retention
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, TallystickError
 from tallystick.ports import Prepared
-from tallystick.run.driver import Driver, Target
+from tallystick.run.driver import Driver
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.file_sets import extend
 from tallystick.state.keys import HASH_VERSION, KeyCodec
 from tallystick.state.overlay import ENTRIES
 from tallystick.storage.file_storage import FileStorage, SystemClock
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer
 
-TARGET = Target("tallystick-job", "group", TopicPartition("group", 0), "")
 EPOCHS = 2 * retention.EPOCHS_RETAINED + 3
 KEY = KeyCodec(pa.schema([("user", pa.string())])).schema_text
 
@@ -111,12 +109,10 @@ class World:
         """A new run of the pipeline, which clears up behind every epoch."""
         return Driver(
             Identity("job", "L", self.storage.location),
-            TARGET,
-            DecisionLog(self.storage, SystemClock(), kept_slots=3),
+            DecisionLog(self.storage, SystemClock(), "tallystick-job", kept_slots=3),
             self.storage,
             SystemClock(),
             participants=self,
-            decided_by=CHECKPOINT,
             collect_every=1,
         )
 

@@ -21,7 +21,7 @@ from tallystick.epoch import micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import Committed
-from tallystick.epoch.tokens import encode_token
+from tallystick.epoch.tokens import Token, encode_token
 from tallystick.errors import (
     DataLossError,
     ManifestError,
@@ -32,7 +32,9 @@ from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.exchange import Frame
 from tallystick.run.task import Report, WritePlan
-from tallystick.source.offsets import SourceOffsets, shown
+from tallystick.run.transaction_decider import TransactionDecider
+from tallystick.source.offsets import shown
+from tallystick.values import Producer
 from tests.simulation.faults import Fault
 from tests.simulation.kafka_cluster import KafkaCluster
 
@@ -116,7 +118,7 @@ def _answers_unstable(original: Any) -> Any:
     """The token as it is now, whatever is pending; asked for before fencing."""
 
     def perform(self: Any, action: c.Action, running: Any) -> c.Event:
-        cluster = self._broker._cluster
+        cluster = self._decider._broker._cluster
         if isinstance(action, c.FenceProducer):
             staged, cluster._staged = cluster._staged, {}
             try:
@@ -137,55 +139,47 @@ for fault in (Fault.LATE_EFFECT, Fault.CRASH_LATE):
     )
 
 
-def _on_the_sinks_cluster(driver: Driver, action: c.CommitTransaction) -> list[SourceOffsets]:
-    return [
-        each
-        for each in driver_module._sources(action.sources)
-        if each.cluster_id == driver.cluster_id
-    ]
+def _positions(decider: TransactionDecider, sources: Any) -> Iterator[tuple[str, Any]]:
+    """The groups whose positions travel with the transaction, and those."""
+    for each in sources:
+        if each.cluster_id == decider.name.cluster_id:
+            yield each.group, {place: (offset, "") for place, offset in shown(each).items()}
 
 
-def _with_metadata(positions: Mapping[Any, int]) -> dict[Any, tuple[int, str]]:
-    return {partition: (offset, "") for partition, offset in positions.items()}
-
-
-@mutation("the token is committed after the rows", Driver, "_commit", Fault.CRASH_AFTER)
+@mutation("the token is committed after the rows", TransactionDecider, "decide", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
-    def commit(self: Any, action: c.CommitTransaction) -> c.Event:
-        token = {self._target.token_partition: encode_token(action.token)}
-        if not action.token.manifest_path:
-            return original(self, action)
-        for source in _on_the_sinks_cluster(self, action):
-            self._broker.stage_offsets(action.producer, source.group, _with_metadata(shown(source)))
-        event = c.TransactionCommitted(self._broker.commit_transaction(action.producer))
-        self._broker.commit_offsets(self._target.token_group, token)
-        return event
+    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
+        if not token.manifest_path:
+            return original(self, producer, token, sources)
+        for group, positions in _positions(self, sources):
+            self._broker.stage_offsets(producer, group, positions)
+        following = self._broker.commit_transaction(producer)
+        held = {self._target.token_partition: encode_token(token)}
+        self._broker.commit_offsets(self._target.token_group, held)
+        return following
 
-    return commit
+    return decide
 
 
-@mutation("the token is committed before the rows", Driver, "_commit", Fault.REFUSED)
+@mutation("the token is committed before the rows", TransactionDecider, "decide", Fault.REFUSED)
 def _(original: Any) -> Any:
-    def commit(self: Any, action: c.CommitTransaction) -> c.Event:
-        token = {self._target.token_partition: encode_token(action.token)}
-        self._broker.commit_offsets(self._target.token_group, token)
-        return original(self, action)
+    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
+        held = {self._target.token_partition: encode_token(token)}
+        self._broker.commit_offsets(self._target.token_group, held)
+        return original(self, producer, token, sources)
 
-    return commit
+    return decide
 
 
-@mutation("positions are committed after the rows", Driver, "_commit", Fault.CRASH_AFTER)
+@mutation("positions are committed after the rows", TransactionDecider, "decide", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
-    def commit(self: Any, action: c.CommitTransaction) -> c.Event:
-        event = original(self, replace(action, sources=()))
-        for source in _on_the_sinks_cluster(self, action):
-            self._broker.commit_offsets(source.group, _with_metadata(shown(source)))
-        return event
+    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
+        following = original(self, producer, token, ())
+        for group, positions in _positions(self, sources):
+            self._broker.commit_offsets(group, positions)
+        return following
 
-    return commit
-
-
-# What happens to an unanswered commit.
+    return decide
 
 
 def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[Any], Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from tallystick.checkpoint import decision_log
 from tallystick.checkpoint.decision_log import DecisionLog, Entry
@@ -351,11 +352,11 @@ def _(original: Any) -> Any:
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def fence(self: Any, transactional_id: str, current: Any) -> Any:
+    def fence(self: Any, current: Any) -> Any:
         newest = decision_log.newest_entry(self._storage)
         if current is None or newest is None or newest.run != self._run:
-            return original(self, transactional_id, current)
-        return self._producer(transactional_id, newest.slot)
+            return original(self, current)
+        return self._producer(newest.slot)
 
     return fence
 
@@ -363,14 +364,18 @@ def _(original: Any) -> Any:
 @mutation(
     "a run that takes over forgets the decision",
     DecisionLog,
-    "_put",
+    "fence",
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def put(self: Any, entry: Entry) -> bool:
-        return original(self, entry._replace(token=self._staged))
+    def fence(self: Any, current: Any) -> Any:
+        def put(entry: Entry) -> bool:
+            return type(self)._put(self, entry._replace(token=None))
 
-    return put
+        with patch.object(self, "_put", put):
+            return original(self, current)
+
+    return fence
 
 
 @mutation(
@@ -398,7 +403,7 @@ def _(_: Any) -> Any:
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    return lambda self, transactional_id, current: original(self, transactional_id, None)
+    return lambda self, current: original(self, None)
 
 
 @mutation(

@@ -145,12 +145,12 @@ class Sinks:
         )
 
     def log(self, storage: Storage) -> DecisionLog:
-        """See `ports.Broker`: what decides where Kafka does not."""
+        """See `ports.Decider`: what decides where Kafka does not."""
         removes = Fault.SLOTS_REMOVED in self._world.plan.kinds
         kept = self._world.dice.randint(1, 4) if removes else KEPT_SLOTS
         if removes:
             self._world.plan.struck[Fault.SLOTS_REMOVED] += 1
-        return DecisionLog(storage, self._world, kept_slots=kept)
+        return DecisionLog(storage, self._world, "tallystick-sim", kept_slots=kept)
 
     def present(self, process: Process) -> dict[str, OtherSystem]:
         """The systems that a driver's pipeline writes into."""

@@ -18,8 +18,9 @@ from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.tokens import Token, decode_token
 from tallystick.errors import RetriableError, StorageError, TallystickError
-from tallystick.ports import Broker, Engine
-from tallystick.run.driver import Driver, Target
+from tallystick.ports import Decider, Engine
+from tallystick.run.driver import Driver
+from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.values import TopicPartition
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.checker import Checker, offered_words, stated_after
@@ -173,28 +174,26 @@ class World:
             PIPELINE, checkpoint.lineage, checkpoint.location, frozenset(self.accepted)
         )
         storage = SimulatedStorage.of(self, process, checkpoint)
-        broker: Broker = SimulatedBroker(self, process, self.sink)
+        decider = self._decider(process, storage)
         if self.sinks is not None:
-            if self.decided_by == CHECKPOINT:
-                broker = self.sinks.log(storage)
             options["participants"] = self.sinks.participants(process, checkpoint.lineage)
-            options["decided_by"] = self.decided_by
-        target = TARGET
-        if self.has_other_decider and self.decided_by == CHECKPOINT:
-            broker, options["decided_by"] = SimulatedBroker(self, process, self.sink), KAFKA
-        elif self.has_other_decider and self.sinks is not None:
-            broker, options["decided_by"] = self.sinks.log(storage), CHECKPOINT
-        elif self.has_other_decider:
-            target = replace(TARGET, transactional_id="other-sim")
         return Driver(
             identity,
-            target,
-            broker,
+            decider,
             storage,
             self,
             collect_every=self.dice.randint(1, 4) if Fault.COLLECTED in self.plan.kinds else 0,
             **options,
         )
+
+    def _decider(self, process: Process, storage: SimulatedStorage) -> Decider:
+        if self.sinks is not None and (self.decided_by == CHECKPOINT) != self.has_other_decider:
+            return self.sinks.log(storage)
+        target = TARGET
+        if self.has_other_decider and self.sinks is None:
+            target = replace(TARGET, transactional_id="other-sim")
+        broker = SimulatedBroker(self, process, self.sink)
+        return TransactionDecider(broker, target, self.checkpoint.lineage)
 
     def offer(self, process: Process, driver: Driver, epoch: int) -> None:
         """Ask a driver for one epoch that is in Spark's offset log."""

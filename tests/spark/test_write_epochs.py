@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.checkpoint.decider import DeciderName, claim
+from tallystick.checkpoint.decider import claim
 from tallystick.checkpoint.decision_log import Hold, newest_entry
-from tallystick.epoch.manifest import KAFKA
+from tallystick.epoch.manifest import KAFKA, DeciderName
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.spark.streaming.stream_writer import PreparedMessage, read_messages

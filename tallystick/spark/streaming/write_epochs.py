@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tallystick.checkpoint.decider import LOG, claim
+from tallystick.checkpoint.decider import claim
 from tallystick.checkpoint.decision_log import (
     DecisionLog,
     Hold,
@@ -36,10 +36,10 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import SparkLog, replaced
 from tallystick.epoch.coordinator import RECOVER_EVERY
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, decode
+from tallystick.epoch.manifest import LOG, decode
 from tallystick.epoch.protocol import Event
 from tallystick.epoch.retention import COLLECT_EVERY
-from tallystick.epoch.transactional_ids import default_prefix, token_group
+from tallystick.epoch.transactional_ids import default_prefix
 from tallystick.epoch.two_phase import (
     Committable,
     Lost,
@@ -56,11 +56,11 @@ from tallystick.errors import (
     TallystickError,
 )
 from tallystick.ports import Participants, Prepared
-from tallystick.run.driver import Driver, Listener, Target
+from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import OpenSinks
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class WriteEpochs:
         self._log = SparkLog(storage)
         lineage = stored_lineage(storage)
         self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
-        self._target = _target(id_prefix or default_prefix(lineage))
+        self._transactional_id = id_prefix or default_prefix(lineage)
         self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
         self._open_sink = open_sink
         self._listener = listener or _ignore
@@ -185,7 +185,7 @@ class WriteEpochs:
                 replaced(self._storage.location, planned.checkpoint_id, request.sources, [what])
             )
         epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
-        log = DecisionLog(self._storage, SystemClock(), planned.hold)
+        log = self._log_of(planned.hold)
         self._driver(log, epoch, planned.checkpoint_id).run_epoch(request, epoch)
         assert epoch.has_run, "what the plan found open is decided by its hold only"
 
@@ -193,11 +193,10 @@ class WriteEpochs:
         """Abort what tasks prepared, if it is not decided, and so that it never will be."""
         if planned.hold is None:
             return
-        log = DecisionLog(self._storage, SystemClock(), planned.hold)
-        producer = Producer(self._target.transactional_id, 0, planned.hold.slot)
+        producer = Producer(self._transactional_id, 0, planned.hold.slot)
         try:
             # As the owner: it takes the slot that an unanswered decision may be on its way to.
-            log.fence(self._target.transactional_id, producer)
+            self._log_of(planned.hold).fence(producer)
         except FencedError:
             return  # whoever took over settles everything
         named = self._decided_last()
@@ -231,7 +230,7 @@ class WriteEpochs:
 
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
         refuse_savepoint(self._storage)
-        earlier = transactional_ids(self._storage) - {self._target.transactional_id}
+        earlier = transactional_ids(self._storage) - {self._transactional_id}
         sinks = _Noting(self._sinks(earlier))
         log = self._taken_over()
         request = self._request(checkpoint_id)
@@ -246,12 +245,14 @@ class WriteEpochs:
             OptionError: Kafka decides in this checkpoint.
         """
         claim(self._storage, LOG)
-        log = DecisionLog(self._storage, SystemClock())
-        hold = log.hold_of(log.fence(self._target.transactional_id, None))
-        return DecisionLog(self._storage, SystemClock(), hold)
+        log = self._log_of(None)
+        return self._log_of(log.hold_of(log.fence(None)))
+
+    def _log_of(self, hold: Hold | None) -> DecisionLog:
+        return DecisionLog(self._storage, SystemClock(), self._transactional_id, hold)
 
     def _sink(self, earlier_ids: frozenset[str] = frozenset()) -> TwoPhaseCommitSink:
-        return self._open_sink(self.owner, self._target.transactional_id, earlier_ids)
+        return self._open_sink(self.owner, self._transactional_id, earlier_ids)
 
     def _sinks(self, earlier_ids: frozenset[str] = frozenset()) -> OpenSinks:
         return OpenSinks({SINK_UID: self._sink(earlier_ids)}, {SINK_UID: self.owner})
@@ -259,12 +260,10 @@ class WriteEpochs:
     def _driver(self, log: DecisionLog, sinks: Participants, checkpoint_id: int) -> Driver:
         return Driver(
             self._identity,
-            self._target,
             log,
             self._storage,
             SystemClock(),
             participants=sinks,
-            decided_by=CHECKPOINT,
             listener=self._listener,
             collect_every=COLLECT_EVERY if checkpoint_id % COLLECT_EVERY == 0 else 0,
             deletes_at_a_time=DELETES_AT_A_TIME,
@@ -410,12 +409,6 @@ def newest_batch(storage: FileStorage) -> int:
             f"back."
         )
     return max(logged)
-
-
-def _target(id_prefix: str) -> Target:
-    """The log of decisions has one place and no cluster; it names the ids that there may be."""
-    group = token_group(id_prefix)
-    return Target(id_prefix, group, TopicPartition(group, 0), cluster_id="")
 
 
 def _ignore(_: Event) -> None:

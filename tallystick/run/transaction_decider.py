@@ -1,0 +1,103 @@
+"""`ports.Decider` by Kafka's transactions: a token travels with the rows that it decides.
+
+The token is an offset of a consumer group, committed in the transaction: whether an epoch happened
+is one fact, and Kafka keeps it. It is kept under the output's topic, and under earlier ones.
+
+Source: KIP-447 (offsets in a transaction), Flink's FLIP-143 (what is committed names a checkpoint).
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tallystick.epoch.manifest import KAFKA, DeciderName
+from tallystick.epoch.tokens import Token, encode_token, newest_token, takeover_count
+from tallystick.errors import AuthorizationError
+from tallystick.ports import Broker
+from tallystick.source.offsets import SourceOffsets, requests, shown
+from tallystick.values import ProducedRange, Producer, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one pipeline keeps its decisions in Kafka."""
+
+    transactional_id: str
+    token_group: str
+    token_partition: TopicPartition
+    cluster_id: str
+
+
+class TransactionDecider:
+    """Decides by committing the transaction that the epoch's rows are in.
+
+    Args:
+        broker: the cluster that is written to.
+        target: the transactional id, and where the token goes.
+        lineage: of the checkpoint: whose decisions count.
+    """
+
+    def __init__(self, broker: Broker, target: Target, lineage: str) -> None:
+        self._broker = broker
+        self._target = target
+        self._lineage = lineage
+        self._earlier_places: frozenset[TopicPartition] = frozenset()
+        self._takeover_count = 0
+
+    @property
+    def name(self) -> DeciderName:
+        """See `ports.Decider.name`."""
+        return DeciderName(KAFKA, self._target.transactional_id, self._target.cluster_id)
+
+    def fence(self, current: Producer | None) -> Producer:
+        """See `ports.Decider.fence`."""
+        return self._broker.fence(self._target.transactional_id, current)
+
+    def last_decision(self) -> Token | None:
+        """See `ports.Decider.last_decision`."""
+        place = self._target.token_partition
+        found = self._broker.group_offsets(self._target.token_group, place)
+        token = newest_token(found, place, self._lineage)
+        self._earlier_places = frozenset(found) - {place}
+        self._takeover_count = takeover_count(found, self._lineage)
+        return token
+
+    def decide(
+        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
+    ) -> Producer:
+        """Stage the token and the positions, then commit: all of it or nothing.
+
+        Positions on other clusters are left out: no transaction spans two.
+        """
+        group = self._target.token_group
+        held = encode_token(replace(token, takeover_count=self._takeover_count))
+        self._broker.stage_offsets(producer, group, {self._target.token_partition: held})
+        try:
+            earlier = dict.fromkeys(self._earlier_places, held)
+            self._broker.stage_offsets(producer, group, earlier, for_show=True)
+        except AuthorizationError as error:
+            logger.warning("the token is not kept under earlier topics of the sink: %s", error)
+            self._earlier_places = frozenset()
+        for source in positions:
+            if source.cluster_id == self._target.cluster_id:
+                for some in requests(shown(source)):
+                    self._broker.stage_offsets(producer, source.group, some, for_show=True)
+        return self._broker.commit_transaction(producer)
+
+    def abort(self, producer: Producer) -> None:
+        """See `ports.Decider.abort`."""
+        self._broker.abort_transaction(producer)
+
+    def last_sequences(
+        self, producer: Producer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int] | None:
+        """See `ports.Decider.last_sequences`."""
+        return self._broker.last_sequences(producer, partitions)
+
+    def foreign_rows(
+        self, producer: Producer, produced: Iterable[ProducedRange]
+    ) -> Mapping[TopicPartition, int]:
+        """See `ports.Decider.foreign_rows`."""
+        return self._broker.foreign_rows(producer, produced)
