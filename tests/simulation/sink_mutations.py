@@ -113,7 +113,7 @@ def _(_: Any) -> Any:
 )
 def _(_: Any) -> Any:
     def abort(self: Any, producer: Any, decided: Any) -> Any:
-        producer = self._broker.fence(self._target.transactional_id, producer)
+        producer = self._decider.fence(producer)
         self._participants.abort(to_abort(self._participants.lingering(), decided))
         return producer
 
