@@ -82,6 +82,17 @@ ONLY_HERE = {
     "cloudpickle": set(),
     "marshal": set(),
 }
+PATHS_BELOW_A_CHECKPOINT = {
+    "FOLDER",
+    "METADATA",
+    "OFFSETS",
+    "COMMITS",
+    "DECISIONS",
+    "manifest_path",
+}
+"""Only `checkpoint/` knows what lies where below one. (`epoch` and `state` have the names of their
+own files there, and the demo looks from outside.)"""
+LISTS_OR_WRITES = {"names", "put", "put_new"}
 MAY_PRINT = ("ops/cli.py", "demo/", "__main__.py")
 
 PLAIN = {
@@ -212,6 +223,26 @@ def test_english_is_plain(module):
             assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{place(path)}: {node.name}"
         if isinstance(node, ast.alias) and node.asname:
             assert len(node.asname) > 1, f"{place(path)}: {node.name} as {node.asname}"
+
+
+def test_nobody_else_knows_paths_below_a_checkpoint(module):
+    path, tree, _ = module
+    if layer_of(path) not in ("api", "run", "spark", "ops"):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(found), names=imported) if found.startswith(
+                ("tallystick.checkpoint", "tallystick.epoch", "tallystick.state")
+            ):
+                known = PATHS_BELOW_A_CHECKPOINT & {each.name for each in imported}
+                assert not known, f"{place(path)} imports {known} of {found}"
+            case ast.Attribute(attr="FOLDER" | "METADATA" | "DECISIONS"):
+                raise AssertionError(f"{place(path)}:{node.lineno} names a folder of a checkpoint")
+            case ast.Call(func=ast.Attribute(value=target, attr=name)) if (
+                name in LISTS_OR_WRITES
+                and ast.unparse(target).rpartition(".")[2].strip("_") in ("storage", "checkpoint")
+            ):
+                raise AssertionError(f"{place(path)}:{node.lineno} calls {name} of a checkpoint")
 
 
 def test_only_programs_print(module):

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
-from tallystick.epoch.manifest import FOLDER, Manifest, attempt_of, decode, manifests
+from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.options.source import parse_source_options
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.steps import MapBatches, Process, Step
 from tallystick.spark.execution import JOBS, is_local, members_max
-from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
+from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import OutputTopology
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
@@ -39,7 +39,7 @@ def explained(
     Raises:
         DataLossError: the checkpoint is another pipeline's.
     """
-    manifest = None if checkpoint is None else _newest(FileStorage(checkpoint), run.name)
+    manifest = None if checkpoint is None else newest_manifest(FileStorage(checkpoint), run.name)
     lines = [
         ("pipeline", run.name),
         ("source", _source(source)),
@@ -51,16 +51,6 @@ def explained(
         ("slots", _slots(run)),
     ]
     return "\n".join(f"{name:{_WIDTH}} {text}" for name, text in lines)
-
-
-def _newest(storage: FileStorage, name: str) -> Manifest | None:
-    """Return the newest manifest, committed or not; None: the checkpoint is new."""
-    check_checkpoint(storage, name)
-    paths = manifests(storage.names(FOLDER))
-    if not paths:
-        return None
-    path = max(paths, key=attempt_of)
-    return decode(storage.get(path) or b"", path)
 
 
 def _source(source: KafkaSource) -> str:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 from tallystick.checkpoint.decision_log import newest_entry
-from tallystick.epoch import manifest as m
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.manifest import CHECKPOINT, FOLDER, KAFKA, LOG, DeciderName
 from tallystick.epoch.sealed import seal, unseal
 from tallystick.errors import OptionError, StorageError
@@ -59,10 +59,9 @@ def claim(checkpoint: Storage, decider: DeciderName) -> None:
 
 def _implied(checkpoint: Storage) -> DeciderName | None:
     """Return the decider of a checkpoint without the file, as its manifests or its log tell."""
-    paths = sorted(m.manifests(checkpoint.names(FOLDER)), key=m.attempt_of, reverse=True)
-    for path in paths:
-        data = checkpoint.get(path)
-        manifest = None if data is None else m.decode(data, path)
+    folder = CheckpointFolder(checkpoint)
+    for path in reversed(folder.manifest_paths()):
+        manifest = folder.manifest(path)
         if manifest is None or manifest.origin is not None:
             continue  # removed since it was listed; or a savepoint's, which others decided
         if manifest.decided_by == CHECKPOINT:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tallystick.checkpoint.decision_log import newest_entry
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import read_manifest
 from tallystick.epoch import manifest as m
-from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.epoch.micro_batches import (
     OWN_LOOP,
@@ -88,9 +88,10 @@ class Epochs:
 
     def __init__(self, checkpoint: Storage) -> None:
         self._checkpoint = checkpoint
-        self._logged = s.epochs_logged(checkpoint.names("commits"))
-        self._planned = s.epochs_logged(checkpoint.names("offsets"))
-        names = checkpoint.names(m.FOLDER)  # behind Spark's log: of all that it has there is one
+        folder = CheckpointFolder(checkpoint)
+        self._logged = folder.done_by_spark()
+        self._planned = folder.planned_by_spark()
+        names = folder.files()  # after Spark's log: of all that it has there is one
         self.paths = sorted(m.manifests(names), key=m.attempt_of)
         self._names = names
         self._noted = frozenset(path for path in self.paths if settled_path(path) in names)

@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import named
+from tallystick.checkpoint.spark_log import COMMITS, METADATA, OFFSETS, SOURCES, SPARKS_STATE
 from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import FOLDER as MANIFESTS
 from tallystick.epoch.savepoint import Savepoint
@@ -33,8 +35,8 @@ logger = logging.getLogger(__name__)
 MARKER = "being-written"
 """A file that says which command fills or empties the folder."""
 DELETION = "savepoint delete"
-SPARKS_FOLDERS = ("offsets", "commits", "sources", "state")
-WRITTEN_LAST = (s.FILE, "metadata")
+SPARKS_FOLDERS = (OFFSETS, COMMITS, SOURCES, SPARKS_STATE)
+WRITTEN_LAST = (s.FILE, METADATA)
 """What makes a folder a savepoint, or a checkpoint."""
 MARKER_SHOWN_MAX = 200
 FILES_AT_A_TIME = 4
@@ -61,6 +63,11 @@ class NewFolder:
         """Write a file that is removed again if the command fails."""
         self.will_have(path)
         self.storage.put(path, data)
+
+    def begin(self, lineage: str) -> None:
+        """Make it a checkpoint of this id."""
+        self.will_have(METADATA)
+        CheckpointFolder(self.storage).begin(lineage)
 
     def will_have(self, path: str) -> None:
         """Remove this file too if the command fails."""
@@ -204,8 +211,8 @@ def _refuse_used(folder: Storage) -> None:
     if folder.get(s.TOMBSTONE) is not None:
         raise OptionError(s.unfinished_deletion(folder.location))
     used = [path for path in (*SPARKS_FOLDERS, MANIFESTS) if folder.names(path)]
-    if folder.get("metadata") is not None:
-        used.append("metadata")
+    if CheckpointFolder(folder).is_begun:
+        used.append(METADATA)
     if any(map(folder.names, folder.names(STATE_FOLDER))):  # a step's folder may be left, empty
         used.append(STATE_FOLDER)
     if used:

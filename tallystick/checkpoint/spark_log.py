@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "v1"
 OFFSETS, COMMITS, METADATA = "offsets", "commits", "metadata"
+SPARKS_STATE = "state"
+"""Where Spark keeps the state of its own operators; not there if a query has none."""
 SOURCES = "sources"
 """Where Spark's own sources keep what they need, by index."""
 _FILES = re.compile(r'"logOffset"\s*:\s*(\d+)')

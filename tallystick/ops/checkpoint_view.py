@@ -4,12 +4,12 @@ Reads, never changes anything; the pipeline may run meanwhile. Kafka is asked fo
 is the one that decides.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tallystick.checkpoint.decision_log import transactional_ids
+from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.checkpoint.newest_epoch import Ask, Epochs
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import Manifest
@@ -102,7 +102,7 @@ def owners_of(
 
 
 def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> CheckpointView:
-    lineage, epochs = _lineage_in(checkpoint), Epochs(checkpoint)
+    lineage, epochs = existing_lineage(CheckpointFolder(checkpoint)), Epochs(checkpoint)
     last = epochs.last(ask, lineage)
     manifests = _manifests(checkpoint)  # behind the question: what is decided is among them
     own = {path: each for path, each in manifests.items() if each.lineage == lineage}
@@ -138,20 +138,8 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> CheckpointView:
 
 def _manifests(checkpoint: Storage) -> dict[str, Manifest]:
     """The retained manifests by path, of all attempts, oldest first."""
-    paths = m.manifests(checkpoint.names(m.FOLDER))
-    found = ((path, checkpoint.get(path)) for path in sorted(paths, key=m.attempt_of))
-    return {path: m.decode(data, path) for path, data in found if data is not None}
-
-
-def _lineage_in(checkpoint: Storage) -> str:
-    data = checkpoint.get("metadata")
-    try:
-        return str(json.loads(data or b"")["id"])
-    except (ValueError, KeyError, TypeError):
-        raise OptionError(
-            f"{checkpoint.location} is no checkpoint: expected a file metadata with the id of the "
-            f"query. Check the path."
-        ) from None
+    folder = CheckpointFolder(checkpoint)
+    return folder.manifests(folder.manifest_paths())
 
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:

@@ -5,12 +5,12 @@ manifests of its newest epoch counts. A running pipeline need not stop, and know
 where it has removed a file before that was copied, the then newest epoch is taken.
 """
 
-import json
 import time
 import uuid
 from datetime import UTC, datetime
 from urllib.parse import quote
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest_committed import Newest, newest_committed
 from tallystick.checkpoint.newest_epoch import Ask, Epochs
 from tallystick.checkpoint.savepoint_folder import (
@@ -62,11 +62,11 @@ def create(
         for attempt in range(TRIES_MAX):
             if attempt:
                 time.sleep(pause_s)
-            listed = checkpoint.names(m.FOLDER)
+            listed = CheckpointFolder(checkpoint).files()
             try:
                 return _save(checkpoint, newest_committed(checkpoint, ask_kafka, epoch), new)
             except (SupersededError, ManifestError) as error:
-                if epoch is not None or checkpoint.names(m.FOLDER) == listed:
+                if epoch is not None or CheckpointFolder(checkpoint).files() == listed:
                     raise  # no later epoch has replaced it: it is missing
                 gone = error
         raise StateFileError(
@@ -77,7 +77,7 @@ def create(
 
 
 def _refuse_sparks_state(checkpoint: Storage) -> None:
-    if checkpoint.names("state"):
+    if CheckpointFolder(checkpoint).has_sparks_state:
         raise OptionError(
             f"checkpoint {checkpoint.location} has a folder state: its query has state of Spark's "
             f"own, which a savepoint does not hold. Nothing was saved. Stop the query and copy the "
@@ -102,9 +102,10 @@ def _save(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
     """Spark's entries about an epoch that it has run; none about one of a loop of our own."""
-    if epoch not in s.epochs_logged(checkpoint.names("commits")) and Epochs(checkpoint).is_loops:
+    folder = CheckpointFolder(checkpoint)
+    if epoch not in folder.done_by_spark() and Epochs(checkpoint).is_loops:
         return {}
-    sources = [path for folder in checkpoint.names("sources") for path in checkpoint.names(folder)]
+    sources = folder.files_of_sparks_sources()
     strange = [path for path in sources if not s.is_sources_path(path)]
     if strange:
         raise OptionError(
@@ -163,18 +164,18 @@ def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
     Of what cannot be read, a damaged one, one that is being deleted or a neighbour that may be
     none, the error.
     """
-    storage = FileStorage(parent)
-    home = whole_uri(storage.location)
+    kept = FileStorage(parent)
+    home = whole_uri(kept.location)
     is_local = local_path(home) is not None
     found: list[tuple[str, Savepoint | TallystickError]] = []
-    for name in ("", *storage.names("")):
+    for name in ("", *kept.names("")):
         location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
         try:
             folder = f"{name}/" if name else ""
-            data = storage.get(folder + s.FILE)
+            data = kept.get(folder + s.FILE)
             if data is not None:
                 found.append((location, s.decode(data, f"{location}/{s.FILE}")))
-            elif storage.get(folder + s.TOMBSTONE) is not None:
+            elif kept.get(folder + s.TOMBSTONE) is not None:
                 found.append((location, OptionError(s.unfinished_deletion(location))))
         except TallystickError as error:
             found.append((location, error))
@@ -206,7 +207,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
         new.copy(savepoint_at, seed.state)
         for path, text in savepoint.spark.items():
             new.put(path, text.encode())
-        new.put("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
+        new.begin(lineage)
     return savepoint
 
 
@@ -231,7 +232,7 @@ def delete(savepoint_at: Storage) -> Savepoint:
     with marked(savepoint_at, DELETION):
         data = _description(savepoint_at, or_tombstone=True)
         savepoint = s.decode(data, f"{savepoint_at.location}/{s.FILE}")
-        if savepoint_at.get("metadata") is not None:
+        if CheckpointFolder(savepoint_at).is_begun:
             raise OptionError(
                 f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
                 f"state. Nothing was removed. If only the savepoint is to go, remove {s.FILE} by "

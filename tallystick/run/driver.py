@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from tallystick.checkpoint.decider import claim
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import Wholeness
-from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all
 from tallystick.epoch import lost_output, micro_batches, retention
 from tallystick.epoch import manifest as m
@@ -81,8 +81,7 @@ class Driver:
         self._participants = participants
         self._identity = identity
         self._decider = decider
-        self._storage = storage
-        self._log = SparkLog(storage)
+        self._folder = CheckpointFolder(storage)
         self._clock = clock
         self._listener = listener
         self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
@@ -151,9 +150,8 @@ class Driver:
 
     def end(self) -> None:
         """Note that nothing is left to do for the newest epoch that came to its end."""
-        path = micro_batches.settled_path(self._seen_through)
-        if self._seen_through and self._storage.get(path) is None:
-            self._storage.put(path, b"")
+        if self._seen_through:
+            self._folder.note(micro_batches.settled_path(self._seen_through))
 
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
@@ -195,11 +193,10 @@ class Driver:
         """Do what the next run needs, which cannot see what this one has seen."""
         match error:
             case SparkLogError():
-                self._log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
+                self._folder.log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
             case SecondCallError():
                 path = micro_batches.partial_path(self.coordinator.manifest_path(self._asked_for))
-                if self._storage.get(path) is None:
-                    self._storage.put(path, str(error).encode())
+                self._folder.note(path, str(error))
 
     def _prove_owner(self) -> None:
         """Raise FencedError where another run has taken over."""
@@ -215,7 +212,7 @@ class Driver:
 
     def _with_way_on(self, message: str) -> StateFileError:
         """A file of state is missing or damaged: say which epoch one can go back to."""
-        files = Wholeness(self._storage, known_bad=message)
+        files = Wholeness(self._folder.storage, known_bad=message)
         try:
             epoch = files.newest_whole(self._asked_for - 1)
         except StorageError:
@@ -239,8 +236,7 @@ class Driver:
                 return self._work(action, by)
             case c.WriteManifest(manifest, is_seed):
                 nonce = self._clock.nonce()
-                path = m.manifest_path(manifest, m.SEED + nonce if is_seed else nonce)
-                self._storage.put(path, manifest.encode())
+                path = self._folder.put_manifest(manifest, nonce, is_seed=is_seed)
                 return c.ManifestWritten(path)
             case c.CountOutput(producer, produced, committables):
                 if self._participants is not None:
@@ -264,7 +260,7 @@ class Driver:
 
     def _fence(self, current: Producer | None) -> Producer:
         if current is None:  # a start: nothing else may decide here
-            claim(self._storage, self._decider.name)
+            claim(self._folder.storage, self._decider.name)
         return self._decider.fence(current)
 
     def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
@@ -309,32 +305,28 @@ class Driver:
         """Remove what is of the past: notes, manifests, files of state; no epoch fails for it."""
         while self._failures:  # the epoch is settled: they have left nothing undone
             with suppress(StorageError):  # the next epoch that is committed proves the same
-                self._storage.delete(self._failures.pop())
+                self._folder.storage.delete(self._failures.pop())
         committed = self.coordinator.committed_manifest
         is_due = self._collect_every > 0 and epoch >= self._collect_at
         if committed is None or committed.checkpoint_id != epoch or not is_due:
             return
         self._collect_at = epoch + self._collect_every
         try:
-            listed = self._storage.names(m.FOLDER)
+            storage, listed = self._folder.storage, self._folder.files()
             paths, notes = m.manifests(listed), micro_batches.settled_notes(listed, epoch)
             gone = [*retention.expired(paths, epoch), *notes]
-            delete_all(self._storage, gone, self._deletes_at_a_time)
-            kept = self._manifests(retention.retained(paths, epoch))
-            files = collect(self._storage, committed, kept, at_a_time=self._deletes_at_a_time)
+            delete_all(storage, gone, self._deletes_at_a_time)
+            kept = self._folder.manifests(retention.retained(paths, epoch)).values()
+            files = collect(storage, committed, [*kept], at_a_time=self._deletes_at_a_time)
             if len(files) == COLLECTED_MAX:
                 self._collect_at = epoch + 1  # the rest
         except Exception as error:
             logger.warning(
                 "checkpoint %s: removing what is not needed any more failed, and is tried again "
                 "later; nothing else depends on it: %s",
-                self._storage.location,
+                self._folder.location,
                 error,
             )
-
-    def _manifests(self, paths: list[str]) -> list[Manifest]:
-        found = ((path, self._storage.get(path)) for path in paths)
-        return [m.decode(data, path) for path, data in found if data is not None]
 
     def _commit(self, action: c.CommitTransaction) -> c.Event:
         producer = self._decider.decide(action.producer, action.token, _sources(action.sources))
@@ -345,9 +337,10 @@ class Driver:
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
         listed, epoch = self._names(), token.checkpoint_id
-        manifest = self._manifest_at(token.manifest_path)
+        manifest = self._folder.manifest(token.manifest_path)
         base = manifest.base_path if manifest is not None and manifest.committables else ""
-        committed = Committed(token, manifest, manifest is not None, before=self._manifest_at(base))
+        before = self._folder.manifest(base)
+        committed = Committed(token, manifest, manifest is not None, before=before)
         return replace(
             committed,
             logged=self._logged(manifest),
@@ -360,39 +353,33 @@ class Driver:
 
     def _names(self) -> list[str]:
         """The manifests and notes that there are; the notes about the epoch asked for are kept."""
-        names = self._storage.names(m.FOLDER)
+        names = self._folder.files()
         self._failures = micro_batches.failures(names, self._asked_for)
         return names
 
     def _base_of(self, path: str) -> str:
-        return "" if (manifest := self._manifest_at(path)) is None else manifest.base_path
+        return "" if (manifest := self._folder.manifest(path)) is None else manifest.base_path
 
     def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:
         if manifest is None or not self._has_spark_log:
             return None
-        return self._log.sources(manifest.checkpoint_id)
-
-    def _manifest_at(self, path: str) -> Manifest | None:
-        data = self._storage.get(path) if path else None
-        return None if data is None else m.decode(data, path)
+        return self._folder.log.sources(manifest.checkpoint_id)
 
     def _read_bases(self, token: Token | None) -> Committed:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
         listed = self._names()
         paths = m.manifests(listed)
         known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
-        bases, epoch = [], self._base_epoch(known)
-        for path in known:
-            data = self._storage.get(path) if m.epoch_of(path) == epoch else None
-            if data is not None:
-                bases.append(Base(path, m.decode(data, path)))
+        epoch = self._base_epoch(known)
+        found = self._folder.manifests(path for path in known if m.epoch_of(path) == epoch)
+        bases = [Base(path, manifest) for path, manifest in found.items()]
         return Committed(
             token,
             None,
             manifest_exists=not all(m.is_seed(path) for path in paths),
             is_seeded=any(m.is_seed(path) for path in paths),
             bases=tuple(bases),
-            has_state=not paths and bool(Wholeness(self._storage).names()),
+            has_state=not paths and bool(Wholeness(self._folder.storage).names()),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
             is_settled=all(micro_batches.settled_path(base.path) in listed for base in bases),
         )

@@ -14,9 +14,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
-from tallystick.checkpoint.spark_log import METADATA
-from tallystick.epoch import manifest as m
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import begins_nowhere
@@ -35,7 +34,6 @@ from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe
 from tallystick.spark.streaming.planning import StreamPlanner
-from tallystick.spark.streaming.write_epochs import stored_lineage
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 
@@ -231,9 +229,9 @@ class _Run:
         self._broker = KafkaBroker(run.source_config)
         try:
             storage = FileStorage(checkpoint)
-            self.lineage = lineage_of(storage)
-            if OWN_LOOP not in storage.names(m.FOLDER):
-                storage.put(OWN_LOOP, b"")
+            folder = CheckpointFolder(storage)
+            self.lineage = folder.begin()
+            folder.note(OWN_LOOP)
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(checkpoint, identity, storage)
             run.start_tasks()
@@ -308,7 +306,8 @@ def opened(checkpoint: str, name: str) -> FileStorage:
     storage = FileStorage(checkpoint)
     refuse_savepoint(storage)
     check_checkpoint(storage, name)
-    if not m.manifests(storage.names(m.FOLDER)) and storage.names("offsets"):
+    folder = CheckpointFolder(storage)
+    if not folder.manifest_paths() and folder.planned_by_spark():
         raise begins_nowhere(Identity(name, "", storage.location))
     return storage
 
@@ -323,7 +322,7 @@ def start_loop(
     when = Trigger.of(trigger)
     storage = opened(checkpoint, run.name)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
-    is_new = not m.manifests(storage.names(m.FOLDER))
+    is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
     its = _Run(run, checkpoint, when, accepted)
     query = Query(
@@ -347,18 +346,6 @@ def _cancel_jobs(context: SparkContext, run_id: str) -> None:
     except Exception:
         if context._jsc is not None:  # else it is stopped, and so are its jobs
             raise
-
-
-def lineage_of(storage: FileStorage) -> str:
-    """The id of a checkpoint, which its first run gives it, where Spark would keep a query's.
-
-    Raises:
-        DataLossError: it is damaged.
-    """
-    if storage.get(METADATA) is None:
-        # If another run was quicker, its id counts.
-        storage.put_new(METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
-    return stored_lineage(storage)
 
 
 def _offsets(text: str) -> SourceOffsets:

@@ -10,10 +10,11 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.integrity import read_manifest
 from tallystick.checkpoint.local.local_state import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch import manifest as m
-from tallystick.epoch import savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.rights import Right, reading, showing
 from tallystick.errors import DataLossError, OptionError
@@ -386,20 +387,32 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
         DataLossError: it is another pipeline's.
         ManifestError: that manifest is damaged.
     """
-    names = m.manifests(storage.names(m.FOLDER))
-    newest = max(savepoint.epochs_logged(storage.names("commits")), default=-1)
-    logged = [name for name in names if m.epoch_of(name) <= newest]
-    if not names:
+    folder = CheckpointFolder(storage)
+    paths = folder.manifest_paths()
+    newest = max(folder.done_by_spark(), default=-1)
+    logged = [path for path in paths if m.epoch_of(path) <= newest]
+    if not paths:
         return None
     # Before the first epoch is logged, whose the checkpoint is shows by any of them.
-    path = max(logged or names, key=m.attempt_of)
-    manifest = m.decode(storage.get(path) or b"", path)
+    manifest = read_manifest(storage, (logged or paths)[-1])
     if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
             f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
         )
     return manifest if logged else None
+
+
+def newest_manifest(storage: FileStorage, name: str) -> m.Manifest | None:
+    """Return the newest manifest of a pipeline, committed or not; None: the checkpoint is new.
+
+    Raises:
+        DataLossError, ManifestError: see `check_checkpoint`.
+    """
+    check_checkpoint(storage, name)
+    folder = CheckpointFolder(storage)
+    paths = folder.manifest_paths()
+    return folder.manifest(paths[-1]) if paths else None
 
 
 def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:

@@ -4,16 +4,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tallystick.checkpoint.spark_log import METADATA
+from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.epoch.verdict import FIRST_EPOCH
-from tallystick.errors import OptionError
 from tallystick.run.participants import ABORTED, Result
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_loop import opened
 from tallystick.spark.sinks import OutputTopology, Sinks
-from tallystick.spark.streaming.write_epochs import stored_lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +96,8 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
         TallystickError: as at a start. What was done until then is in the error's notes.
     """
     storage = opened(checkpoint, name)
-    if storage.get(METADATA) is None:
-        raise OptionError(
-            f"{storage.location} is no checkpoint: expected a file {METADATA}, which the first "
-            f"start of a pipeline writes. There is nothing to recover, and nothing was changed. "
-            f"Check the path."
-        )
-    identity = Identity(name, stored_lineage(storage), storage.location, frozenset())
+    lineage = existing_lineage(CheckpointFolder(storage))
+    identity = Identity(name, lineage, storage.location, frozenset())
     uids = [uid for uid, _ in topology.others]
     results: dict[Committable, Result] = {}
     sinks = Sinks(topology, name, Cluster.at_hand(None), trigger_interval_ms=None)

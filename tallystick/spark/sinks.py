@@ -7,15 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
-from tallystick.epoch.manifest import (
-    FOLDER,
-    Manifest,
-    decode,
-    epoch_of,
-    manifests,
-)
+from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.protocol import Event
 from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import ID_PREFIX, parse, token_group
@@ -265,7 +260,7 @@ class Sinks:
             note: see `OpenSinks`.
         """
         transactional_id = self._transactional_id
-        newest = _newest_manifests(storage)
+        newest = CheckpointFolder(storage).newest_manifests(2)
         ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
         earlier_ids = ids - {transactional_id}
         facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
@@ -385,11 +380,3 @@ def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
 def _named(newest: Iterable[Manifest]) -> set[str]:
     """Return the uids of the sinks with transactions in any of them."""
     return {each.sink for manifest in newest for each in manifest.committables}
-
-
-def _newest_manifests(storage: FileStorage) -> list[Manifest]:
-    """Return those of the two newest epochs that have any, of all attempts."""
-    paths = manifests(storage.names(FOLDER))
-    epochs = sorted({epoch_of(path) for path in paths})[-2:]
-    found = [(path, storage.get(path)) for path in paths if epoch_of(path) in epochs]
-    return [decode(data, path) for path, data in found if data is not None]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint.decision_log import DecisionLog
+from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.errors import FencedError, SparkLogError
@@ -41,7 +42,7 @@ class Checkpoint:
             SystemClock(),
             listener=listener,
         )
-        logged = driver_module.SparkLog(self.storage).batch(epoch)
+        logged = SparkLog(self.storage).batch(epoch)
         driver.run_epoch(driver_module.Request(epoch, logged.sources, may_skip=False), Engine())
         self.storage.put(f"commits/{epoch}", b"v1\n{}")
 
@@ -78,6 +79,6 @@ def test_what_a_successor_has_committed_meanwhile_is_left_alone(checkpoint):
     assert len(reads) == 2
     epochs = [m.epoch_of(path) for path in m.manifests(checkpoint.storage.names(m.FOLDER))]
     assert sorted(epochs) == [0, 1, 2]
-    log = driver_module.SparkLog(checkpoint.storage)
+    log = SparkLog(checkpoint.storage)
     assert [log.sources(epoch) for epoch in range(4)] == [(f"ends {epoch}",) for epoch in range(4)]
     checkpoint.run(3)

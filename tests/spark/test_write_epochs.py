@@ -7,6 +7,7 @@ import pytest
 
 from tallystick.checkpoint.decider import claim
 from tallystick.checkpoint.decision_log import Hold, newest_entry
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.manifest import KAFKA, DeciderName
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, OptionError, TallystickError
@@ -42,13 +43,13 @@ def test_what_tasks_say_comes_back_as_it_was(planned: PlannedEpoch) -> None:
 def test_the_newest_micro_batch_is_the_one_to_run(tmp_path: Path) -> None:
     storage = FileStorage(str(tmp_path))
     with pytest.raises(DataLossError, match="offsets/ should hold the micro-batch"):
-        newest_batch(storage)
+        newest_batch(CheckpointFolder(storage))
     folder = tmp_path / "offsets"
     folder.mkdir()
     for name in ("8", "9", "10", ".11.crc", ".11.4f.tmp", "notes"):
         (folder / name).touch()
 
-    assert newest_batch(storage) == 10
+    assert newest_batch(CheckpointFolder(storage)) == 10
 
 
 def test_an_entry_that_was_replaced_since_the_plan_is_not_decided(tmp_path: Path) -> None:
@@ -86,10 +87,10 @@ class Nothing:
 def test_the_lineage_is_the_id_that_spark_stored(tmp_path: Path) -> None:
     storage = FileStorage(str(tmp_path))
     with pytest.raises(OptionError, match="Name the place by a whole URI"):
-        stored_lineage(storage)
+        stored_lineage(CheckpointFolder(storage))
     (tmp_path / "metadata").write_text("{}")
     with pytest.raises(DataLossError, match="should hold the query's id, found 2 bytes"):
-        stored_lineage(storage)
+        stored_lineage(CheckpointFolder(storage))
     (tmp_path / "metadata").write_text(json.dumps({"id": "an-id"}))
 
-    assert stored_lineage(storage) == "an-id"
+    assert stored_lineage(CheckpointFolder(storage)) == "an-id"

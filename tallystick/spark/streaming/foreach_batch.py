@@ -5,7 +5,6 @@ That log and our manifests share one checkpoint location, so they are found, cop
 together. The id of the query lives there too and is the lineage of our manifests.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from threading import Lock
 
 from pyspark.sql import DataFrame
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import Logged, SparkLog
 from tallystick.epoch.facts import Identity, Request
@@ -37,14 +37,10 @@ from tallystick.values import Producer
 
 logger = logging.getLogger(__name__)
 
-STATE_FOLDER = "state"
-"""Where Spark keeps the state of its own operators; not there if a query has none."""
-
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
     """The id that Spark stored in this checkpoint, which must be the running query's."""
-    data = storage.get("metadata")
-    stored = json.loads(data)["id"] if data else None
+    stored = CheckpointFolder(storage).lineage()
     if stored != query_id:
         raise DataLossError(
             f"checkpoint {storage.location}: its metadata names query {stored}, the running one is "
@@ -266,7 +262,7 @@ class EpochRunner:
         request = Request(batch_id, logged.sources)
         opened.driver.run_epoch(request, engine)
         shown_in_transaction(run_id, opened.driver.cluster_id)
-        if not engine.has_run and opened.storage.names(STATE_FOLDER):
+        if not engine.has_run and CheckpointFolder(opened.storage).has_sparks_state:
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
             # same, and it comes about by running the plan; the rows of it are in Kafka already.
             rows.write.format("noop").mode("overwrite").save()
@@ -301,7 +297,7 @@ def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -
     """
     try:
         checkpoint = checkpoint or current_run(rows.sparkSession).checkpoint
-        FileStorage(checkpoint).put(path or failed_path(batch_id), b"")
+        CheckpointFolder(FileStorage(checkpoint)).note(path or failed_path(batch_id))
     except Exception as error:
         logger.warning(
             "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "

@@ -25,8 +25,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from tallystick.checkpoint.spark_log import SparkLog
-from tallystick.epoch.manifest import FOLDER, manifests
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.options.source import parse_source_options
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.progress import sources_of
@@ -299,9 +298,9 @@ def _mend(session: SparkSession, query_id: str, query: str) -> None:
     """Mend the log of a query that one of our sinks commits; Spark reads it right after this."""
     try:
         location = str(execution_of(session, query_id).resolvedCheckpointRoot())
-        storage = FileStorage(location)
-        if manifests(storage.names(FOLDER)):
-            SparkLog(storage).mend()
+        folder = CheckpointFolder(FileStorage(location))
+        if folder.manifest_paths():
+            folder.log.mend()
     except Exception as error:
         logger.warning(
             "query %s: its log is not looked through for what a power cut may have damaged: %s",

@@ -19,7 +19,6 @@ Invariants:
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +31,12 @@ from tallystick.checkpoint.decision_log import (
     newest_entry,
     transactional_ids,
 )
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
-from tallystick.checkpoint.spark_log import SparkLog, replaced
+from tallystick.checkpoint.spark_log import replaced
 from tallystick.epoch.coordinator import RECOVER_EVERY
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.manifest import LOG, decode
+from tallystick.epoch.manifest import LOG
 from tallystick.epoch.protocol import Event
 from tallystick.epoch.retention import COLLECT_EVERY
 from tallystick.epoch.transactional_ids import default_prefix
@@ -141,8 +141,8 @@ class WriteEpochs:
         listener: Listener | None = None,
     ) -> None:
         self._storage = storage
-        self._log = SparkLog(storage)
-        lineage = stored_lineage(storage)
+        self._folder = CheckpointFolder(storage)
+        lineage = stored_lineage(self._folder)
         self._identity = Identity(query_name or lineage, lineage, storage.location, accepted)
         self._transactional_id = id_prefix or default_prefix(lineage)
         self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
@@ -157,8 +157,8 @@ class WriteEpochs:
             DataLossError: going on needs a person's decision.
             TallystickError: the recovery failed, nothing has begun.
         """
-        checkpoint_id = newest_batch(self._storage)
-        self._log.sync(checkpoint_id)
+        checkpoint_id = newest_batch(self._folder)
+        self._folder.log.sync(checkpoint_id)
         # Now and then a whole recovery: it aborts what losers of a speculation left.
         following = None if checkpoint_id % RECOVER_EVERY == 0 else self._next(checkpoint_id)
         planned = following or self._recovered(checkpoint_id)
@@ -209,8 +209,8 @@ class WriteEpochs:
         token = None if newest is None else newest.token
         if token is None or not token.manifest_path:
             return ()
-        data = self._storage.get(token.manifest_path)
-        return None if data is None else decode(data, token.manifest_path).committables
+        manifest = self._folder.manifest(token.manifest_path)
+        return None if manifest is None else manifest.committables
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
         """The epoch behind the one that this process planned last, which is decided since.
@@ -270,7 +270,7 @@ class WriteEpochs:
         )
 
     def _request(self, checkpoint_id: int) -> Request:
-        return Request(checkpoint_id, self._log.batch(checkpoint_id).sources, may_skip=False)
+        return Request(checkpoint_id, self._folder.log.batch(checkpoint_id).sources, may_skip=False)
 
 
 class PreparedEpoch:
@@ -369,46 +369,38 @@ def digest_of(sources: tuple[str, ...]) -> str:
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
 
-def stored_lineage(storage: FileStorage) -> str:
-    """The id of the query that a checkpoint is of, which Spark stores there before it runs.
+def stored_lineage(folder: CheckpointFolder) -> str:
+    """Return the id of the query that a checkpoint is of, which Spark stores before it runs.
 
     Raises:
         OptionError: there is nothing: Spark's checkpoint is another place.
         DataLossError: it is damaged.
     """
-    data = storage.get("metadata")
-    if data is None:
+    found = folder.lineage()
+    if found is None:
         raise OptionError(
-            f"checkpointLocation {storage.location}: Spark has put nothing there (expected its "
+            f"checkpointLocation {folder.location}: Spark has put nothing there (expected its "
             f"file metadata). Name the place by a whole URI, such as file:///checkpoints/counts or "
             f"hdfs://host/checkpoints/counts: without a scheme it is on Spark's default file "
             f"system, which only Spark knows."
         )
-    try:
-        return str(json.loads(data)["id"])
-    except (ValueError, KeyError, TypeError):
-        raise DataLossError(
-            f"checkpoint {storage.location}: its file metadata should hold the query's id, found "
-            f"{len(data)} bytes that do not. Nothing was changed. Put a whole copy of the "
-            f"checkpoint back; or start from a new checkpoint."
-        ) from None
+    return found
 
 
-def newest_batch(storage: FileStorage) -> int:
-    """The micro-batch that Spark is about to run: it logs one, then plans it.
+def newest_batch(folder: CheckpointFolder) -> int:
+    """Return the micro-batch that Spark is about to run: it logs one, then plans it.
 
     Raises:
         DataLossError: there is none.
     """
-    names = (path.rpartition("/")[2] for path in storage.names("offsets"))
-    logged = [int(name) for name in names if name.isdecimal()]
-    if not logged:
+    planned = folder.planned_by_spark()
+    if not planned:
         raise DataLossError(
-            f"checkpoint {storage.location}: offsets/ should hold the micro-batch that Spark is "
+            f"checkpoint {folder.location}: offsets/ should hold the micro-batch that Spark is "
             f"about to run, found none. Nothing was changed. Put a whole copy of the checkpoint "
             f"back."
         )
-    return max(logged)
+    return planned[-1]
 
 
 def _ignore(_: Event) -> None:
