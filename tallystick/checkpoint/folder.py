@@ -71,20 +71,15 @@ class CheckpointFolder:
         """Whether it has an id, damaged or not."""
         return self.storage.get(METADATA) is not None
 
-    def begin(self, lineage: str | None = None) -> str:
+    def begin(self) -> str:
         """Give the checkpoint an id where it has none, and return the one it has.
-
-        Args:
-            lineage: the id to give; None: a new one.
 
         Raises:
             DataLossError: the one it has is damaged.
         """
         found = self.lineage()
-        if found is None:
-            held = {"id": lineage or str(uuid.uuid4())}
-            data = json.dumps(held, separators=(",", ":")).encode()
-            self.storage.put_new(METADATA, data)  # if another run was quicker, its id counts
+        if found is None:  # if another run is quicker, its id counts
+            self.storage.put_new(METADATA, encode_lineage(str(uuid.uuid4())))
             found = self.lineage()
         assert found is not None, "it has one now"
         return found
@@ -164,6 +159,11 @@ class CheckpointFolder:
     def done_by_spark(self) -> list[int]:
         """Return the micro-batches that Spark has logged as done."""
         return epochs_logged(self.storage.names(COMMITS))
+
+
+def encode_lineage(lineage: str) -> bytes:
+    """Return the file that makes a folder a checkpoint of this id."""
+    return json.dumps({"id": lineage}, separators=(",", ":")).encode()
 
 
 def existing_lineage(folder: CheckpointFolder) -> str:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.folder import CheckpointFolder, encode_lineage
 from tallystick.checkpoint.integrity import named
 from tallystick.checkpoint.spark_log import COMMITS, METADATA, OFFSETS, SOURCES, SPARKS_STATE
 from tallystick.epoch import savepoint as s
@@ -66,8 +66,7 @@ class NewFolder:
 
     def begin(self, lineage: str) -> None:
         """Make it a checkpoint of this id."""
-        self.will_have(METADATA)
-        CheckpointFolder(self.storage).begin(lineage)
+        self.put(METADATA, encode_lineage(lineage))
 
     def will_have(self, path: str) -> None:
         """Remove this file too if the command fails."""
