@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "epoch": {"errors", "values", "source", "state"},
     "ports": {"values", "codec", "source", "state", "epoch"},
     "storage": {"errors"},
-    "checkpoint": {"errors", "values", "state", "epoch", "ports", "storage"},
+    "checkpoint": {"errors", "values", "host", "state", "epoch", "ports", "storage"},
     "kafka": {"errors", "values", "host", "codec", "source", "epoch"},
     "postgres": {"errors", "host", "codec", "epoch"},
     "files": {"errors", "epoch", "storage"},
