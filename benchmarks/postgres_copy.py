@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "postgres"))
 from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
-from tallystick.postgres.binary_copy import TableColumn, chunks, encoders_for, warm_up
+from tallystick.postgres.binary_copy import TableColumn, binary_copy, encoders_for
 from tallystick.postgres.connection import close_kept
 from tallystick.postgres.sink import PostgresSink
 
@@ -61,9 +61,8 @@ def encode(batches: list[pa.RecordBatch]) -> None:
     """Without a server."""
     columns = [TableColumn(name, kind, kind) for name, kind in KINDS.items()]
     encoders = encoders_for(batches[0].schema, columns, "t")
-    for rows in batches:
-        for _ in chunks(rows, encoders):
-            pass
+    for _ in binary_copy(batches, encoders):
+        pass
 
 
 def text_copy(server: PostgresServer, batches: list[pa.RecordBatch]) -> None:
@@ -116,7 +115,6 @@ def ours(server: PostgresServer, batches: list[pa.RecordBatch], way: str, count:
 
 def main(count: int) -> None:
     """Run all ways once; print seconds, rates and ratios."""
-    warm_up()
     batches = sample(count)
     server = PostgresServer(max_wal_size="4GB", shared_buffers="256MB")
     try:

@@ -1,4 +1,4 @@
-"""A folder on a local disk, HDFS or an object store: the few steps that drafts and commits need.
+"""A folder on a local disk or an object store: the few steps that drafts and commits need.
 
 A local rename is atomic, and durable when the folder is synced; onto another device, where that is
 not possible, a draft is copied. Object stores cannot rename: there the server copies a draft (the
@@ -41,7 +41,7 @@ class Folder:
         uri: a path, or a URI as `FileStorage` knows them.
 
     Raises:
-        OptionError: the URI is of a file system that pyarrow does not know.
+        OptionError: the URI is of a file system that is not supported.
     """
 
     def __init__(self, uri: str) -> None:
@@ -58,11 +58,6 @@ class Folder:
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return Folder, (self._uri,)
 
-    @property
-    def renames(self) -> bool:
-        """True if a file moves in one step."""
-        return self.is_local or self._files.type_name == "hdfs"
-
     def at(self, location: str) -> "Folder":
         """Return another folder; on the same kind of storage it is reached in the same way."""
         if location == self.location:
@@ -77,7 +72,7 @@ class Folder:
     def room_for(self, path: str) -> int:
         """Return how many bytes longer a path could be; negative: it is too long."""
         whole = self._whole(path)
-        if self.is_local or self.renames:
+        if self.is_local:
             return LOCAL_BYTES_MAX - len(whole.encode())
         return KEY_BYTES_MAX - len(whole.partition("/")[2].encode())  # without the bucket
 
@@ -85,15 +80,12 @@ class Folder:
         """Open a stream into a new file, and create the folders that it needs."""
         whole = self._changed(path)
         with self._doing("writing", path):
-            if self.renames:
+            if self.is_local:
                 self._files.create_dir(whole.rpartition("/")[0], recursive=True)
             return self._files.open_output_stream(whole)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file, atomically and durably, in place of what is there.
-
-        HDFS cannot move a file onto another: there a crash may leave it empty, or cut.
-        """
+        """Write a small file, atomically and durably, in place of what is there."""
         with self._doing("writing", path):
             if self.is_local:
                 put_local(Path(self._changed(path)), data)
@@ -160,9 +152,6 @@ class Folder:
                 if self.is_local:
                     os.makedirs(os.path.dirname(self._whole(final)), exist_ok=True)
                     move_local(Path(self._changed(draft)), Path(self._whole(final)))
-                elif self.renames:
-                    self._files.create_dir(self._whole(final.rpartition("/")[0]), recursive=True)
-                    self._files.move(self._whole(draft), self._whole(final))
                 else:
                     self._files.copy_file(self._whole(draft), self._whole(final))
 
@@ -192,23 +181,18 @@ class Folder:
         """
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
-            if self.renames and self._is_no_folder(whole):
-                self._files.delete_file(whole)
-            elif self.is_local:
+            if not self.is_local:
+                self._files.delete_dir(whole)
+            elif os.path.isdir(whole) and not os.path.islink(whole):
                 shutil.rmtree(whole)
             else:
-                self._files.delete_dir(whole)
+                os.unlink(whole)
 
     def remove_file(self, path: str) -> None:
         """Nothing happens if there is none."""
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(whole)
-
-    def _is_no_folder(self, whole: str) -> bool:
-        is_link = self.is_local and os.path.islink(whole)
-        folder_or_nothing = (fs.FileType.Directory, fs.FileType.NotFound)
-        return is_link or self._files.get_file_info(whole).type not in folder_or_nothing
 
     def _changed(self, path: str) -> str:
         """Return the whole path of what is written, moved or removed.

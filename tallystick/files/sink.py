@@ -38,7 +38,7 @@ class FileSink:
 
     Args:
         path: a local path (which all executors see), or a URI: `s3://`, `s3a://`, `gs://`,
-            `abfss://`, `hdfs://`, with credentials as for checkpoints.
+            `abfss://`, with credentials as for checkpoints.
         partition_by: columns of text, integers, booleans or dates that become folders
             (`dest=ORD/…`, as Hive and Spark name them) and are not in the files.
         compression: none, snappy, gzip, brotli, zstd or lz4.

@@ -206,7 +206,7 @@ class FilePlan:
             raise OptionError(
                 f"file sink {self.folder.location}: a task on {socket.gethostname()} does not find "
                 f"{seen} there, which the driver wrote: expected one disk that the driver and all "
-                f"executors see. Mount it everywhere, or write to S3, HDFS or the like."
+                f"executors see. Mount it everywhere, or write to S3 or the like."
             )
 
 

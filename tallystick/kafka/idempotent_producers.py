@@ -7,9 +7,9 @@ and begins at sequence 0 in it; what is still under way of an older epoch is ref
 Source: KIP-360.
 """
 
-import os
 from typing import Any
 
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
@@ -18,8 +18,8 @@ from tallystick.values import Producer
 EPOCH_MAX = 32_766
 """Kafka's own bound: the number is a short one, and its last value is never given out."""
 
-_idle: dict[tuple[int, KafkaConfig, str], list[Producer]] = {}
-"""By process, since a fork must not write with its parent's; and by cluster, whose they are."""
+_idle: WorkerCache[tuple[KafkaConfig, str], Producer] = WorkerCache()
+"""By cluster, whose they are; a fork must not write with its parent's."""
 
 
 def take(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
@@ -29,9 +29,8 @@ def take(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
         AuthorizationError: the right to write idempotently is missing.
         BrokerUnavailableError: the deadline passed.
     """
-    idle = _idle.get((os.getpid(), config, cluster_id))
-    if idle:
-        last = idle.pop()
+    last = _idle.take((config, cluster_id))
+    if last is not None:
         return Producer("", last.producer_id, last.producer_epoch + 1)
     return _asked_for(client)
 
@@ -39,7 +38,7 @@ def take(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
 def give_back(producer: Producer, config: KafkaConfig, cluster_id: str) -> None:
     """Its writer writes no more; what has used up its epochs is forgotten."""
     if producer.producer_epoch < EPOCH_MAX:
-        _idle.setdefault((os.getpid(), config, cluster_id), []).append(producer)
+        _idle.give_back((config, cluster_id), producer)
 
 
 def _asked_for(client: Client) -> Producer:

@@ -7,7 +7,6 @@ Invariants:
     * A task never ends a transaction that it has prepared: that is the driver's, see `outcome`.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tallystick.epoch.transactional_ids import slot_of, token_group, transaction
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.parent_process import check_parent
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import idempotent_producers
 from tallystick.kafka.acks0 import UnawaitedWriter
 from tallystick.kafka.broker import KafkaBroker
@@ -40,28 +40,25 @@ ABORT_TIMEOUT_MS = 2_000
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
-_idle: dict[tuple[int, KafkaConfig, int], list[KafkaBroker]] = {}
+_idle: WorkerCache[tuple[KafkaConfig, int], KafkaBroker] = WorkerCache(KafkaBroker.close)
 
 
 def _take(output: KafkaOutput) -> KafkaBroker:
-    """A connection of this process that nobody uses now; never one from before a fork.
+    """A connection of this process that nobody uses now.
 
     Not the reader's: behind its large answers ours would have to wait.
     """
-    idle = _idle.get((os.getpid(), output.config, output.transaction_timeout_ms))
-    return idle.pop() if idle else KafkaBroker(output.config, output.transaction_timeout_ms)
+    key = (output.config, output.transaction_timeout_ms)
+    return _idle.take(key) or KafkaBroker(*key)
 
 
 def _give_back(broker: KafkaBroker, output: KafkaOutput) -> None:
-    key = (os.getpid(), output.config, output.transaction_timeout_ms)
-    _idle.setdefault(key, []).append(broker)
+    _idle.give_back((output.config, output.transaction_timeout_ms), broker)
 
 
 def close_idle(config: KafkaConfig) -> None:
     """Close what this process keeps of a cluster for the next task."""
-    for key in [key for key in _idle if key[:2] == (os.getpid(), config)]:
-        for broker in _idle.pop(key):
-            broker.close()
+    _idle.close(lambda key: key[0] == config)
 
 
 @dataclass(frozen=True)

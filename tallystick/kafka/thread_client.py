@@ -1,13 +1,13 @@
 """The clients of a worker process: they outlive its tasks, so connections do too."""
 
 import gc
-import os
 import threading
 
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 
-_clients: dict[tuple[int, int, KafkaConfig], Client] = {}
+_clients: WorkerCache[tuple[int, KafkaConfig], Client] = WorkerCache(Client.close)
 
 
 def client_for(config: KafkaConfig) -> Client:
@@ -16,11 +16,13 @@ def client_for(config: KafkaConfig) -> Client:
     Args:
         config: how the cluster is reached.
     """
-    key = (os.getpid(), threading.get_ident(), config)
-    if key not in _clients:
-        _clients[key] = Client(config)
+
+    def make() -> Client:
+        client = Client(config)
         # Spark's daemon has each worker collect garbage after every task, which visits all objects
         # of all modules: 35 to 70 ms. What was loaded by now stays, and need not be visited again.
         gc.collect()
         gc.freeze()
-    return _clients[key]
+        return client
+
+    return _clients.get((threading.get_ident(), config), make)

@@ -27,6 +27,7 @@ from psycopg.pq import TransactionStatus
 
 from tallystick.epoch.two_phase import PATIENCE_S
 from tallystick.errors import OptionError, RetriableError
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.postgres.faults import ours, secrets_of
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -73,7 +74,13 @@ _SILENT = "the server did not answer"
 _KEPT_MAX = 2
 """Idle connections of a process and connection string: two sinks may write in one task."""
 
-_kept: dict[tuple[int, str], list[tuple[Connection, int]]] = {}
+
+def _close_entry(entry: tuple[Connection, int]) -> None:
+    close(entry[0])
+
+
+_idle: WorkerCache[str, tuple[Connection, int]] = WorkerCache(_close_entry, idle_max=_KEPT_MAX)
+"""By connection string; with the number of the server's process."""
 
 
 def query(text: str) -> LiteralString:
@@ -205,9 +212,8 @@ def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
     begin = f"{BEGIN}; {USERS_PATH}"
     if application:
         begin += f"; SET LOCAL application_name = {literal(application)}"
-    kept = _kept.setdefault((os.getpid(), dsn), [])
-    while kept:
-        connection, pid = kept.pop()
+    while found := _idle.take(dsn):
+        connection, pid = found
         try:
             with answered(dsn, connection, pid):
                 connection.execute(query(begin))
@@ -229,10 +235,8 @@ def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
 
 def give_back(dsn: str, connection: Connection, pid: int) -> None:
     """Keep a connection for the next transaction, if it is whole and there is room."""
-    kept = _kept.setdefault((os.getpid(), dsn), [])
-    idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
-    if idle and len(kept) < _KEPT_MAX:
-        kept.append((connection, pid))
+    if not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE:
+        _idle.give_back(dsn, (connection, pid))
     else:
         close(connection)
 
@@ -245,9 +249,7 @@ def close(connection: Connection) -> None:
 
 def close_kept() -> None:
     """Close every idle connection of this process."""
-    for key in [key for key in _kept if key[0] == os.getpid()]:
-        for connection, _ in _kept.pop(key):
-            close(connection)
+    _idle.close()
 
 
 def seconds_until(until: float) -> float:

@@ -109,10 +109,10 @@ class PostgresSink:
         try:
             from tallystick.postgres import connection, driver, outcome, schema, transactions
         except ImportError as error:
-            if error.name is None or not error.name.startswith("psycopg"):
+            if error.name is None or not error.name.startswith(("psycopg", "pgpq")):
                 raise
             raise OptionError(
-                "writing to PostgreSQL needs psycopg: pip install 'tallystick[postgres]'"
+                "writing to PostgreSQL needs psycopg and pgpq: pip install 'tallystick[postgres]'"
             ) from None
         session = connection.Session(self.dsn)
         try:

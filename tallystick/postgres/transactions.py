@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tallystick.epoch.two_phase import Committable, Guarantee, Place, Transaction
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
-from tallystick.postgres.binary_copy import HEADER, TRAILER, Encoder, chunks, encoders_for
+from tallystick.postgres.binary_copy import ColumnEncoder, binary_copy, encoders_for
 from tallystick.postgres.connection import (
     answered,
     close,
@@ -131,7 +131,7 @@ class _OpenTransaction:
         self._key = plan.key
         self._target = target
         self._schema: pa.Schema | None = None
-        self._encoders: tuple[Encoder, ...] = ()
+        self._encoders: tuple[ColumnEncoder, ...] = ()
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self.columns: tuple[str, ...] = ()
@@ -171,11 +171,8 @@ class _OpenTransaction:
         types = {each.name: str(each.type) for each in waiting[0].schema}
         with self._doing(f"COPY into table {self._table.name}", types):
             with self.connection.cursor().copy(query(statement)) as copy:
-                copy.write(HEADER)
-                for rows in waiting:
-                    for chunk in chunks(rows, self._encoders):
-                        copy.write(chunk)
-                copy.write(TRAILER)
+                for chunk in binary_copy(waiting, self._encoders):
+                    copy.write(chunk)
 
     def end(self, statement: str, tag: str) -> None:
         """End the transaction, and let others have the connection."""

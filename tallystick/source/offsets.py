@@ -4,7 +4,7 @@ Written with every micro-batch, so compact: one array of next offsets per topic,
 partition is not read, and what is rare is there only when it is. The cluster's id and the consumer
 group travel along, so that whoever commits the epoch can say in Kafka how far it read.
 
-    {"tallystick": 2, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
+    {"tallystick": 1, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
      "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},
      "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}, "tick": …}
 """
@@ -18,7 +18,7 @@ from typing import Any
 from tallystick.errors import ManifestError
 from tallystick.values import TopicPartition
 
-VERSION = 2
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,13 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
     """Read back what `SourceOffsets.to_json` made.
 
     Raises:
-        ManifestError: the value is of another source, or of a newer release.
+        ManifestError: the value is of another source, or of another release.
     """
     if value.get("tallystick") != VERSION:
         raise ManifestError(
             f"offsets {json.dumps(dict(value))[:200]}: expected those of a Tallystick source, "
-            f"version {VERSION}. The checkpoint belongs to another source, or to a newer release."
+            f"version {VERSION}, found version {value.get('tallystick')!r}. The checkpoint belongs "
+            f"to another source, or to another release: start with that one."
         )
     stops = value.get("stops")
     return SourceOffsets(
@@ -96,7 +97,7 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
         positions=_positions(value["topics"]),
         starts=_positions(value.get("starts", {})),
         initial=value.get("initial", False),
-        topic_ids=value.get("ids", {}),
+        topic_ids=value["ids"],
         stops=None if stops is None else _positions(stops),
         gone=value.get("gone", {}),
         skipped={

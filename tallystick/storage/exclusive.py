@@ -20,7 +20,7 @@ REQUEST_TIMEOUT = timedelta(seconds=30)
 """An answer that is later is none: whether the object was created is unknown then."""
 
 SCHEMES = {"s3", "gs", "gcs", "abfs", "abfss"}
-"""Stores that create conditionally, as pyarrow calls them."""
+"""Object stores that are supported, as pyarrow calls them: they create conditionally."""
 
 _SCHEMES = {"gcs": "gs"}
 """As obstore calls what pyarrow calls otherwise."""
@@ -39,17 +39,12 @@ class ExclusiveStore:
         region: of an S3 bucket; "" leaves it to the environment.
 
     Raises:
-        OptionError: the file system cannot create exclusively, or obstore is missing.
+        OptionError: obstore is missing.
     """
 
     def __init__(self, uri: str, shown: str, region: str = "") -> None:
         scheme = urlsplit(uri).scheme
-        if scheme not in SCHEMES:
-            raise OptionError(
-                f"checkpoint {shown}: a file that must be new is needed here, and on {scheme}: "
-                f"there is no way to create one exclusively. Put the checkpoint on a local (or "
-                f"mounted) disk, S3, Google Cloud Storage or Azure, {_DECIDED_IN_KAFKA}."
-            )
+        assert scheme in SCHEMES, scheme
         try:
             import obstore
             from obstore.store import from_url

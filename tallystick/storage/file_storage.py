@@ -1,4 +1,4 @@
-"""The Storage port for real: a checkpoint location on any file system that pyarrow reaches.
+"""The Storage port for real: a checkpoint location on a local disk or an object store.
 
 A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
 temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
@@ -29,7 +29,7 @@ from urllib.parse import quote, unquote
 from pyarrow import fs
 
 from tallystick.errors import ManifestError, OptionError, StorageError
-from tallystick.storage.exclusive import ExclusiveStore
+from tallystick.storage.exclusive import SCHEMES, ExclusiveStore
 from tallystick.storage.local_files import fsync_folder, link_between, put_local, put_new_local
 
 DELETES_AT_A_TIME = 16
@@ -43,11 +43,11 @@ class FileStorage:
     """Files below one folder.
 
     Args:
-        uri: a path, or a URI with the schemes that Spark knows (`file:`, `hdfs:`, `s3a:` …). As for
+        uri: a path, or a URI as Spark knows it (`file:`, `s3a:`, `gs:`, `abfss:`). As for
             Spark, what looks like an escape (`%20`) is none, except after `file://`.
 
     Raises:
-        OptionError: the URI is of a file system that pyarrow does not know; or see `local_path`.
+        OptionError: the URI is of a file system that is not supported; or see `local_path`.
     """
 
     def __init__(self, uri: str) -> None:
@@ -345,7 +345,7 @@ def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
         what: names the setting that it comes from, in errors.
 
     Raises:
-        OptionError: it is of a file system that pyarrow does not know.
+        OptionError: it is of a file system that is not supported.
     """
     return _reached(_root(uri, what))
 
@@ -361,6 +361,12 @@ def _root(uri: str, what: str = "checkpoint location") -> _Place:
             f"the host. Write it as %2F; or give it by environment variables."
         )
     scheme = _SCHEMES.get(scheme, scheme)
+    if scheme not in SCHEMES:
+        raise OptionError(
+            f"{what} {shown(uri)}: the scheme {scheme!r} is not supported; expected a local path, "
+            f"file, s3, s3a, gs, abfs or abfss. Put it on a local (or mounted) disk, S3, Google "
+            f"Cloud Storage or Azure."
+        )
     base, mark, options = rest.partition("?")
     host, slash, path = base.partition("/")
     rest = f"{host}{slash}{quote(path)}{mark}{options}"  # to Hadoop each character is itself
@@ -371,7 +377,6 @@ def _root(uri: str, what: str = "checkpoint location") -> _Place:
     except Exception as error:
         reason = without_secrets(str(error), uri)
         raise OptionError(
-            f"{what} {shown(uri)}: expected a path or a URI of a file system that "
-            f"pyarrow knows (file, s3, s3a, gs, abfss, hdfs), found {scheme!r}: {reason}"
+            f"{what} {shown(uri)}: expected a URI of {scheme} that pyarrow can open: {reason}"
         ) from None
     return files, root.rstrip("/")

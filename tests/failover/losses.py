@@ -53,7 +53,7 @@ def lose_in_a_task(api: str, loss: Loss, again: Again, make_job: MakeJob) -> Job
     assert first.lost[api, loss] == 1
     if again == AT_THE_NEXT_START:
         job.restart()
-        thread_client._clients.clear()  # what a worker keeps ends with it
+        thread_client._clients.close()  # what a worker keeps ends with it
         later = Wire(client_for(job.config))
     later.lose(api, loss, times=3)
     job.run_until(EPOCHS)

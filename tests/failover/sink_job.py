@@ -233,9 +233,7 @@ class SinkJob:
         if self._open is not None:
             self._open[0].close()
         self._open = None
-        for client in thread_client._clients.values():
-            client.close()
-        thread_client._clients.clear()
+        thread_client._clients.close()
         close_kept()
 
     def leave(self) -> "SinkJob":

@@ -29,6 +29,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
 )
 from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import admin, idempotent_producers, protocol
 from tallystick.kafka.acks0 import UnawaitedWriter
 from tallystick.kafka.audit import describe_producers
@@ -313,7 +314,7 @@ def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
     pipeline: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotent_producers, "_idle", {})
+    monkeypatch.setattr(idempotent_producers, "_idle", WorkerCache())
     with opened(config, topic, pipeline, guarantee=Guarantee.AT_LEAST_ONCE) as sink:
         plan = sink.plan()
         last = idempotent_producers.take(client, config, plan.cluster_id)

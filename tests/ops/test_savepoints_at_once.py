@@ -131,7 +131,7 @@ def test_a_marker_that_a_killed_command_left_is_told_with_what_to_do(job, tmp_pa
 
 @pytest.mark.parametrize("is_created", [False, True])
 def test_where_nothing_is_created_exclusively_the_look_must_do(job, tmp_path, caplog, is_created):
-    """HDFS; S3 without obstore; or the answer was lost, and nobody knows whether it was created."""
+    """S3 without obstore; or the answer was lost, and nobody knows whether it was created."""
 
     class Plain(FileStorage):
         def put_new(self, path: str, data: bytes) -> bool:

@@ -12,7 +12,6 @@ import pytest
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.storage.exclusive import ExclusiveStore
 from tallystick.storage.file_storage import FileStorage
 from tests.storage.test_storage_s3 import Server
 
@@ -114,11 +113,6 @@ def test_a_disk_without_links_is_refused_with_the_ways_on(tmp_path, monkeypatch)
     with pytest.raises(OptionError, match=r"no hard links.*transactions='epoch'"):
         FileStorage(str(tmp_path)).put_new("a", b"abc")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_file_system_that_cannot_is_refused_with_the_ways_on():
-    with pytest.raises(OptionError, match=r"on hdfs:.*S3.*transactions='epoch'"):
-        ExclusiveStore("hdfs://host:8020/a", "hdfs://host:8020/a")
 
 
 @pytest.fixture(scope="module")

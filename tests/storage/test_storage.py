@@ -118,9 +118,12 @@ def test_a_full_disk_is_an_error_that_leaves_no_file(tmp_path, monkeypatch):
     assert list((tmp_path / "tallystick").iterdir()) == []
 
 
-def test_an_unknown_scheme_is_refused_with_the_known_ones():
-    with pytest.raises(OptionError, match="file, s3"):
-        FileStorage("ftp://host/folder")
+@pytest.mark.parametrize("scheme", ["hdfs", "viewfs", "ftp"])
+@pytest.mark.parametrize("take", [FileStorage, Folder])
+def test_a_scheme_that_is_not_supported_is_refused_with_those_that_are(scheme, take):
+    """Nothing was ever run on HDFS: what renames and durability mean there is not known here."""
+    with pytest.raises(OptionError, match=rf"{scheme}://host:8020/a: .*'{scheme}'.*file, s3.*S3"):
+        take(f"{scheme}://host:8020/a")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ Taken = TypeVar("Taken")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _GONE = ".gone"
 _open: dict[Path, "Environment"] = {}
+"""No `WorkerCache`: LMDB opens a file again in a fork only after the inherited one was closed."""
 _looked_s: dict[Path, float] = {}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tallystick.checkpoint.local.lmdb_store import open_store
 from tallystick.errors import OptionError
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.ports import StateStore, Storage
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.storage.file_storage import FileStorage
@@ -20,7 +21,7 @@ ROOT_VARIABLE = "TALLYSTICK_STATE_DIR"
 
 _OPEN_TO_OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
-_storages: dict[tuple[int, str], FileStorage] = {}
+_storages: WorkerCache[str, FileStorage] = WorkerCache()
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,7 @@ class LocalState:
 
     def storage(self) -> Storage:
         """The checkpoint's files; never a connection that was made before a fork."""
-        key = (os.getpid(), self.checkpoint)
-        if key not in _storages:
-            _storages[key] = FileStorage(self.checkpoint)
-        return _storages[key]
+        return _storages.get(self.checkpoint, lambda: FileStorage(self.checkpoint))
 
     def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
         """The copy of a step's key groups on this host."""

@@ -381,7 +381,7 @@ def stored_lineage(folder: CheckpointFolder) -> str:
         raise OptionError(
             f"checkpointLocation {folder.location}: Spark has put nothing there (expected its "
             f"file metadata). Name the place by a whole URI, such as file:///checkpoints/counts or "
-            f"hdfs://host/checkpoints/counts: without a scheme it is on Spark's default file "
+            f"s3a://bucket/checkpoints/counts: without a scheme it is on Spark's default file "
             f"system, which only Spark knows."
         )
     return found

@@ -1,0 +1,94 @@
+"""Connections and clients that a worker process keeps between its tasks.
+
+Invariants:
+    * A forked process never uses, closes or collects what its parent keeps: a goodbye on a shared
+      connection would end the parent's. It stays referenced, and is never looked at.
+    * A value is with its taker or in the cache, never both.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _drop(_: object) -> None:
+    """Close a value that needs no closing."""
+
+
+class WorkerCache(Generic[Key, Value]):
+    """Values of this process by key: one that its users share, or idle ones that one user takes.
+
+    Everything that is still kept is closed when the process exits.
+
+    Args:
+        close: ends a value; called once for each that the cache lets go of.
+        idle_max: at most this many values of a key are kept; None: any number.
+    """
+
+    def __init__(
+        self, close: Callable[[Value], object] = _drop, *, idle_max: int | None = None
+    ) -> None:
+        assert idle_max is None or idle_max > 0, idle_max
+        self._close_value = close
+        self._idle_max = idle_max
+        # A lock of its own for each process: one held at the fork would never be released.
+        self._by_process: dict[int, tuple[Lock, dict[Key, list[Value]]]] = {}
+        atexit.register(self.close)
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """Return the value that all users of a key share; make it where there is none."""
+        lock, kept = self._of_this_process()
+        with lock:
+            if key in kept:
+                return kept[key][0]
+        made = make()  # without the lock: it may take long
+        with lock:
+            shared = kept.setdefault(key, [made])[0]
+        if shared is not made:
+            self._close_value(made)
+        return shared
+
+    def take(self, key: Key) -> Value | None:
+        """Remove and return the value given back last; None if there is none."""
+        lock, kept = self._of_this_process()
+        with lock:
+            values = kept.pop(key, [])
+            value = values.pop() if values else None
+            if values:
+                kept[key] = values
+        return value
+
+    def give_back(self, key: Key, value: Value) -> None:
+        """Keep a value for the next user; close it if enough are kept."""
+        lock, kept = self._of_this_process()
+        with lock:
+            values = kept.setdefault(key, [])
+            has_room = self._idle_max is None or len(values) < self._idle_max
+            if has_room:
+                values.append(value)
+        if not has_room:
+            self._close_value(value)
+
+    def values(self) -> list[Value]:
+        """Return everything that this process keeps, by key, the key used last at the end."""
+        lock, kept = self._of_this_process()
+        with lock:
+            return [value for values in kept.values() for value in values]
+
+    def close(self, matching: Callable[[Key], bool] = lambda _: True) -> None:
+        """Close what this process keeps under keys that match, all of them by default."""
+        lock, kept = self._of_this_process()
+        with lock:
+            found = [kept.pop(key) for key in list(kept) if matching(key)]
+        for value in (value for values in found for value in values):
+            with suppress(Exception):  # the others are closed all the same
+                self._close_value(value)
+
+    def _of_this_process(self) -> tuple[Lock, dict[Key, list[Value]]]:
+        return self._by_process.setdefault(os.getpid(), (Lock(), {}))
