@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from tallystick.postgres.sink import PostgresSink
     from tallystick.run.query import Query
     from tallystick.source.losses import LossPolicy
+    from tallystick.spark.context import configure, spark_session
     from tallystick.spark.progress import SourceProgress, source_progress
     from tallystick.spark.recovery import Recovery
-    from tallystick.spark.session import configure, spark_session
     from tallystick.spark.streaming.source import register
     from tallystick.state.functions.keyed_batch import KeyedBatch, Update
     from tallystick.state.functions.ready_made import (
@@ -152,7 +152,7 @@ _HOMES = {
     "TwoPhaseCommitSink": "epoch.two_phase",
     "Update": "state.functions.keyed_batch",
     "aggregate": "state.functions.ready_made",
-    "configure": "spark.session",
+    "configure": "spark.context",
     "count": "state.functions.ready_made",
     "deduplicate": "state.functions.ready_made",
     "last_value": "state.functions.ready_made",
@@ -162,7 +162,7 @@ _HOMES = {
     "register": "spark.streaming.source",
     "sessions": "state.functions.sessions",
     "source_progress": "spark.progress",
-    "spark_session": "spark.session",
+    "spark_session": "spark.context",
     "sum": "state.functions.ready_made",
     "top_n": "state.functions.ready_made",
     "vectorised": "state.functions.vectorised",

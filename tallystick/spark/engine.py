@@ -34,8 +34,7 @@ from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.sink_task import CollectPlan, FanOut
 from tallystick.run.task import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
-from tallystick.spark.shipment import Parcel, Shipment
-from tallystick.spark.tasks import Shares, TaskRunner, Unread
+from tallystick.spark.tasks import Parcel, Shares, Shipment, TaskRunner, Unread
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, SplitRange
 

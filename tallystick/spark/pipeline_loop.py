@@ -30,7 +30,7 @@ from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, Siz
 from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
-from tallystick.spark.execution import JOBS
+from tallystick.spark.cluster import JOBS
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe

@@ -38,13 +38,12 @@ from tallystick.run.steps import FrameStage, Step, arrange
 from tallystick.run.task import ReadPlan
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
-from tallystick.spark.cluster import Cluster
+from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
-from tallystick.spark.execution import JOBS, execution_of, tasks_at_once
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.late_rows import LateRows
+from tallystick.spark.listeners import LateRows
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -52,10 +51,9 @@ from tallystick.spark.reading import (
     find_topics,
     layout_of,
 )
-from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import OutputTopology, Sinks
 from tallystick.spark.streaming.epochs import engine_of
-from tallystick.spark.tasks import Unread, share
+from tallystick.spark.tasks import Shipment, Unread, share
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import SplitRange

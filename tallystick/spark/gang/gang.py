@@ -20,11 +20,11 @@ from tallystick.host.parent_process import check_parent
 from tallystick.run.gang.inbox import HELD_BYTES_MAX
 from tallystick.run.gang.replies import CUT, Replies
 from tallystick.run.task import Report
-from tallystick.spark.execution import is_local
+from tallystick.spark.cluster import is_local
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
-from tallystick.spark.shipment import Shipment
+from tallystick.spark.tasks import Shipment
 
 logger = logging.getLogger(__name__)
 

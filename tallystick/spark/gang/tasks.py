@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from tallystick.run.keyed_epoch import KeyedEpoch
 from tallystick.run.sink_task import CollectPlan
 from tallystick.run.task import Report, WritePlan
-from tallystick.spark.execution import is_local, members_max
+from tallystick.spark.cluster import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
     GangLostError,
