@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tallystick.errors import OptionError, TallystickError
-from tallystick.ops.cli_savepoint import KafkaOptions, Servers, asking_kafka, errors_told
+from tallystick.ops.cli_savepoint import KafkaOptions, Servers, asking_kafka, errors_as_messages
 from tallystick.ops.cli_savepoint import app as savepoint
 from tallystick.ops.cli_transactions import app as transactions
 
@@ -43,7 +43,7 @@ def recover(
     """
     from tallystick.ops.cli_show import printable
 
-    with errors_told():
+    with errors_as_messages():
         try:
             done = find_pipeline(pipeline).recover(checkpoint=checkpoint)
         except TallystickError as error:
@@ -129,7 +129,7 @@ def inspect(
     from tallystick.ops import cli_show, inspection
     from tallystick.storage.file_storage import FileStorage
 
-    with errors_told():
+    with errors_as_messages():
         ask = asking_kafka(bootstrap_servers, kafka_options)
         report = inspection.inspect(FileStorage(checkpoint), verify=verify, ask=ask)
     if as_json:

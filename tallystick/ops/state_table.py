@@ -15,7 +15,7 @@ from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import Ask
 from tallystick.checkpoint.savepoint_folder import whole_uri
 from tallystick.checkpoint.state_contents import chunks_of, contents_of
-from tallystick.epoch import savepoint as s
+from tallystick.epoch import savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.ops.ask_kafka import asking
@@ -59,7 +59,7 @@ def read_state(
     Raises:
         OptionError: there is no such step, or no committed epoch; or Kafka has to be asked.
         ManifestError: the manifest is missing or damaged.
-        DataLossError: Kafka does not tell what is decided last.
+        DataLossError: Kafka does not say what is decided last.
     """
     storage = FileStorage(checkpoint)
     ask = None
@@ -69,14 +69,14 @@ def read_state(
     count = min(
         found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
     )
-    reading = _Reading(whole_uri(checkpoint), found, count)
+    reading = _ReadPlan(whole_uri(checkpoint), found, count)
     schema = from_arrow_schema(schema_of(found))
     return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What each of `count` tasks reads."""
+class _ReadPlan:
+    """A plan of what each of `count` tasks reads."""
 
     checkpoint: str = field(repr=False)  # credentials may stand in it
     step: StepState
@@ -98,7 +98,7 @@ class _Reading:
 
 
 def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
-    if storage.get(s.FILE) is not None:
+    if storage.get(savepoint.FILE) is not None:
         state = savepoints.read(storage).manifest.state
     else:
         state = newest_committed(storage, ask).manifest.state
@@ -118,13 +118,13 @@ _SIGN = 1 << 63
 Int64Array = NDArray[np.int64]
 
 
-class _Found(NamedTuple):
+class _Entries(NamedTuple):
     """The entries of one state, in the order of their keys.
 
     Args:
         keys: the step's key in each, as bytes.
         groups: its key group.
-        rest: what stands behind the key.
+        rest: what follows the key.
         values: without the expiry.
     """
 
@@ -207,11 +207,11 @@ def _struct(text: str) -> pa.StructType:
     return pa.struct(list(to_arrow_schema(struct_from_text(text), timezone="UTC")))
 
 
-def _found(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Found:
+def _found(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Entries:
     after_id = tails(entries.column(0), REST_AT)
     rows, sizes = codec.decode_start(after_id)
     values = entries.column(1)
-    return _Found(
+    return _Entries(
         keys=codec.encode(rows),
         groups=_groups(entries.column(0)),
         rest=[data[size:] for data, size in zip(after_id.to_pylist(), sizes.tolist(), strict=True)],
@@ -223,7 +223,7 @@ def _groups(keys: pa.BinaryArray) -> NDArray[np.int32]:
     return np.array([int.from_bytes(key[:2], "big") for key in keys.to_pylist()], np.int32)
 
 
-def _read(state: StateField, found: _Found, codes: Int64Array, count: int) -> list[pa.Array]:
+def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> list[pa.Array]:
     """The columns of one state, a value for each of `count` keys."""
     if state.kind == COLUMNS:
         rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
@@ -252,7 +252,7 @@ def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.
 
 
 def _positions(codes: Int64Array, count: int) -> pa.Array:
-    """Of each key, where its one value stands; null where it has none."""
+    """Return where the one value of each key stands; null where it has none."""
     positions = np.full(count, -1, np.int64)
     positions[codes] = np.arange(len(codes))
     return pa.array(positions, mask=positions < 0)

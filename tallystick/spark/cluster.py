@@ -1,4 +1,4 @@
-"""What a pipeline needs of Spark: a context, how many tasks run at a time, settings.
+"""A pipeline's access to Spark: the context, the settings, and the engine that runs its tasks.
 
 A session is made of the context only where somebody needs one: it takes seconds.
 """
@@ -18,7 +18,7 @@ from tallystick.spark.context import OWN
 
 
 class Cluster:
-    """Where the tasks of a pipeline run.
+    """The Spark application that runs the tasks of a pipeline.
 
     Args:
         context: gives the context, and waits for it if it is not there yet.
@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def has_session(self) -> bool:
-        """Whether the user gave a session."""
+        """True if the user gave a session."""
         return self._given is not None
 
     @cached_property
@@ -148,7 +148,7 @@ class Cluster:
 
 def _no_context() -> SparkContext:
     raise OptionError(
-        "this can only be told with Spark's help, as its SQL has to be asked about columns: start "
+        "this needs Spark, whose SQL has to be asked about columns: start "
         "Spark first, or give a session, explain(spark)"
     )
 
@@ -156,11 +156,11 @@ def _no_context() -> SparkContext:
 RESIDENT, JOBS = "resident", "jobs"
 """Tasks stay in the same processes, or each epoch is a Spark job."""
 SLOTS_TO_SHARE = 4
-"""From so many slots on, resident tasks leave one for other jobs."""
+"""With this many slots or more, resident tasks leave one for other jobs."""
 
 
 class Execution(NamedTuple):
-    """What runs the tasks of a pipeline.
+    """The engine that runs the tasks of a pipeline.
 
     Args:
         kind: `RESIDENT` or `JOBS`.
@@ -200,7 +200,7 @@ def obstacle(conf: Mapping[str, str]) -> str:
     """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
 
     Connections between members are authenticated and not encrypted, and frames that overflow lie
-    on disk as they are: where Spark is told to encrypt, its own shuffle is used.
+    on disk as they are: where Spark's settings ask for encryption, its own shuffle is used.
     """
     for name, why in (
         ("spark.network.crypto.enabled", "resident tasks do not encrypt what they exchange"),
@@ -214,7 +214,7 @@ def obstacle(conf: Mapping[str, str]) -> str:
 
 
 def tasks_at_once(cluster: Cluster, execution: Execution) -> int:
-    """How many tasks of a pipeline run at the same time: the parallelism that nobody asked for."""
+    """Return how many tasks of a pipeline run at the same time: its default parallelism."""
     slots = cluster.parallelism
     if not cluster.is_there or execution.kind == JOBS or is_local(cluster.context):
         return slots
@@ -222,10 +222,10 @@ def tasks_at_once(cluster: Cluster, execution: Execution) -> int:
 
 
 def members_max(slots: int) -> int:
-    """How many resident tasks a cluster has at most: each holds a slot, and one is left free."""
+    """Return how many resident tasks fit: each holds a slot, and one is left free."""
     return slots - 1 if slots >= SLOTS_TO_SHARE else slots
 
 
 def is_local(context: SparkContext) -> bool:
-    """Whether all tasks run on the driver's host, in its own JVM."""
+    """True if all tasks run on the driver's host, in its own JVM."""
     return (context.master or "").startswith("local")

@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "spark.stage.maxConsecutiveAttempts": (
         "1",
         "one guard of exactly-once: no second attempt of the writing stage exists; without it a "
-        "second attempt is found and the epoch aborted, and other sinks are looked through behind "
+        "second attempt is found and the epoch aborted, and other sinks are looked through after "
         "each epoch for what attempts left there",
     ),
     "spark.driver.extraJavaOptions": (
@@ -149,7 +149,7 @@ def new_context(
 
 
 def is_local() -> bool:
-    """Whether nobody has named another master, as far as it shows without a JVM."""
+    """True if nobody has named another master, as far as it shows without a JVM."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return False  # spark-submit has started the JVM already
     asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
@@ -182,7 +182,7 @@ class OwnContext:
 
     @property
     def is_used(self) -> bool:
-        """Whether a pipeline uses it now."""
+        """True if a pipeline uses it now."""
         return self._users > 0
 
     def take(self, name: str, *, is_light: bool = False) -> "Future[SparkContext]":
@@ -236,7 +236,7 @@ def _in_thread(name: str, is_light: bool, daemon: EarlyDaemon | None) -> "Future
 
 
 def _is_over(made: "Future[SparkContext]") -> bool:
-    """Whether it could not be made, or somebody else has stopped it."""
+    """True if it could not be made, or somebody else has stopped it."""
     if not made.done():
         return False
     return made.exception() is not None or made.result()._jsc is None

@@ -120,14 +120,14 @@ def _target(key: tuple[int, int, int]) -> int:
 
 
 def task_context() -> TaskContext:
-    """The Spark task that this runs in."""
+    """Return the Spark task that this runs in."""
     context = TaskContext.get()
     assert context is not None, "runs in a Spark task"
     return context
 
 
 def attempt_number() -> int:
-    """Spark's number of this attempt at the task."""
+    """Return Spark's number of this attempt at the task."""
     return task_context().attemptNumber()
 
 
@@ -145,7 +145,7 @@ POOL_JOBS_MAX = 100
 
 
 def meaning_of(error: Exception) -> Exception:
-    """Our own error inside what a Spark job raised, or the error itself."""
+    """Return our own error inside what a Spark job raised, or the error itself."""
     if isinstance(error, TallystickError):
         return error
     text = str(error)

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from tallystick.epoch import protocol as c
+from tallystick.epoch import protocol
 from tallystick.epoch.two_phase import Timeout
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.run.driver import Listener
@@ -31,14 +31,16 @@ class LateRows:
         self._listener = listener
         self._ran: tuple[tuple[str, int], ...] = ()
 
-    def __call__(self, event: c.Event) -> None:
+    def __call__(self, event: protocol.Event) -> None:
         """See `job.Listener`."""
         match event:
-            case c.EpochRequested() | c.ProducerFenced():  # what ran before is not committed next
+            case (
+                protocol.EpochRequested() | protocol.ProducerFenced()
+            ):  # what ran before is not committed next
                 self._ran = ()
-            case c.EpochRan():
+            case protocol.EpochRan():
                 self._ran = event.late
-            case c.TransactionCommitted():
+            case protocol.TransactionCommitted():
                 for step, count in self._ran:
                     LATE_ROWS[self._pipeline, step] += count
                 self._ran = ()
@@ -70,7 +72,7 @@ class EpochAge:
         pipeline: str,
         timeout: Timeout,
         begun_ms: Callable[[str], int],
-        listener: Callable[[c.Event], None],
+        listener: Callable[[protocol.Event], None],
     ) -> None:
         self._pipeline = pipeline
         self._timeout = timeout
@@ -80,15 +82,15 @@ class EpochAge:
         self._since = 0.0
 
     def begin(self, producer: Producer) -> None:
-        """The tasks of an epoch may write from now on."""
+        """Note that the tasks of an epoch may write from now on."""
         self._producer, self._since = producer, time.monotonic()
 
-    def __call__(self, event: c.Event) -> None:
+    def __call__(self, event: protocol.Event) -> None:
         """Look at the clock where an epoch has been written, or could not be."""
         match event:
-            case c.OutputCounted():
+            case protocol.OutputCounted():
                 self._look()
-            case c.ActionFailed(error) if isinstance(error, RetriableError):
+            case protocol.ActionFailed(error) if isinstance(error, RetriableError):
                 self._explain()
         self._listener(event)
 

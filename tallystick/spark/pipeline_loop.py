@@ -1,7 +1,7 @@
 """A pipeline in a loop of our own: no query of Spark's, no log but the manifests.
 
 Spark runs the tasks: one job for all epochs, or a job each. What Structured Streaming did is here:
-the planner lives in the driver, an epoch is planned behind the fence, and where it begins stands in
+the planner lives in the driver, an epoch is planned after the fence, and where it begins stands in
 the manifest of the one before.
 """
 
@@ -16,7 +16,7 @@ from pyspark import SparkContext
 
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import METADATA
-from tallystick.epoch import manifest as m
+from tallystick.epoch import manifest
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import begins_nowhere
@@ -45,7 +45,7 @@ SHOW_AGAIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LoopEpoch:
-    """What an epoch reads; see `running.EpochInput`."""
+    """An epoch's input; see `pipeline_run.EpochInput`."""
 
     sources: tuple[str, ...]
     previous_sources: tuple[str, ...]
@@ -76,7 +76,7 @@ class PlannedByUs:
         run: the pipeline.
         planner: asks Kafka.
         sizes: bounds the epochs; None: nothing does.
-        on_idle: told how far is read where there is nothing more to read.
+        on_idle: called with the positions where there is nothing more to read.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class PlannedByUs:
 
     @property
     def shown(self) -> SourceOffsets:
-        """Where the newest epoch has ended."""
+        """The positions where the newest epoch has ended."""
         return _offsets(self._ran.sources[0])
 
     def describe(self, ended: EpochEnded) -> dict[str, Any]:
-        """What the newest epoch read, and where its time went, for the progress."""
+        """Return what the newest epoch read, and where its time went, for the progress."""
         latest, parts = self._planner.latest(), self._run.parts
         return {
             "batchId": self._checkpoint_id,
@@ -196,7 +196,7 @@ class PlannedByUs:
 
 
 def sizes_of(run: PipelineRun, options: SourceOptions, when: Trigger) -> EpochSizes | None:
-    """What bounds the epochs of a run; None where the user wants all there is in one."""
+    """Return what bounds the epochs of a run; None where the user wants all there is in one."""
     if run.is_bounded and options.offset_count_max is None:
         return None
     limits = SizeLimits(
@@ -232,7 +232,7 @@ class _Run:
         try:
             storage = FileStorage(checkpoint)
             self.lineage = lineage_of(storage)
-            if OWN_LOOP not in storage.names(m.FOLDER):
+            if OWN_LOOP not in storage.names(manifest.FOLDER):
                 storage.put(OWN_LOOP, b"")
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(checkpoint, identity, storage)
@@ -250,7 +250,7 @@ class _Run:
         self._show_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
-        """What runs the epochs; `note` makes an epoch's progress."""
+        """Return what runs the epochs; `note` makes an epoch's progress."""
 
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()
@@ -308,7 +308,7 @@ def opened(checkpoint: str, name: str) -> FileStorage:
     storage = FileStorage(checkpoint)
     refuse_savepoint(storage)
     check_checkpoint(storage, name)
-    if not m.manifests(storage.names(m.FOLDER)) and storage.names("offsets"):
+    if not manifest.manifests(storage.names(manifest.FOLDER)) and storage.names("offsets"):
         raise begins_nowhere(Identity(name, "", storage.location))
     return storage
 
@@ -323,7 +323,7 @@ def start_loop(
     when = Trigger.of(trigger)
     storage = opened(checkpoint, run.name)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
-    is_new = not m.manifests(storage.names(m.FOLDER))
+    is_new = not manifest.manifests(storage.names(manifest.FOLDER))
     run.check(when.interval_ms or None, is_new=is_new)
     its = _Run(run, checkpoint, when, accepted)
     query = Query(
@@ -350,7 +350,7 @@ def _cancel_jobs(context: SparkContext, run_id: str) -> None:
 
 
 def lineage_of(storage: FileStorage) -> str:
-    """The id of a checkpoint, which its first run gives it, where Spark would keep a query's.
+    """Return the id that the first run gives a checkpoint, where Spark would keep a query's.
 
     Raises:
         DataLossError: it is damaged.

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.local.local_state import LocalState
 from tallystick.codec.formats import DEADLETTER
-from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint
 from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import FOLDER, Manifest, attempt_of, decode, epoch_of, manifests
 from tallystick.epoch.rights import Right, reading, showing
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka import rights
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpochInput(Protocol):
-    """What an epoch reads, and its clock."""
+    """An epoch's sources, and its clock."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class EpochInput(Protocol):
 
     @property
     def previous_sources(self) -> tuple[str, ...]:
-        """Those of the epoch before; none before the first."""
+        """The end offsets of the epoch before; none before the first."""
         ...
 
     @property
@@ -231,7 +231,7 @@ class PipelineRun:
             self.cluster.close()
 
     def _check_circle(self, sink: KafkaOutput) -> None:
-        """Tell of output that is read again by this very pipeline."""
+        """Warn of output that is read again by this very pipeline."""
         if sink.topic in self._topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
@@ -252,7 +252,7 @@ class PipelineRun:
         return self._sinks.make_driver(identity, storage, listener=self.parts)
 
     def start_tasks(self) -> None:
-        """Start resident tasks, if they do the work; behind `make_driver`, which they need."""
+        """Start resident tasks, if they do the work; after `make_driver`, which they need."""
         if self.execution.kind == JOBS:
             return
         decider = self._topology.decider
@@ -264,7 +264,7 @@ class PipelineRun:
         self._gang.prepare()
 
     def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
-        """Divide readers and keys anew; to be called between two epochs.
+        """Divide readers and keys again; call it between two epochs.
 
         Args:
             parallelism: how many tasks read, and hold the keys of each step.
@@ -279,7 +279,7 @@ class PipelineRun:
             self._gang.prepare()
 
     def _known(self) -> tuple[object, ...]:
-        """What the plans of all epochs have in common."""
+        """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
         return (
             self._read.fetch,
@@ -301,7 +301,7 @@ class PipelineRun:
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """Of the transaction that an epoch is written in; the default where there is none."""
+        """The timeout of an epoch's transaction; the default where there is none."""
         decider = self._topology.decider
         return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
@@ -336,7 +336,7 @@ class PipelineRun:
         )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
-        """An epoch's rows behind the `transform` steps."""
+        """Return an epoch's rows after the `transform` steps."""
         rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
         for function in frames.functions:
             rows = function(rows)
@@ -344,7 +344,7 @@ class PipelineRun:
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
-    """What the planner is told of timers; nothing where there are none."""
+    """Return the planner's options for timers; empty where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}
 
@@ -370,7 +370,7 @@ def _check_dead_letters(options: SourceOptions, topology: OutputTopology) -> Non
         )
 
 
-def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
+def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
     """Refuse a checkpoint in which another pipeline's manifests lie.
 
     A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
@@ -384,14 +384,14 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
         DataLossError: it is another pipeline's.
         ManifestError: that manifest is damaged.
     """
-    names = m.manifests(storage.names(m.FOLDER))
+    names = manifests(storage.names(FOLDER))
     newest = max(savepoint.epochs_logged(storage.names("commits")), default=-1)
-    logged = [name for name in names if m.epoch_of(name) <= newest]
+    logged = [name for name in names if epoch_of(name) <= newest]
     if not names:
         return None
     # Before the first epoch is logged, whose the checkpoint is shows by any of them.
-    path = max(logged or names, key=m.attempt_of)
-    manifest = m.decode(storage.get(path) or b"", path)
+    path = max(logged or names, key=attempt_of)
+    manifest = decode(storage.get(path) or b"", path)
     if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "

@@ -32,7 +32,7 @@ _SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
 class Shipment:
-    """What one job's tasks get; leaving it destroys what was broadcast for them."""
+    """The plans for one job's tasks; leaving it destroys what was broadcast for them."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class Shipment:
                 logger.warning("a broadcast variable is not destroyed: %s", failed)
 
     def pack(self, plan: _Plan) -> "Parcel[_Plan]":
-        """A plan for a task's function to hold."""
+        """Return a parcel of a plan, for a task's function to hold."""
         return Parcel(plan, self._ship)
 
     def _ship(self, data: bytes) -> bytes | Broadcast[bytes]:
@@ -99,7 +99,7 @@ def share(parallelism: int, splits: tuple[SplitRange, ...], split_count_min: int
     Args:
         parallelism: how many tasks run at a time; there are no more readers.
         splits: one per partition.
-        split_count_min: partitions are cut until there are about so many pieces; None: they stay
+        split_count_min: partitions are cut until there are about this many pieces; None: they stay
             whole, and the reader of each is the one that Flink gives it.
     """
     pieces = cut_splits(splits, split_count_min)
@@ -118,7 +118,7 @@ class Unread:
 
     @property
     def is_cut(self) -> bool:
-        """Whether several readers have parts of one partition: their order is that of the rows."""
+        """True if several readers have parts of one partition: their order is that of the rows."""
         held = [{split.topic_partition for split in share} for share in self.shares]
         return sum(map(len, held)) > len(set[TopicPartition]().union(*held))
 

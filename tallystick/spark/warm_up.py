@@ -1,4 +1,4 @@
-"""What can be made ahead of all starts, once per machine and user."""
+"""The preparation that shortens all later starts, once per machine and user."""
 
 from collections.abc import Iterator
 from threading import Event

@@ -25,7 +25,7 @@ from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
 from tallystick.run.gang.share import Share
 from tallystick.run.task import Report, send
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
-from tallystick.spark.gang.messages import Failure, Known, Order, dumps, loads
+from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
 from tallystick.spark.tasks import Parcel
 
 MMAP_BYTES_MIN = 32 << 20
@@ -66,13 +66,13 @@ ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 
 @dataclass(frozen=True)
 class Spec:
-    """What each member has from the Spark job that it runs in.
+    """The settings that each member gets from the Spark job that it runs in.
 
     Args:
         driver: where the driver listens.
         secret: what members and driver prove to each other.
         count: how many members there are.
-        known: what orders leave out; see `messages.Known`.
+        known: what orders leave out; see `messages.SharedObjects`.
         held_bytes_max: see `Inbox`.
     """
 
@@ -90,7 +90,7 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     those that hang.
 
     Returns:
-        How members ended that were not told to leave.
+        Members that ended without an order to leave.
     """
     members = {_fork(spec, index): index for index in indices}
     said: list[str] = []
@@ -173,7 +173,7 @@ class Member:
             spec.count,
             self._inbox,
             self._peers,
-            lambda peer: _Sending(self._peers[peer]),
+            lambda peer: _PeerStream(self._peers[peer]),
             _show_task,
             lambda work: self._writer.submit(work).result,
         )
@@ -184,7 +184,7 @@ class Member:
         while (order := self._orders.get()) is not None:
             run, data = order
             try:
-                said, found = DONE, dumps(self._run(Known.loads(data, self._known)))
+                said, found = DONE, dumps(self._run(SharedObjects.loads(data, self._known)))
             except EpochCancelledError:
                 said, found = CANCELLED, b""
             except LinkBrokenError as error:
@@ -267,7 +267,7 @@ class Member:
             self._inbox.fail(error)
 
 
-class _Sending:
+class _PeerStream:
     """Frames of one stage on their way to one peer."""
 
     def __init__(self, link: Link) -> None:
