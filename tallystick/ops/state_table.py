@@ -42,7 +42,7 @@ def read_state(
 ) -> DataFrame:
     """The state of a keyed step, a row per key.
 
-    Columns: those of the key, `key_group`, the states (see `state_columns`), and `timers` in
+    Columns: those of the key, `key_group`, the states (see `schema_of`), and `timers` in
     milliseconds. Of the newest committed epoch when this is called; read lazily, so a pipeline that
     goes on for more than ten epochs may collect the files before they are read: read from a
     savepoint then.

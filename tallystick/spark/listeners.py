@@ -32,7 +32,7 @@ class LateRows:
         self._ran: tuple[tuple[str, int], ...] = ()
 
     def __call__(self, event: protocol.Event) -> None:
-        """See `job.Listener`."""
+        """See `run.driver.Listener`."""
         match event:
             case (
                 protocol.EpochRequested() | protocol.ProducerFenced()

@@ -147,7 +147,8 @@ class PipelineRun:
         ):
             raise OptionError(
                 "dead letters of a pipeline with process or transform steps travel with the "
-                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
+                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another "
+                "mode than 'deadletter' in the source's value"
             )
 
     def _known_columns(self) -> pa.Schema | None:

@@ -68,8 +68,8 @@ def _usable(topology: OutputTopology) -> OutputTopology:
     if topology.dead_letter_topic is not None:
         raise OptionError(
             f"dead_letter_topic={topology.dead_letter_topic!r} works in a Pipeline only: after a "
-            f"query of your own, write malformed rows with a second sink, or read in mode "
-            f"permissive and split them"
+            f"query of your own, write malformed rows with a second sink, or read with "
+            f"the option value.mode=permissive and split them"
         )
     return topology
 

@@ -308,7 +308,8 @@ class PreparedEpoch:
                 f"epoch {checkpoint_id}: transactions of its tasks were aborted before they could "
                 f"be committed, by a timeout or by hand: {self._gone}. Nothing of the epoch is "
                 f"visible. Start the query again: the epoch is run again, nothing is lost or "
-                f"repeated. If it comes back, give transactions a longer timeout."
+                f"repeated. If it comes back, raise the "
+                f"sink's option transaction.timeout.ms."
             )
         # How tasks may be run again, and beside each other, is known to Spark's driver only.
         return Prepared((), committables=self._committables, has_strays=True)
