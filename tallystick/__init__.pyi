@@ -49,7 +49,7 @@ from .spark.progress import (
     source_progress as source_progress,
 )
 from .spark.recovery import Recovery as Recovery
-from .spark.session import (
+from .spark.context import (
     configure as configure,
     spark_session as spark_session,
 )

@@ -107,6 +107,7 @@ PLAIN = {
     "host",
     "testing",
     "demo",
+    "ops",
 }
 """Layers whose docstrings and names were made plain English; the others follow."""
 NO_DOCSTRING_BEGINS_WITH = {"What", "Whether", "Where", "Which", "Of", "Those", "Who", "Whose"}

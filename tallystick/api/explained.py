@@ -11,7 +11,7 @@ from tallystick.errors import OptionError
 from tallystick.options.source import parse_source_options
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.steps import MapBatches, Process, Step
-from tallystick.spark.execution import JOBS, is_local, members_max
+from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import OutputTopology
 from tallystick.state.schema import ddl_of

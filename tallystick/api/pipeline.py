@@ -38,8 +38,7 @@ from tallystick.run.driver import Listener
 from tallystick.run.query import Query
 from tallystick.run.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.run.task import BatchFunction
-from tallystick.spark.cluster import Cluster
-from tallystick.spark.execution import JOBS, RESIDENT
+from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover

@@ -1,4 +1,4 @@
-"""What a checkpoint says of transactions: what is decided last, what is prepared behind it.
+"""A checkpoint's view of transactions: what is decided last, what is prepared after it.
 
 Reads, never changes anything; the pipeline may run meanwhile. Kafka is asked for its token where it
 is the one that decides.
@@ -11,8 +11,7 @@ from typing import NamedTuple
 from tallystick.checkpoint.decision_log import transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.checkpoint.newest_epoch import Ask, Epochs
-from tallystick.epoch import manifest as m
-from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.transactional_ids import checkpoint_prefix, default_prefix, parse
 from tallystick.epoch.two_phase import Owner
 from tallystick.errors import OptionError
@@ -24,8 +23,8 @@ LOOKS_MAX = 3
 """How often a checkpoint is looked at that a running pipeline changes meanwhile."""
 
 
-class Stated(NamedTuple):
-    """What the user says of a pipeline, besides its checkpoint.
+class StatedPipeline(NamedTuple):
+    """The user's statement about a pipeline, besides its checkpoint.
 
     Args:
         pipeline: its name.
@@ -44,7 +43,7 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """What a checkpoint says, with what Kafka knows of it.
+    """The content of a checkpoint, with what Kafka knows of it.
 
     Args:
         location: the checkpoint's.
@@ -54,8 +53,8 @@ class CheckpointView:
         prefixes: the ids and prefixes of ids that are this pipeline's.
         decided_path: the newest decided manifest; "": none is.
         decided: the same.
-        doubt: why it cannot be told what is decided last; "": it can.
-        undecided: manifests behind it, by path: of attempts that failed, or wait for the decision.
+        doubt: why it is not known what is decided last; "": it is.
+        undecided: manifests after it, by path: of attempts that failed, or wait for the decision.
     """
 
     location: str
@@ -69,7 +68,11 @@ class CheckpointView:
     undecided: tuple[tuple[str, Manifest], ...] = ()
 
 
-def look(checkpoint: Storage, ask: Ask, stated: Stated = Stated()) -> CheckpointView:  # noqa: B008  a value
+def look(
+    checkpoint: Storage,
+    ask: Ask,
+    stated: StatedPipeline = StatedPipeline(),  # noqa: B008  a value
+) -> CheckpointView:
     """Read what a checkpoint says now.
 
     Args:
@@ -101,10 +104,10 @@ def owners_of(
     return tuple(Owner(view.pipeline, uid, view.lineage) for uid in uids)
 
 
-def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> CheckpointView:
+def _look(checkpoint: Storage, ask: Ask, stated: StatedPipeline) -> CheckpointView:
     lineage, epochs = existing_lineage(CheckpointFolder(checkpoint)), Epochs(checkpoint)
     last = epochs.last(ask, lineage)
-    manifests = _manifests(checkpoint)  # behind the question: what is decided is among them
+    manifests = _manifests(checkpoint)  # after the question: what is decided is among them
     own = {path: each for path, each in manifests.items() if each.lineage == lineage}
     pipeline = next((each.pipeline for each in reversed(own.values())), stated.pipeline or "")
     if stated.pipeline not in (None, pipeline):
@@ -116,7 +119,7 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> CheckpointView:
     path = "" if token is None else token.manifest_path
     decided = own.get(path)
     if path and decided is None:
-        doubt = f"epoch {m.epoch_of(path)} is decided last, and its manifest {path} is missing"
+        doubt = f"epoch {epoch_of(path)} is decided last, and its manifest {path} is missing"
     newest = -1 if token is None else token.checkpoint_id
     prefixes = _prefixes(own.values(), lineage) | transactional_ids(checkpoint) | stated.prefixes
     return CheckpointView(
@@ -131,7 +134,7 @@ def _look(checkpoint: Storage, ask: Ask, stated: Stated) -> CheckpointView:
         undecided=tuple(
             (each, manifest)
             for each, manifest in own.items()
-            if each != path and m.epoch_of(each) >= newest
+            if each != path and epoch_of(each) >= newest
         ),
     )
 

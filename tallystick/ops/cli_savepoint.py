@@ -52,9 +52,9 @@ def create(
     from tallystick.ops import savepoints
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_told():
+    with errors_as_messages():
         ask = asking_kafka(bootstrap_servers, kafka_options)
-        behind = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
+        newest = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
         saved = savepoints.create(
             FileStorage(checkpoint),
             FileStorage(savepoint),
@@ -65,9 +65,9 @@ def create(
         f"Saved epoch {saved.manifest.checkpoint_id} of pipeline {saved.manifest.pipeline!r} to "
         f"{shown(savepoint)}."
     )
-    if behind > saved.manifest.checkpoint_id:
+    if newest > saved.manifest.checkpoint_id:
         typer.echo(
-            f"Epoch {behind} is decided too, and was not settled yet: it is not in "
+            f"Epoch {newest} is decided too, and was not settled yet: it is not in "
             f"the savepoint. If the pipeline is stopped and this was to be its last word, start it "
             f"once, which settles that epoch; then save again.",
             err=True,
@@ -83,7 +83,7 @@ def list_savepoints(
     from tallystick.ops import cli_show, savepoints
     from tallystick.storage.file_storage import shown
 
-    with errors_told():
+    with errors_as_messages():
         there = savepoints.find(folder)
     found, damaged = [], []
     for location, saved in there:
@@ -111,7 +111,7 @@ def describe(savepoint: SavepointArgument) -> None:
     from tallystick.ops import cli_show, savepoints
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_told():
+    with errors_as_messages():
         saved = savepoints.read(FileStorage(savepoint))
     typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
 
@@ -122,7 +122,7 @@ def delete(savepoint: SavepointArgument) -> None:
     from tallystick.ops import savepoints
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_told():
+    with errors_as_messages():
         savepoints.delete(FileStorage(savepoint))
     typer.echo(f"Deleted {shown(savepoint)}.")
 
@@ -136,14 +136,14 @@ def restore(
     from tallystick.ops import savepoints
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_told():
+    with errors_as_messages():
         saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint))
     epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
     typer.echo(
-        f"{shown(checkpoint)} goes on behind epoch {epoch}. Under the name {name!r} it does so "
-        f"exactly if Kafka committed nothing behind that epoch; else the start is refused, and "
+        f"{shown(checkpoint)} goes on after epoch {epoch}. Under the name {name!r} it does so "
+        f"exactly if Kafka committed nothing after that epoch; else the start is refused, and "
         f"says what would be repeated and how to state that this is meant. Under another name it "
-        f"is a fork, with an output that starts behind epoch {epoch}."
+        f"is a fork, with an output that starts after epoch {epoch}."
     )
 
 
@@ -166,7 +166,7 @@ def migrate(
     from tallystick.ops.migration import migrate as run
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_told():
+    with errors_as_messages():
         source = FileStorage(savepoint)
         wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
@@ -177,7 +177,7 @@ def migrate(
 
 
 def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
-    """What `--max-parallelism` says; the number alone is for the only step of the savepoint."""
+    """Return what `--max-parallelism` says; a number alone is for the only step there is."""
     from tallystick.ops import savepoints
 
     uid, equals, number = text.rpartition("=")
@@ -195,7 +195,7 @@ def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
 
 
 def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None":
-    """Return who asks Kafka for a pipeline's token, if servers are given.
+    """Return a function that asks Kafka for a pipeline's token, if servers are given.
 
     Raises:
         OptionError: an option cannot work.
@@ -210,7 +210,7 @@ def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None"
 
 
 def options_in(path: Path) -> dict[str, str]:
-    """The client options in a file.
+    """Return the client options in a file.
 
     Raises:
         OptionError: it is no file of name=value lines.
@@ -235,8 +235,8 @@ def options_in(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """An error of ours is a message and exit code 1, not a traceback."""
+def errors_as_messages() -> Iterator[None]:
+    """Print an error of ours as a message, not as a traceback, and exit with code 1."""
     try:
         yield
     except TallystickError as error:

@@ -107,7 +107,7 @@ def _show_epochs(report: Report, out: Console) -> None:
 
 
 def _show_outputs(report: Report, out: Console) -> None:
-    """Who decided each epoch, and what it makes visible where."""
+    """Print who decided each epoch, and what it makes visible where."""
     table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
                   "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
     for each in report.outputs[-SHOWN_MAX:]:
@@ -138,7 +138,7 @@ def _say_more(count: int, out: Console) -> None:
 
 
 def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
-    """What `list` and `describe` say of a savepoint."""
+    """Return what `list` and `describe` say of a savepoint."""
     manifest = savepoint.manifest
     return {
         "location": location,
@@ -189,7 +189,7 @@ def plain(text: str) -> str:
 
 
 def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
-    """Savepoints, a line each."""
+    """Print savepoints, a line each."""
     table = Table("name", "created (UTC)", "pipeline", "epoch", "size", "of")
     for each in found:
         cells = (
@@ -205,7 +205,7 @@ def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
 
 
 def size_text(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -214,7 +214,7 @@ def size_text(size: float) -> str:
 
 
 def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
-    """Transactions that linger, a line each; see `cli_transactions` for their fields."""
+    """Print transactions that linger, a line each; see `cli_transactions` for their fields."""
     table = Table()
     for title in ("transaction", "state", "producer", "age", "timeout", "rows in", "what it is"):
         table.add_column(title, overflow="fold")  # no name is cut short
@@ -233,7 +233,7 @@ def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
 
 
 def state_of(fields: dict[str, Any]) -> str:
-    """Where a transaction stands, for people."""
+    """Return the state of a transaction, for people."""
     state = str(fields["state"])
     if state != "Ongoing":
         return state
@@ -241,14 +241,14 @@ def state_of(fields: dict[str, Any]) -> str:
 
 
 def producer_of(fields: dict[str, Any]) -> str:
-    """Who writes a transaction."""
+    """Return who writes a transaction."""
     if fields["producer_id"] is None:
         return ""
     return f"{fields['producer_id']}, epoch {fields['producer_epoch']}"
 
 
 def time_text(ms: int | None) -> str:
-    """A duration for people."""
+    """Return a duration, for people."""
     if ms is None:
         return "not known"
     seconds = ms // 1000

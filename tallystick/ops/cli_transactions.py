@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tallystick.errors import OptionError
-from tallystick.ops.cli_savepoint import errors_told, options_in
+from tallystick.ops.cli_savepoint import errors_as_messages, options_in
 
 if TYPE_CHECKING:
     from tallystick.kafka.config import KafkaConfig
-    from tallystick.ops.checkpoint_view import CheckpointView, Stated
-    from tallystick.ops.transactions import Lingering
+    from tallystick.ops.checkpoint_view import CheckpointView, StatedPipeline
+    from tallystick.ops.transactions import LingeringTransaction
 
 DSN_VARIABLE = "TALLYSTICK_POSTGRES_DSN"
 PATIENCE = {"delivery.timeout.ms": "30000"}
@@ -32,7 +32,7 @@ def _transactions() -> None:
 
 
 class _Elsewhere(NamedTuple):
-    """Where to look besides Kafka."""
+    """The systems to look through besides Kafka."""
 
     postgres: str | None
     files: str | None
@@ -81,12 +81,12 @@ def list_transactions(
     """
     from tallystick.kafka.config import KafkaConfig
     from tallystick.ops import cli_show
-    from tallystick.ops.checkpoint_view import Stated
+    from tallystick.ops.checkpoint_view import StatedPipeline
     from tallystick.ops.transactions import in_order, of_prefixes
 
-    stated = Stated(pipeline, prefix)
+    stated = StatedPipeline(pipeline, prefix)
     elsewhere = _Elsewhere(postgres, files, tuple(sink or ()))
-    with errors_told():
+    with errors_as_messages():
         options = PATIENCE | ({} if kafka_options is None else options_in(kafka_options))
         kafka, deciding = (
             KafkaConfig.from_options({**options, "bootstrap.servers": servers})
@@ -110,20 +110,20 @@ def _look(
     kafka: "KafkaConfig",
     deciding: "KafkaConfig",
     checkpoint: str | None,
-    stated: "Stated",
+    stated: "StatedPipeline",
     elsewhere: _Elsewhere,
-) -> "tuple[list[Lingering], CheckpointView | None]":
+) -> "tuple[list[LingeringTransaction], CheckpointView | None]":
     """List what lingers, then read what the checkpoint says: whatever began it is planned by then.
 
     Raises:
         OptionError: the user asked for another system, and it cannot be looked through.
     """
-    from tallystick.ops import transactions as t
+    from tallystick.ops import transactions
     from tallystick.ops.checkpoint_view import look, owners_of
     from tallystick.storage.file_storage import FileStorage
 
     with ExitStack() as stack:
-        cluster, decider = t.KafkaCluster(kafka), t.KafkaCluster(deciding)
+        cluster, decider = transactions.KafkaCluster(kafka), transactions.KafkaCluster(deciding)
         stack.callback(cluster.close)
         stack.callback(decider.close)
         if checkpoint is None:
@@ -136,11 +136,11 @@ def _look(
             elsewhere = _only_kafka(elsewhere, "--pipeline", why)
         found = list(cluster.lingering())
         if elsewhere.files is not None:
-            owners = owners_of(storage, view, elsewhere.sinks, t.FILES)
-            found += t.lingering_in_files(elsewhere.files, owners)
+            owners = owners_of(storage, view, elsewhere.sinks, transactions.FILES)
+            found += transactions.lingering_in_files(elsewhere.files, owners)
         if elsewhere.postgres is not None:
-            owners = owners_of(storage, view, elsewhere.sinks, t.POSTGRES)
-            found += t.lingering_in_postgres(elsewhere.postgres, owners)
+            owners = owners_of(storage, view, elsewhere.sinks, transactions.POSTGRES)
+            found += transactions.lingering_in_postgres(elsewhere.postgres, owners)
         return found, look(storage, decider.ask, stated)
 
 
@@ -159,13 +159,13 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
     return elsewhere._replace(postgres=None)
 
 
-def _fields(lingering: "Lingering", view: "CheckpointView | None") -> dict[str, Any]:
+def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") -> dict[str, Any]:
     """Return one line of `--json`; the fields are there to stay."""
-    from tallystick.ops.transactions import KAFKA, Standing, describe
+    from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
     said, pooled = describe(lingering, view), lingering.pooled
     named = said.named or lingering.found
-    is_kafka, is_foreign = lingering.system == KAFKA, said.standing is Standing.FOREIGN
+    is_kafka, is_foreign = lingering.system == KAFKA, said.standing is TransactionStatus.FOREIGN
     age_ms = max(0, time.time_ns() // 1_000_000 - lingering.begun_ms)
     return {
         "system": lingering.system,

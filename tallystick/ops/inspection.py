@@ -1,4 +1,4 @@
-"""What is in a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
+"""The contents of a checkpoint: epochs, positions, state by key groups, files, damage, rubbish.
 
 Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decides and cannot be
 asked, what is decided last may not be known here.
@@ -18,9 +18,8 @@ from tallystick.checkpoint.newest_committed import (
     refuse_nothing_settled,
 )
 from tallystick.checkpoint.newest_epoch import Ask, Epochs, Last, ask_nobody
-from tallystick.epoch import manifest as m
 from tallystick.epoch import retention
-from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.epoch.manifest import CHECKPOINT, Manifest, attempt_of, epoch_of
 from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
@@ -42,7 +41,7 @@ FAILED = "failed attempt"
 UNDECIDED = "not decided"
 """Nothing of it counts, as far as its decider knows."""
 KAFKA_KNOWS = "Kafka knows"
-"""Whether it is decided, its token in Kafka tells."""
+"""Only its token in Kafka says whether it is decided."""
 
 Float64Array = NDArray[np.float64]
 
@@ -64,7 +63,7 @@ class StepReport:
     Args:
         states: what it keeps per key; see `state_text`.
         skew: the size of the largest part over that of the average; 1.0: all are alike.
-        snapshots_due: ranges of key groups that are written anew with the next epoch.
+        snapshots_due: ranges of key groups that are written again with the next epoch.
         merges_due: how many changelogs are merged with the next epoch.
     """
 
@@ -86,7 +85,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """What one sink's tasks prepared for an epoch."""
+    """The transactions that one sink's tasks prepared for an epoch."""
 
     uid: str
     transactions: int
@@ -95,7 +94,7 @@ class SinkOutput:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a manifest makes visible.
+    """The output that a manifest makes visible.
 
     Args:
         epoch: its number.
@@ -103,7 +102,7 @@ class Output:
         decided_by: `kafka`: a transaction with the epoch's rows; `checkpoint`: its own log.
         standing: one of the words above, from `SETTLED` on.
         records: in the deciding transaction.
-        sinks: what others hold, committed behind the decision.
+        sinks: what others hold, committed after the decision.
     """
 
     epoch: int
@@ -122,11 +121,11 @@ class Report:
         location: where it is.
         epoch: the newest that is certainly settled.
         logged: the newest that was begun; it may be under way, or not have counted.
-        origin: of which savepoint it is, while no epoch has run behind it.
+        origin: of which savepoint it is, while no epoch has run after it.
         positions: per source, the next offset of each partition.
         epochs: those whose manifests are there, oldest first.
         newest_whole: the newest one of them with all its files; None: there is none.
-        outputs: what they, and manifests behind them, make visible; oldest first.
+        outputs: what they, and manifests after them, make visible; oldest first.
         rubbish: what the pipeline would remove now.
         verified: whether the bytes of all files were compared with their checksums.
         notes: what else to know.
@@ -149,7 +148,7 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the newest epoch has all its files."""
+        """True if the newest epoch has all its files."""
         return self.newest_whole == self.epoch
 
 
@@ -219,12 +218,12 @@ class _Look:
         )
 
     def _outputs(self) -> tuple[tuple[Output, ...], tuple[str, ...]]:
-        """Of each retained manifest that can be read; and what to know of a decision behind them.
+        """Return the output of each readable retained manifest, and of a decision after them.
 
-        Damage to one is told with the epochs.
+        Damage to one is reported with the epochs.
         """
         token, found = self.last.decided, []
-        for path in sorted(retention.retained(self.paths, self.committed), key=m.attempt_of):
+        for path in sorted(retention.retained(self.paths, self.committed), key=attempt_of):
             try:
                 manifest = read_manifest(self.storage, path)
                 standing = self._standing(path, manifest)
@@ -232,7 +231,7 @@ class _Look:
                 continue
             found.append(_output(path, manifest, standing))
         if self.known.is_loops and self.last.doubt:
-            doubt = f"what is decided behind epoch {self.committed} is not known: {self.last.doubt}"
+            doubt = f"what is decided after epoch {self.committed} is not known: {self.last.doubt}"
             return tuple(found), (f"{doubt}.",)
         if token is None or token.checkpoint_id <= self.committed:
             return tuple(found), ()
@@ -253,7 +252,7 @@ class _Look:
             return Last(self.known.settled(), "", None, str(error))
 
     def _standing(self, path: str, manifest: Manifest) -> str:
-        epoch, token = m.epoch_of(path), self.last.decided
+        epoch, token = epoch_of(path), self.last.decided
         if epoch > self.committed or self.known.doubts(path):
             if token is not None and path == token.manifest_path:
                 return DECIDED
@@ -283,7 +282,7 @@ class _Look:
         path = self.known.counting(self.committed)
         if path:
             return path, (f"{shown} is {path}, which counts.",)
-        newest = max(paths, key=m.attempt_of)
+        newest = max(paths, key=attempt_of)
         note = (
             f"{shown} is {newest}, of the newest producer. Only Kafka's token proves which one "
             f"counts."
@@ -302,7 +301,7 @@ class _Look:
     def _rubbish(self) -> tuple[str, ...]:
         """Return what would be collected: no file of state while a manifest cannot be read."""
         gone = retention.expired(self.paths, self.committed)
-        with contextlib.suppress(ManifestError):  # damage to one is told with the epochs
+        with contextlib.suppress(ManifestError):  # damage to one is reported with the epochs
             retained = retention.retained(self.paths, self.committed)
             kept = [read_manifest(self.storage, path).state for path in retained]
             gone += collectable(sorted(self.files.names()), self.committed, kept)
@@ -339,7 +338,7 @@ class _Look:
         )
 
     def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
-        """About how many bytes each key group has, as the files' indexes tell."""
+        """About how many bytes each key group has, by the files' indexes."""
         sizes = np.zeros(step.max_parallelism)
         everything = KeyGroupRange(0, step.max_parallelism - 1)
         loads = needed(step.files, everything)
@@ -363,7 +362,7 @@ class _Look:
 
 
 def state_text(state: StateField) -> str:
-    """What a step keeps per key: of a vectorised function, its columns and their types."""
+    """Return what a step keeps per key: of a vectorised function, its columns and their types."""
     if state.kind == COLUMNS:
         return ddl_of(schema_from_text(state.value_schema))
     return f"{state.name} ({state.kind})"

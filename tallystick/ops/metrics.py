@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tallystick.spark.late_rows import LATE_ROWS
+from tallystick.spark.listeners import LATE_ROWS
 from tallystick.spark.progress import SourceProgress, source_progress
 from tallystick.spark.streaming import offset_reporter
 from tallystick.spark.streaming.group_offsets import COUNTS

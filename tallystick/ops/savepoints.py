@@ -23,9 +23,17 @@ from tallystick.checkpoint.savepoint_folder import (
     name_of,
     whole_uri,
 )
-from tallystick.epoch import manifest as m
-from tallystick.epoch import savepoint as s
-from tallystick.epoch.savepoint import Savepoint
+from tallystick.epoch import manifest
+from tallystick.epoch.savepoint import (
+    FILE,
+    TOMBSTONE,
+    Savepoint,
+    decode,
+    is_sources_path,
+    log_paths,
+    seed_of,
+    unfinished_deletion,
+)
 from tallystick.errors import ManifestError, OptionError, StateFileError, TallystickError
 from tallystick.ports import Storage
 from tallystick.storage.file_storage import FileStorage, local_path
@@ -106,7 +114,7 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
     if epoch not in folder.done_by_spark() and Epochs(checkpoint).is_loops:
         return {}
     sources = folder.files_of_sparks_sources()
-    strange = [path for path in sources if not s.is_sources_path(path)]
+    strange = [path for path in sources if not is_sources_path(path)]
     if strange:
         raise OptionError(
             f"checkpoint {checkpoint.location} has {strange[0]!r}: expected of a source files "
@@ -114,7 +122,7 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
             f"the query and copy the whole checkpoint folder."
         )
     found = {}
-    for path in (*s.log_paths(epoch), *sources):
+    for path in (*log_paths(epoch), *sources):
         data = checkpoint.get(path)
         if data is None:
             raise SupersededError(
@@ -140,21 +148,21 @@ def read(location: Storage) -> Savepoint:
         OptionError: there is none.
         ManifestError: it is damaged.
     """
-    return s.decode(_description(location), f"{location.location}/{s.FILE}")
+    return decode(_description(location), f"{location.location}/{FILE}")
 
 
 def _description(location: Storage, *, or_tombstone: bool = False) -> bytes:
-    data = location.get(s.FILE)
+    data = location.get(FILE)
     if data is not None:
         return data
-    data = location.get(s.TOMBSTONE)
+    data = location.get(TOMBSTONE)
     if data is None:
         raise OptionError(
-            f"{location.location} holds no savepoint (no {s.FILE}): `tallystick savepoint list` "
+            f"{location.location} holds no savepoint (no {FILE}): `tallystick savepoint list` "
             f"shows those in a folder."
         )
     if not or_tombstone:
-        raise OptionError(s.unfinished_deletion(location.location))
+        raise OptionError(unfinished_deletion(location.location))
     return data
 
 
@@ -172,11 +180,11 @@ def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
         location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
         try:
             folder = f"{name}/" if name else ""
-            data = kept.get(folder + s.FILE)
+            data = kept.get(folder + FILE)
             if data is not None:
-                found.append((location, s.decode(data, f"{location}/{s.FILE}")))
-            elif kept.get(folder + s.TOMBSTONE) is not None:
-                found.append((location, OptionError(s.unfinished_deletion(location))))
+                found.append((location, decode(data, f"{location}/{FILE}")))
+            elif kept.get(folder + TOMBSTONE) is not None:
+                found.append((location, OptionError(unfinished_deletion(location))))
         except TallystickError as error:
             found.append((location, error))
     return found
@@ -202,8 +210,10 @@ def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
     savepoint = read(savepoint_at)
     lineage = str(uuid.uuid4())
     with filled(checkpoint, "savepoint restore") as new:
-        seed = s.seed_of(savepoint, whole_uri(savepoint_at.location), lineage)
-        new.put(m.manifest_path(seed, f"{m.SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
+        seed = seed_of(savepoint, whole_uri(savepoint_at.location), lineage)
+        new.put(
+            manifest.manifest_path(seed, f"{manifest.SEED}{uuid.uuid4().hex[:12]}"), seed.encode()
+        )
         new.copy(savepoint_at, seed.state)
         for path, text in savepoint.spark.items():
             new.put(path, text.encode())
@@ -231,16 +241,16 @@ def delete(savepoint_at: Storage) -> Savepoint:
     _description(savepoint_at, or_tombstone=True)  # no marker where there is no savepoint
     with marked(savepoint_at, DELETION):
         data = _description(savepoint_at, or_tombstone=True)
-        savepoint = s.decode(data, f"{savepoint_at.location}/{s.FILE}")
+        savepoint = decode(data, f"{savepoint_at.location}/{FILE}")
         if CheckpointFolder(savepoint_at).is_begun:
             raise OptionError(
                 f"{savepoint_at.location} is a checkpoint too: what the savepoint names may be its "
-                f"state. Nothing was removed. If only the savepoint is to go, remove {s.FILE} by "
+                f"state. Nothing was removed. If only the savepoint is to go, remove {FILE} by "
                 f"hand."
             )
-        savepoint_at.put(s.TOMBSTONE, data)
-        savepoint_at.delete(s.FILE)
+        savepoint_at.put(TOMBSTONE, data)
+        savepoint_at.delete(FILE)
         for file in files_of(savepoint.manifest.state):
             savepoint_at.delete(file.path)
-    savepoint_at.delete(s.TOMBSTONE)  # after the marker: a deletion that is cut off is known by it
+    savepoint_at.delete(TOMBSTONE)  # after the marker: a deletion that is cut off is known by it
     return savepoint

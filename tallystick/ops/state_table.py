@@ -2,24 +2,33 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tallystick.api.kafka_source import client_config
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import Ask
 from tallystick.checkpoint.savepoint_folder import whole_uri
 from tallystick.checkpoint.state_contents import chunks_of, contents_of
-from tallystick.epoch import savepoint as s
+from tallystick.epoch import savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.ops.ask_kafka import asking
-from tallystick.ops.state_columns import schema_of, table_of
 from tallystick.ports import Storage
-from tallystick.state.catalog import StepState
+from tallystick.state.catalog import StateField, StepState
+from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
+from tallystick.state.functions.processing import COLUMNS
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.keys import KeyCodec, tails
+from tallystick.state.pyspark.states import LIST, MAP, VALUE
+from tallystick.state.pyspark.values import ValueCodec, struct_from_text
+from tallystick.state.row_codec import ColumnsCodec
+from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage
 
 
@@ -33,7 +42,7 @@ def read_state(
 ) -> DataFrame:
     """The state of a keyed step, a row per key.
 
-    Columns: those of the key, `key_group`, the states (see `state_columns`), and `timers` in
+    Columns: those of the key, `key_group`, the states (see `schema_of`), and `timers` in
     milliseconds. Of the newest committed epoch when this is called; read lazily, so a pipeline that
     goes on for more than ten epochs may collect the files before they are read: read from a
     savepoint then.
@@ -50,7 +59,7 @@ def read_state(
     Raises:
         OptionError: there is no such step, or no committed epoch; or Kafka has to be asked.
         ManifestError: the manifest is missing or damaged.
-        DataLossError: Kafka does not tell what is decided last.
+        DataLossError: Kafka does not say what is decided last.
     """
     storage = FileStorage(checkpoint)
     ask = None
@@ -60,14 +69,14 @@ def read_state(
     count = min(
         found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
     )
-    reading = _Reading(whole_uri(checkpoint), found, count)
+    reading = _ReadPlan(whole_uri(checkpoint), found, count)
     schema = from_arrow_schema(schema_of(found))
     return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What each of `count` tasks reads."""
+class _ReadPlan:
+    """A plan of what each of `count` tasks reads."""
 
     checkpoint: str = field(repr=False)  # credentials may stand in it
     step: StepState
@@ -89,7 +98,7 @@ class _Reading:
 
 
 def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
-    if storage.get(s.FILE) is not None:
+    if storage.get(savepoint.FILE) is not None:
         state = savepoints.read(storage).manifest.state
     else:
         state = newest_committed(storage, ask).manifest.state
@@ -99,3 +108,169 @@ def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
         wanted = "name the step" if uid is None else f"there is no step {uid!r}"
         raise OptionError(f"{storage.location}: {wanted}; its keyed steps are: {names}.")
     return found[0]
+
+
+KEY_GROUP, TIMERS = "key_group", "timers"
+EXPIRY_SIZE = 8
+TIME_SIZE = 8
+_SIGN = 1 << 63
+
+Int64Array = NDArray[np.int64]
+
+
+class _Entries(NamedTuple):
+    """The entries of one state, in the order of their keys.
+
+    Args:
+        keys: the step's key in each, as bytes.
+        groups: its key group.
+        rest: what follows the key.
+        values: without the expiry.
+    """
+
+    keys: pa.BinaryArray
+    groups: NDArray[np.int32]
+    rest: list[bytes]
+    values: pa.BinaryArray
+
+
+def schema_of(step: StepState) -> pa.Schema:
+    """The columns of a step's table; a name that is taken gets an underscore."""
+    fields = list(KeyCodec.from_text(step.key_schema).schema)
+    fields.append(pa.field(KEY_GROUP, pa.int32()))
+    for state in step.fields:
+        fields += _columns_of(state)
+    fields.append(pa.field(TIMERS, pa.list_(pa.int64())))
+    names: set[str] = set()
+    unique = []
+    for each in fields:
+        name = each.name
+        while name in names:
+            name += "_"
+        names.add(name)
+        unique.append(each.with_name(name))
+    return pa.schema(unique)
+
+
+def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
+    """A row per key of these entries, in no particular order.
+
+    Args:
+        step: the state that they are of.
+        entries: `ENTRIES`, sorted by key: all of some key groups.
+
+    Raises:
+        ManifestError: an entry is not what the step's schemas say.
+    """
+    codec = KeyCodec.from_text(step.key_schema)
+    ids = ids_of(entries.column(0))
+    found = {
+        state_id: _found(codec, entries.filter(pa.array(ids == state_id)), ttl_ms)
+        for state_id, ttl_ms in _readable(step)
+    }
+    keys = pa.concat_arrays([each.keys for each in found.values()]).dictionary_encode()
+    groups = np.zeros(len(keys.dictionary), np.int32)
+    at = 0
+    codes = {}
+    for state_id, each in found.items():
+        codes[state_id] = keys.indices[at : at + len(each.keys)].to_numpy().astype(np.int64)
+        groups[codes[state_id]] = each.groups
+        at += len(each.keys)
+    columns = [*codec.decode(keys.dictionary).columns, pa.array(groups)]
+    for state in step.fields:
+        each = found[state.state_id]
+        columns += _read(state, each, codes[state.state_id], len(groups))
+    timers = found[TIMERS_BY_KEY]
+    times = pa.array([int.from_bytes(each, "big") - _SIGN for each in timers.rest], pa.int64())
+    columns.append(_lists(times, codes[TIMERS_BY_KEY], len(groups)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(step))
+
+
+def _readable(step: StepState) -> Iterator[tuple[int, int]]:
+    """The states with their times to live; entries of others are of dropped states, or indexes."""
+    yield from ((field.state_id, field.ttl_ms) for field in step.fields)
+    yield TIMERS_BY_KEY, 0
+
+
+def _columns_of(state: StateField) -> list[pa.Field]:
+    if state.kind == COLUMNS:
+        return list(schema_from_text(state.value_schema))
+    value = _struct(state.value_schema)
+    if state.kind == LIST:
+        return [pa.field(state.name, pa.list_(value))]
+    if state.kind == MAP:
+        return [pa.field(state.name, pa.map_(_struct(state.key_schema), value))]
+    return [pa.field(state.name, value)]
+
+
+def _struct(text: str) -> pa.StructType:
+    return pa.struct(list(to_arrow_schema(struct_from_text(text), timezone="UTC")))
+
+
+def _found(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Entries:
+    after_id = tails(entries.column(0), REST_AT)
+    rows, sizes = codec.decode_start(after_id)
+    values = entries.column(1)
+    return _Entries(
+        keys=codec.encode(rows),
+        groups=_groups(entries.column(0)),
+        rest=[data[size:] for data, size in zip(after_id.to_pylist(), sizes.tolist(), strict=True)],
+        values=tails(values, EXPIRY_SIZE) if ttl_ms else values,
+    )
+
+
+def _groups(keys: pa.BinaryArray) -> NDArray[np.int32]:
+    return np.array([int.from_bytes(key[:2], "big") for key in keys.to_pylist()], np.int32)
+
+
+def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> list[pa.Array]:
+    """The columns of one state, a value for each of `count` keys."""
+    if state.kind == COLUMNS:
+        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
+        return [column.take(_positions(codes, count)) for column in rows.columns]
+    kind = _struct(state.value_schema)
+    if state.kind == VALUE:
+        return [_structs(state.value_schema, kind, found.values).take(_positions(codes, count))]
+    # A family has an entry under its own name, which counts the elements of a list.
+    is_part = np.array([len(rest) > 0 for rest in found.rest], np.bool_)
+    values = _structs(state.value_schema, kind, found.values.filter(pa.array(is_part)))
+    if state.kind == LIST:
+        return [_lists(values, codes[is_part], count)]
+    assert state.kind == MAP, state
+    packed = pa.array([rest for rest in found.rest if rest], pa.binary())
+    keys = _structs(state.key_schema, _struct(state.key_schema), packed)
+    return [_maps(keys, values, codes[is_part], count)]
+
+
+def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.Array:
+    codec = ValueCodec("state", struct_from_text(schema_text), as_stored=True)
+    names = kind.names
+    values: list[Any] = [
+        dict(zip(names, codec.decode(each), strict=True)) for each in data.to_pylist()
+    ]
+    return pa.array(values, kind)
+
+
+def _positions(codes: Int64Array, count: int) -> pa.Array:
+    """Return where the one value of each key stands; null where it has none."""
+    positions = np.full(count, -1, np.int64)
+    positions[codes] = np.arange(len(codes))
+    return pa.array(positions, mask=positions < 0)
+
+
+def _runs(codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The runs of equal codes: whose they are, and where they start, and the end of all."""
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)) if len(codes) else np.empty(0, np.int64)
+    return codes[starts], np.append(starts, len(codes))
+
+
+def _lists(values: pa.Array, codes: Int64Array, count: int) -> pa.Array:
+    whose, offsets = _runs(codes)
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    return lists.take(_positions(whose, count))
+
+
+def _maps(keys: pa.Array, values: pa.Array, codes: Int64Array, count: int) -> pa.Array:
+    whose, offsets = _runs(codes)
+    maps = pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
+    return maps.take(_positions(whose, count))

@@ -30,7 +30,7 @@ OUR_PREFIX = "tallystick-"
 
 
 @dataclass(frozen=True, slots=True)
-class Lingering:
+class LingeringTransaction:
     """A transaction that is open or prepared, as its system describes it.
 
     Args:
@@ -71,8 +71,8 @@ class Lingering:
         return parse(self.transactional_id) if self.system == KAFKA else None
 
 
-class Standing(Enum):
-    """Where a transaction stands; the words are those of `--json`."""
+class TransactionStatus(Enum):
+    """The state of a transaction, seen from its checkpoint; the words are those of `--json`."""
 
     DUE = "due"
     UNNAMED = "unnamed"
@@ -82,13 +82,13 @@ class Standing(Enum):
     FOREIGN = "foreign"
 
 
-OURS = {Standing.DUE, Standing.UNNAMED, Standing.WHOLE_EPOCH}
+OURS = {TransactionStatus.DUE, TransactionStatus.UNNAMED, TransactionStatus.WHOLE_EPOCH}
 """What a recovery of the pipeline settles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is said of a transaction.
+    """The description of a transaction.
 
     Args:
         standing: in a word.
@@ -97,13 +97,13 @@ class Description:
         manifest_path: which one; "": none.
     """
 
-    standing: Standing
+    standing: TransactionStatus
     says: str
     named: Committable | None = None
     manifest_path: str = ""
 
 
-def describe(lingering: Lingering, view: CheckpointView | None) -> Description:
+def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> Description:
     """Say whose a transaction is, and what a recovery of its pipeline does to it.
 
     Args:
@@ -112,37 +112,37 @@ def describe(lingering: Lingering, view: CheckpointView | None) -> Description:
     """
     if lingering.system == KAFKA and lingering.state != ONGOING:
         what = f"Kafka is ending it ({lingering.state}): wait, it is decided already"
-        return Description(Standing.ENDING, what)
+        return Description(TransactionStatus.ENDING, what)
     if view is None:
         if lingering.pooled is None and not lingering.prefix.startswith(OUR_PREFIX):
-            return Description(Standing.FOREIGN, "not ours")
-        return Description(Standing.UNKNOWN, "unknown: give --checkpoint")
+            return Description(TransactionStatus.FOREIGN, "not ours")
+        return Description(TransactionStatus.UNKNOWN, "unknown: give --checkpoint")
     if not _is_ours(lingering, view):
         theirs = lingering.prefix.startswith(OUR_PREFIX)
         what = "not ours" + ": another pipeline's, by its name" * theirs
-        return Description(Standing.FOREIGN, what)
+        return Description(TransactionStatus.FOREIGN, what)
     if lingering.system == KAFKA and lingering.pooled is None:
         what = "a whole epoch's, not decided: a run is writing it, or a recovery aborts it"
-        return Description(Standing.WHOLE_EPOCH, what)
+        return Description(TransactionStatus.WHOLE_EPOCH, what)
     if view.decided is not None and (due := _named(lingering, view.decided.committables)):
         what = f"named by decided epoch {due.checkpoint_id}: a recovery commits it"
-        return Description(Standing.DUE, what, due, view.decided_path)
+        return Description(TransactionStatus.DUE, what, due, view.decided_path)
     if view.doubt:
-        return Description(Standing.UNKNOWN, f"unknown: {view.doubt}")
+        return Description(TransactionStatus.UNKNOWN, f"unknown: {view.doubt}")
     for path, manifest in view.undecided:
         if waiting := _named(lingering, manifest.committables):
             what = (
                 f"prepared for epoch {waiting.checkpoint_id}, which is not decided: a run is about "
                 f"to, or a recovery aborts it"
             )
-            return Description(Standing.UNNAMED, what, waiting, path)
+            return Description(TransactionStatus.UNNAMED, what, waiting, path)
     what = "named by no decided epoch: a run is writing it, or a recovery aborts it"
-    return Description(Standing.UNNAMED, what)
+    return Description(TransactionStatus.UNNAMED, what)
 
 
 def of_prefixes(
-    found: Iterable[Lingering], view: CheckpointView | None, prefixes: Collection[str]
-) -> list[Lingering]:
+    found: Iterable[LingeringTransaction], view: CheckpointView | None, prefixes: Collection[str]
+) -> list[LingeringTransaction]:
     """Return those of a pipeline, by its checkpoint, or else by how its ids begin."""
     if view is not None:
         return [each for each in found if _is_ours(each, view)]
@@ -154,13 +154,18 @@ def of_prefixes(
     ]
 
 
-def in_order(found: Iterable[Lingering], view: CheckpointView | None) -> list[Lingering]:
+def in_order(
+    found: Iterable[LingeringTransaction], view: CheckpointView | None
+) -> list[LingeringTransaction]:
     """Return ours first, then what may be ours, then the others; each by name."""
 
-    def rank(each: Lingering) -> tuple[int, str]:
+    def rank(each: LingeringTransaction) -> tuple[int, str]:
         if view is not None:
             return (0 if _is_ours(each, view) else 1, each.transactional_id)
-        return (int(describe(each, None).standing is Standing.FOREIGN), each.transactional_id)
+        return (
+            int(describe(each, None).standing is TransactionStatus.FOREIGN),
+            each.transactional_id,
+        )
 
     return sorted(found, key=rank)
 
@@ -175,14 +180,14 @@ class KafkaCluster:
     def __init__(self, config: KafkaConfig) -> None:
         self._client = Client(config)
 
-    def lingering(self) -> tuple[Lingering, ...]:
+    def lingering(self) -> tuple[LingeringTransaction, ...]:
         """Return what is open, of everybody, as far as this user may see.
 
         Raises:
             BrokerUnavailableError: a broker did not answer, so that something may be missing.
         """
         return tuple(
-            Lingering(
+            LingeringTransaction(
                 system=KAFKA,
                 transactional_id=each.transactional_id,
                 name=each.name,
@@ -214,7 +219,7 @@ class KafkaCluster:
         self._client.close()
 
 
-def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[Lingering, ...]:
+def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringTransaction, ...]:
     """Return what is prepared or staged in a PostgreSQL database.
 
     Raises:
@@ -250,7 +255,7 @@ def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[Lingering,
     return _lingering_in(sink, POSTGRES, known, state_of)
 
 
-def lingering_in_files(path: str, owners: Iterable[Owner]) -> tuple[Lingering, ...]:
+def lingering_in_files(path: str, owners: Iterable[Owner]) -> tuple[LingeringTransaction, ...]:
     """Return the hidden drafts in a folder of files."""
     from tallystick.files.folder import Folder
     from tallystick.files.sink import OpenFileSink
@@ -272,13 +277,13 @@ def _lingering_in(
     system: str,
     owners: Iterable[Owner],
     state_of: Callable[[Committable], str],
-) -> tuple[Lingering, ...]:
+) -> tuple[LingeringTransaction, ...]:
     try:
         found = [each for owner in owners for each in sink.lingering(owner)]
     finally:
         sink.close()
     return tuple(
-        Lingering(
+        LingeringTransaction(
             system=system,
             transactional_id=each.name,
             name=each.name,
@@ -292,7 +297,7 @@ def _lingering_in(
     )
 
 
-def _is_ours(lingering: Lingering, view: CheckpointView) -> bool:
+def _is_ours(lingering: LingeringTransaction, view: CheckpointView) -> bool:
     """By its name alone; in other systems their sinks looked for the pipeline's only."""
     return lingering.system != KAFKA or lingering.prefix in view.prefixes
 
@@ -302,7 +307,9 @@ def _begins(prefix: str, prefixes: Collection[str]) -> bool:
     return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
 
 
-def _named(lingering: Lingering, committables: Iterable[Committable]) -> Committable | None:
+def _named(
+    lingering: LingeringTransaction, committables: Iterable[Committable]
+) -> Committable | None:
     """By the whole name; in files and tables it is one of its sink's only."""
     for each in committables:
         if each.name == lingering.name and lingering.sink in ("", each.sink):

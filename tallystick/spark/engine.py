@@ -10,7 +10,7 @@ A keyed step is one more stage before the encoding one: readers route rows to it
 of the same kind.
 
 Malformed records that go to a dead-letter topic become frames as well: in the splits engine of the
-same pass. Spark's plans have one kind of row, so behind a DataFrame they are found by reading the
+same pass. Spark's plans have one kind of row, so after a DataFrame they are found by reading the
 same splits a second time, in the same job and transaction; only mode deadletter pays for that.
 
 Everything up to the shuffle is pure, so Spark may retry it; the writing stage runs once. Rows that
@@ -34,8 +34,7 @@ from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.sink_task import CollectPlan, FanOut
 from tallystick.run.task import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
-from tallystick.spark.shipment import Parcel, Shipment
-from tallystick.spark.tasks import Shares, TaskRunner, Unread
+from tallystick.spark.tasks import Parcel, Shares, Shipment, TaskRunner, Unread
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, SplitRange
 
@@ -185,9 +184,9 @@ def read_frame(spark: SparkSession, unread: Unread, ddl: str, shipment: Shipment
 
 
 def _opening_frames(spark: SparkSession, first: Parcel[Outlet]) -> DataFrame:
-    """Frames that say nothing, from a source of their own.
+    """Return empty frames, from a source of their own.
 
-    Spark plans no task at all behind a DataFrame that it knows to be empty; a keyed step has timers
+    Spark plans no task at all after a DataFrame that it knows to be empty; a keyed step has timers
     to look for, and a state to carry on.
     """
 
@@ -219,7 +218,7 @@ def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:
 
 
 def _chosen(shares: Shares, indices: Iterable[pa.RecordBatch]) -> list[SplitRange]:
-    """The splits of the readers whose rows these are."""
+    """Return the splits of the readers that these rows stand for."""
     ids = [index for batch in indices for index in batch.column("id").to_pylist()]
     return [split for index in ids for split in shares[index]]
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
-    """The keyed steps of a pipeline, checked.
+    """Return the keyed steps of a pipeline, checked.
 
     Raises:
         OptionError: a key, a state, an output or a time cannot be as the step says.
@@ -47,7 +47,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     """Do not even make those of Kafka's columns that the first keyed step does not read.
 
     Args:
-        read: how rows are read, with no functions behind.
+        read: how rows are read, with no functions applied.
         first: the step that gets them.
     """
     layout, names = read.layout, first.routed.names
@@ -126,7 +126,7 @@ def check_sendable(steps: Iterable[Step]) -> None:
                 what, sent = f"map_batches {_name(function)}", function
             case Process(processor=processor):
                 # What is put in once, an initial state, is data, and may be much.
-                what = f"process behind key_by({', '.join(map(repr, step.key))})"
+                what = f"process after key_by({', '.join(map(repr, step.key))})"
                 sent = processor.started() if isinstance(processor, HasInitialState) else processor
             case _:
                 continue
@@ -170,7 +170,7 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
     if goes_by not in (None, step.event_time):
         raise OptionError(
             f"step {uid}: event_time={step.event_time!r}, but its function goes by {goes_by!r}: "
-            f"what is late and when a session ends is told by one clock. Name the same column"
+            f"one clock decides what is late and when a session ends. Name the same column"
         )
     if mode == NO_TIME:
         raise OptionError(
@@ -181,11 +181,11 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
 
 
 def output_of(uid: str, given: pa.Schema | None, known: pa.Schema | None) -> pa.Schema:
-    """The columns that a step puts out.
+    """Return the columns that a step puts out.
 
     Args:
         uid: of the step, for messages.
-        given: as `process` was told; types may be wider than the function's.
+        given: as passed to `process`; types may be wider than the function's.
         known: as the function says.
 
     Raises:
@@ -208,7 +208,7 @@ def output_of(uid: str, given: pa.Schema | None, known: pa.Schema | None) -> pa.
 
 
 def _holds(given: pa.Schema, known: pa.Schema) -> bool:
-    """Whether columns with all values of the known ones are given, in any order."""
+    """True if columns with all values of the known ones are given, in any order."""
     if sorted(given.names) != sorted(known.names):
         return False
     try:
@@ -224,7 +224,7 @@ def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
 
 
 def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
-    """The columns that DataFrame code makes; told by what it makes of no rows."""
+    """Return the columns that DataFrame code makes, by running it on no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
     empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
     made = reduce(lambda rows, function: function(rows), stages.frames.functions, empty)

@@ -1,7 +1,7 @@
 """A pipeline in a loop of our own: no query of Spark's, no log but the manifests.
 
 Spark runs the tasks: one job for all epochs, or a job each. What Structured Streaming did is here:
-the planner lives in the driver, an epoch is planned behind the fence, and where it begins stands in
+the planner lives in the driver, an epoch is planned after the fence, and where it begins stands in
 the manifest of the one before.
 """
 
@@ -29,7 +29,7 @@ from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, Siz
 from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
-from tallystick.spark.execution import JOBS
+from tallystick.spark.cluster import JOBS
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe
@@ -43,7 +43,7 @@ SHOW_AGAIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LoopEpoch:
-    """What an epoch reads; see `running.EpochInput`."""
+    """An epoch's input; see `pipeline_run.EpochInput`."""
 
     sources: tuple[str, ...]
     previous_sources: tuple[str, ...]
@@ -74,7 +74,7 @@ class PlannedByUs:
         run: the pipeline.
         planner: asks Kafka.
         sizes: bounds the epochs; None: nothing does.
-        on_idle: told how far is read where there is nothing more to read.
+        on_idle: called with the positions where there is nothing more to read.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class PlannedByUs:
 
     @property
     def shown(self) -> SourceOffsets:
-        """Where the newest epoch has ended."""
+        """The positions where the newest epoch has ended."""
         return _offsets(self._ran.sources[0])
 
     def describe(self, ended: EpochEnded) -> dict[str, Any]:
-        """What the newest epoch read, and where its time went, for the progress."""
+        """Return what the newest epoch read, and where its time went, for the progress."""
         latest, parts = self._planner.latest(), self._run.parts
         return {
             "batchId": self._checkpoint_id,
@@ -194,7 +194,7 @@ class PlannedByUs:
 
 
 def sizes_of(run: PipelineRun, options: SourceOptions, when: Trigger) -> EpochSizes | None:
-    """What bounds the epochs of a run; None where the user wants all there is in one."""
+    """Return what bounds the epochs of a run; None where the user wants all there is in one."""
     if run.is_bounded and options.offset_count_max is None:
         return None
     limits = SizeLimits(
@@ -248,7 +248,7 @@ class _Run:
         self._show_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
-        """What runs the epochs; `note` makes an epoch's progress."""
+        """Return what runs the epochs; `note` makes an epoch's progress."""
 
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()

@@ -14,8 +14,8 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import read_manifest
 from tallystick.checkpoint.local.local_state import LocalState
 from tallystick.codec.formats import DEADLETTER
-from tallystick.epoch import manifest as m
 from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.rights import Right, reading, showing
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka import rights
@@ -39,13 +39,12 @@ from tallystick.run.steps import FrameStage, Step, arrange
 from tallystick.run.task import ReadPlan
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
-from tallystick.spark.cluster import Cluster
+from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
-from tallystick.spark.execution import JOBS, execution_of, tasks_at_once
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.late_rows import LateRows
+from tallystick.spark.listeners import LateRows
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -53,10 +52,9 @@ from tallystick.spark.reading import (
     find_topics,
     layout_of,
 )
-from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import OutputTopology, Sinks
 from tallystick.spark.streaming.epochs import engine_of
-from tallystick.spark.tasks import Unread, share
+from tallystick.spark.tasks import Shipment, Unread, share
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import SplitRange
@@ -65,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpochInput(Protocol):
-    """What an epoch reads, and its clock."""
+    """An epoch's sources, and its clock."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -74,7 +72,7 @@ class EpochInput(Protocol):
 
     @property
     def previous_sources(self) -> tuple[str, ...]:
-        """Those of the epoch before; none before the first."""
+        """The end offsets of the epoch before; none before the first."""
         ...
 
     @property
@@ -150,7 +148,8 @@ class PipelineRun:
         ):
             raise OptionError(
                 "dead letters of a pipeline with process or transform steps travel with the "
-                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another mode"
+                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another "
+                "mode than 'deadletter' in the source's value"
             )
 
     def _known_columns(self) -> pa.Schema | None:
@@ -234,7 +233,7 @@ class PipelineRun:
             self.cluster.close()
 
     def _check_circle(self, sink: KafkaOutput) -> None:
-        """Tell of output that is read again by this very pipeline."""
+        """Warn of output that is read again by this very pipeline."""
         if sink.topic in self._topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
@@ -255,7 +254,7 @@ class PipelineRun:
         return self._sinks.make_driver(identity, storage, listener=self.parts)
 
     def start_tasks(self) -> None:
-        """Start resident tasks, if they do the work; behind `make_driver`, which they need."""
+        """Start resident tasks, if they do the work; after `make_driver`, which they need."""
         if self.execution.kind == JOBS:
             return
         decider = self._topology.decider
@@ -267,7 +266,7 @@ class PipelineRun:
         self._gang.prepare()
 
     def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
-        """Divide readers and keys anew; to be called between two epochs.
+        """Divide readers and keys again; call it between two epochs.
 
         Args:
             parallelism: how many tasks read, and hold the keys of each step.
@@ -282,7 +281,7 @@ class PipelineRun:
             self._gang.prepare()
 
     def _known(self) -> tuple[object, ...]:
-        """What the plans of all epochs have in common."""
+        """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
         return (
             self._read.fetch,
@@ -304,7 +303,7 @@ class PipelineRun:
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """Of the transaction that an epoch is written in; the default where there is none."""
+        """The timeout of an epoch's transaction; the default where there is none."""
         decider = self._topology.decider
         return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
@@ -339,7 +338,7 @@ class PipelineRun:
         )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
-        """An epoch's rows behind the `transform` steps."""
+        """Return an epoch's rows after the `transform` steps."""
         rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
         for function in frames.functions:
             rows = function(rows)
@@ -347,7 +346,7 @@ class PipelineRun:
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
-    """What the planner is told of timers; nothing where there are none."""
+    """Return the planner's options for timers; empty where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}
 
@@ -373,7 +372,7 @@ def _check_dead_letters(options: SourceOptions, topology: OutputTopology) -> Non
         )
 
 
-def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
+def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
     """Refuse a checkpoint in which another pipeline's manifests lie.
 
     A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
@@ -390,7 +389,7 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
     folder = CheckpointFolder(storage)
     paths = folder.manifest_paths()
     newest = max(folder.done_by_spark(), default=-1)
-    logged = [path for path in paths if m.epoch_of(path) <= newest]
+    logged = [path for path in paths if epoch_of(path) <= newest]
     if not paths:
         return None
     # Before the first epoch is logged, whose the checkpoint is shows by any of them.
@@ -403,7 +402,7 @@ def check_checkpoint(storage: FileStorage, name: str) -> m.Manifest | None:
     return manifest if logged else None
 
 
-def newest_manifest(storage: FileStorage, name: str) -> m.Manifest | None:
+def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:
     """Return the newest manifest of a pipeline, committed or not; None: the checkpoint is new.
 
     Raises:

@@ -23,7 +23,7 @@ class SourceProgress:
         cluster_id: the cluster that it reads.
         group: the consumer group that shows its positions; "": none does.
         positions: the next offset to read of each partition.
-        latest: the end of each partition, as far as Spark has been told; may be empty.
+        latest: the end of each partition, as far as Spark knows; may be empty.
         skipped: ranges (from, to) that were lost unread, and that this epoch passed over.
     """
 

@@ -261,7 +261,7 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
     if options.value_mode == DEADLETTER and not dead_letters:
         raise OptionError(
             "value.mode=deadletter works in a Pipeline only, whose sink has a dead_letter_topic: "
-            "in a query of your own use permissive, and split the rows yourself by "
+            "in a query of your own use permissive as value.mode, and split the rows yourself by "
             "whether _corrupt_record is null"
         )
     return Layout(

@@ -16,7 +16,7 @@ from tallystick.spark.sinks import OutputTopology, Sinks
 
 @dataclass(frozen=True, slots=True)
 class SinkRecovery:
-    """What a recovery did in one sink.
+    """The outcome of a recovery in one sink.
 
     Args:
         uid: the sink's.
@@ -46,7 +46,7 @@ class SinkRecovery:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What `Pipeline.recover` did, and what it left; `print` it.
+    """The outcome of `Pipeline.recover`: what it did, and what it left; `print` it.
 
     Args:
         pipeline: its name.

@@ -28,8 +28,8 @@ from tallystick.run.sink_task import Branch, CollectPlan, FanOut
 from tallystick.run.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.session import log_what_is_missing
-from tallystick.spark.streaming.epoch_age import EpochAge
+from tallystick.spark.context import log_what_is_missing
+from tallystick.spark.listeners import EpochAge
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.values import Producer, TopicPartition
 

@@ -1,13 +1,93 @@
-"""The port that both engines are: what runs the tasks of an epoch, from splits on."""
+"""The port of both engines, and the plans of a Spark job on their way to its tasks.
 
+A task's function travels with all that it holds. Above 1 MiB (`spark.broadcast.
+UDFCompressionThreshold`) PySpark makes a broadcast variable of it, whose file lies on the driver's
+disk as long as the SparkContext lives: a file per job, for ever. A function of the user's that
+holds a table or a model is as large, and so are the splits or state files of ten thousand
+partitions. So large plans are broadcast here, and destroyed when their job has ended.
+"""
+
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from pyspark import Broadcast, SparkContext
+from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.run.keyed_epoch import KeyedEpoch
 from tallystick.run.sink_task import CollectPlan
 from tallystick.run.task import ReadPlan, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 256 << 10
+"""Plans from this size on are broadcast; a task's function holds three at most."""
+
+_Plan = TypeVar("_Plan")
+_SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+
+
+class Shipment:
+    """The plans for one job's tasks; leaving it destroys what was broadcast for them."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._broadcasts: list[Broadcast[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Destroy what was broadcast; the job has ended, or failed."""
+        while self._broadcasts:
+            try:
+                self._broadcasts.pop().destroy()
+            except Exception as failed:  # the session is stopping, perhaps; the job's error counts
+                logger.warning("a broadcast variable is not destroyed: %s", failed)
+
+    def pack(self, plan: _Plan) -> "Parcel[_Plan]":
+        """Return a parcel of a plan, for a task's function to hold."""
+        return Parcel(plan, self._ship)
+
+    def _ship(self, data: bytes) -> bytes | Broadcast[bytes]:
+        if len(data) < LARGE_BYTES:
+            return data
+        self._broadcasts.append(self._context.broadcast(data))
+        return self._broadcasts[-1]
+
+
+class Parcel(Generic[_Plan]):
+    """A plan that a task's function holds.
+
+    It is pickled when the function is, on the same thread, so that PySpark learns then of broadcast
+    variables of the user's own that are in it.
+    """
+
+    def __init__(
+        self, plan: _Plan, ship: Callable[[bytes], bytes | Broadcast[bytes]] | None = None
+    ) -> None:
+        self.plan = plan
+        self._ship = ship
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[bytes | Broadcast[bytes]], "Parcel[_Plan]"], tuple[object]]:
+        assert self._ship is not None, "tasks send no parcels on"
+        return _unpacked, (self._ship(_SERIALIZER.dumps(self.plan)),)
+
+
+def _unpacked(shipped: bytes | Broadcast[bytes]) -> Parcel[_Plan]:
+    return Parcel(_SERIALIZER.loads(shipped if isinstance(shipped, bytes) else shipped.value))
+
 
 Shares = tuple[tuple[SplitRange, ...], ...]
 """The splits of each reader."""
@@ -19,7 +99,7 @@ def share(parallelism: int, splits: tuple[SplitRange, ...], split_count_min: int
     Args:
         parallelism: how many tasks run at a time; there are no more readers.
         splits: one per partition.
-        split_count_min: partitions are cut until there are about so many pieces; None: they stay
+        split_count_min: partitions are cut until there are about this many pieces; None: they stay
             whole, and the reader of each is the one that Flink gives it.
     """
     pieces = cut_splits(splits, split_count_min)
@@ -38,7 +118,7 @@ class Unread:
 
     @property
     def is_cut(self) -> bool:
-        """Whether several readers have parts of one partition: their order is that of the rows."""
+        """True if several readers have parts of one partition: their order is that of the rows."""
         held = [{split.topic_partition for split in share} for share in self.shares]
         return sum(map(len, held)) > len(set[TopicPartition]().union(*held))
 

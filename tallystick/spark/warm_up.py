@@ -1,4 +1,4 @@
-"""What can be made ahead of all starts, once per machine and user."""
+"""The preparation that shortens all later starts, once per machine and user."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -48,10 +48,10 @@ def _start_and_end(jvm_options: str) -> None:
         Gang(context, Size(tasks=1), (), NAME, Event()).leave()
     finally:
         end(context)
-        _end_jvm()
+        end_jvm()
 
 
-def _end_jvm() -> None:
+def end_jvm() -> None:
     """End the JVM, which PySpark would keep for the next context; its last act is the archive."""
     gateway = SparkContext._gateway
     assert gateway is not None

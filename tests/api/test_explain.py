@@ -11,8 +11,7 @@ import pytest
 import tallystick as ts
 from tallystick.epoch import manifest as m
 from tallystick.errors import DataLossError, OptionError
-from tallystick.spark.cluster import Cluster
-from tallystick.spark.execution import JOBS, RESIDENT, Execution, execution_of, tasks_at_once
+from tallystick.spark.cluster import JOBS, RESIDENT, Cluster, Execution, execution_of, tasks_at_once
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import Producer

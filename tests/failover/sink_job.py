@@ -41,7 +41,7 @@ from tallystick.run.keyed_epoch import NO_STEPS
 from tallystick.run.task import Outlet, send
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.session import SETTINGS
+from tallystick.spark.context import SETTINGS
 from tallystick.spark.sinks import Sinks
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage

@@ -41,7 +41,7 @@ def test_the_life_of_a_savepoint(job, tmp_path):
     described = json.loads(call("savepoint", "describe", saved).output)
     assert described["steps"][0]["uid"] == "counts"
     restored = call("savepoint", "restore", saved, tmp_path / "new")
-    assert "goes on behind epoch 2" in restored.output
+    assert "goes on after epoch 2" in restored.output
     assert (tmp_path / "new" / "metadata").exists()
     assert call("savepoint", "delete", saved).exit_code == 0
     assert json.loads(call("savepoint", "list", saved.parent, "--json").output) == []

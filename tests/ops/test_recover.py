@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import tallystick as ts
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
-from tallystick.ops.cli import app
-from tallystick.ops.cli_recover import find_pipeline
+from tallystick.ops.cli import app, find_pipeline
 from tallystick.spark.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.kafka.task_sinks import taken_over

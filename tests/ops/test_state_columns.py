@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types
 
-from tallystick.ops.state_columns import schema_of, table_of
+from tallystick.ops.state_table import schema_of, table_of
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import regrouped
 from tallystick.state.key_groups import key_groups_of

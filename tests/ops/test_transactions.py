@@ -14,8 +14,8 @@ from tallystick.ops.transactions import (
     KAFKA,
     ONGOING,
     POSTGRES,
-    Lingering,
-    Standing,
+    LingeringTransaction,
+    TransactionStatus,
     describe,
     in_order,
     of_prefixes,
@@ -25,14 +25,18 @@ from tallystick.values import Producer
 PREFIX = "tallystick-flights"
 
 
-def lingering(task: int = 0, epoch: int = 7, prefix: str = PREFIX, **changes: object) -> Lingering:
+def lingering(
+    task: int = 0, epoch: int = 7, prefix: str = PREFIX, **changes: object
+) -> LingeringTransaction:
     """A task's transaction, of a producer epoch."""
     name = f"{prefix}/kafka-1/{task}/0"
-    made = Lingering(KAFKA, name, f"{name}:1:{epoch}", ONGOING, producer_id=1, producer_epoch=epoch)
+    made = LingeringTransaction(
+        KAFKA, name, f"{name}:1:{epoch}", ONGOING, producer_id=1, producer_epoch=epoch
+    )
     return replace(made, **changes)
 
 
-def named(*transactions: Lingering, epoch: int = 4) -> Manifest:
+def named(*transactions: LingeringTransaction, epoch: int = 4) -> Manifest:
     """A manifest that names them."""
     committables = [
         Committable(each.sink or "kafka-1", epoch, 0, each.name, 10, 1) for each in transactions
@@ -61,21 +65,22 @@ OTHER_WHOLE = replace(WHOLE, transactional_id="tallystick-other", name="tallysti
 WAITING = (("tallystick/5.json", named(ONE, epoch=5)),)
 
 TABLE = [
-    ("being ended", lingering(state="PrepareCommit"), view(named(ONE)), Standing.ENDING),
-    ("another program's", lingering(prefix="bank"), view(), Standing.FOREIGN),
+    ("being ended", lingering(state="PrepareCommit"), view(named(ONE)), TransactionStatus.ENDING),
+    ("another program's", lingering(prefix="bank"), view(), TransactionStatus.FOREIGN),
     ("another program's, no checkpoint", replace(WHOLE, transactional_id="bank"), None,
-     Standing.FOREIGN),
-    ("another pipeline's", OTHER_WHOLE, view(), Standing.FOREIGN),
-    ("no checkpoint", ONE, None, Standing.UNKNOWN),
-    ("whole epoch, no checkpoint", WHOLE, None, Standing.UNKNOWN),
-    ("whole epoch", WHOLE, view(doubt="who knows"), Standing.WHOLE_EPOCH),
-    ("due", ONE, view(named(ONE)), Standing.DUE),
-    ("due in doubt", ONE, view(named(ONE), doubt="who knows"), Standing.DUE),
-    ("named, of another producer epoch", lingering(epoch=8), view(named(ONE)), Standing.UNNAMED),
-    ("doubt", ONE, view(doubt="no token"), Standing.UNKNOWN),
-    ("named by nothing", ONE, view(named()), Standing.UNNAMED),
-    ("prepared", ONE, view(named(), undecided=WAITING), Standing.UNNAMED),
-    ("never a checkpoint", ONE, view(), Standing.UNNAMED),
+     TransactionStatus.FOREIGN),
+    ("another pipeline's", OTHER_WHOLE, view(), TransactionStatus.FOREIGN),
+    ("no checkpoint", ONE, None, TransactionStatus.UNKNOWN),
+    ("whole epoch, no checkpoint", WHOLE, None, TransactionStatus.UNKNOWN),
+    ("whole epoch", WHOLE, view(doubt="who knows"), TransactionStatus.WHOLE_EPOCH),
+    ("due", ONE, view(named(ONE)), TransactionStatus.DUE),
+    ("due in doubt", ONE, view(named(ONE), doubt="who knows"), TransactionStatus.DUE),
+    ("named, of another producer epoch", lingering(epoch=8), view(named(ONE)),
+     TransactionStatus.UNNAMED),
+    ("doubt", ONE, view(doubt="no token"), TransactionStatus.UNKNOWN),
+    ("named by nothing", ONE, view(named()), TransactionStatus.UNNAMED),
+    ("prepared", ONE, view(named(), undecided=WAITING), TransactionStatus.UNNAMED),
+    ("never a checkpoint", ONE, view(), TransactionStatus.UNNAMED),
 ]  # fmt: skip
 
 
@@ -107,11 +112,11 @@ checkpoints = st.builds(
 def test_only_what_the_decided_manifest_names_is_said_to_be_committed(transaction, checkpoint):
     said = describe(transaction, checkpoint)
 
-    assert ("commits it" in said.says) == (said.standing is Standing.DUE)
-    if said.standing is Standing.DUE:
+    assert ("commits it" in said.says) == (said.standing is TransactionStatus.DUE)
+    if said.standing is TransactionStatus.DUE:
         assert said.named in checkpoint.decided.committables
         assert said.named.name == transaction.name
-    if "aborts it" in said.says and said.standing is not Standing.WHOLE_EPOCH:
+    if "aborts it" in said.says and said.standing is not TransactionStatus.WHOLE_EPOCH:
         names = () if checkpoint.decided is None else checkpoint.decided.committables
         assert transaction.name not in {each.name for each in names if transaction.sink == ""}
         assert not checkpoint.doubt
@@ -142,4 +147,4 @@ def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
 
     said = [describe(each, view(named(ours))).standing for each in (ours, theirs)]
 
-    assert said == [Standing.DUE, Standing.UNNAMED]
+    assert said == [TransactionStatus.DUE, TransactionStatus.UNNAMED]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
-from tallystick.spark.class_archive import SILENT, _identity
+from tallystick.spark.class_archive import SILENT, fingerprint
 from tallystick.spark.context import LAUNCHER_OPTIONS, LIGHT_JVM
 
 LIGHT = f"-Xss16m {LIGHT_JVM}"
@@ -33,7 +33,7 @@ def options() -> str:
     A JVM that cannot make one leaves an empty file, so that it is asked only once.
     """
     os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
-    name = f"test-classes-{_identity(java_home())}.jsa"
+    name = f"test-classes-{fingerprint(java_home())}.jsa"
     archive = cache_directory() / name
     with one_process_at_a_time(archive):
         if not archive.exists():

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from tallystick.spark.context import JAVA_OPTIONS
-from tallystick.spark.warm_up import _end_jvm
+from tallystick.spark.warm_up import end_jvm
 from tallystick.testing import EmbeddedKafka
 
 
@@ -26,7 +26,7 @@ def main() -> None:
             crash_job.run(spark, {**spec, "foreach_batch": name == "query"}, commands)
     _use_sql(spark, Path(folder))
     spark.stop()
-    _end_jvm()
+    end_jvm()
 
 
 def _spec(kafka: EmbeddedKafka, name: str, folder: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import ATTEMPTS_MAX
 from tallystick.run.task import Report, WritePlan
-from tallystick.spark.failures import run_until_alive
+from tallystick.spark.jobs import run_until_alive
 from tallystick.spark.sinks import SinkCluster
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers

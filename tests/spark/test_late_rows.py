@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from tallystick.epoch import protocol as c
 from tallystick.ops import metrics
-from tallystick.spark.late_rows import LATE_ROWS, LateRows
+from tallystick.spark.listeners import LATE_ROWS, LateRows
 from tallystick.values import Producer
 
 RAN = c.EpochRan((), (), (("visits", 3), ("totals", 1)))

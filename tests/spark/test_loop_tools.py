@@ -211,7 +211,7 @@ def test_a_manifest_that_was_not_decided_is_never_taken_for_decided(
     report, told = tools.inspect(), tools.inspect(ask=tools.ask)
     assert (report.epoch, report.logged) == (newest, newest + 1)
     assert report.outputs[-1].standing == KAFKA_KNOWS
-    assert f"what is decided behind epoch {newest} is not known" in report.notes[-1]
+    assert f"what is decided after epoch {newest} is not known" in report.notes[-1]
     assert (told.epoch, told.outputs[-1].standing, told.notes) == (newest, UNDECIDED, ())
 
     with pytest.raises(ts.OptionError, match=f"epoch {newest + 1} has left a manifest"):

@@ -86,13 +86,13 @@ def test_functions_that_cannot_travel_to_tasks_are_named_with_what_is_in_the_way
         (read().map_batches(with_lock()), "step 1, map_batches clean:"),
         (
             keyed.process(vectorised, output=OUTPUT).map_batches(with_lock()),
-            "step 1, process behind key_by('user'):",
+            "step 1, process after key_by('user'):",
         ),
         (
             keyed.process(ts.deduplicate()).map_batches(with_lock()),
             "step 2, map_batches clean:",
         ),
-        (by_hand(with_lock()), "step 1, process behind key_by('user'):"),
+        (by_hand(with_lock()), "step 1, process after key_by('user'):"),
     ):
         said = refused(pipeline, tmp_path)
         assert named in said

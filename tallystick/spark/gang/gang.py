@@ -1,4 +1,4 @@
-"""A gang on the driver's side: the Spark job that its members are, and what they are told."""
+"""A gang on the driver's side: the Spark job of its members, and the orders they get."""
 
 import contextlib
 import logging
@@ -20,11 +20,18 @@ from tallystick.host.parent_process import check_parent
 from tallystick.run.gang.inbox import HELD_BYTES_MAX
 from tallystick.run.gang.replies import CUT, Replies
 from tallystick.run.task import Report
-from tallystick.spark.execution import is_local
+from tallystick.spark.cluster import is_local
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
-from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
-from tallystick.spark.shipment import Shipment
+from tallystick.spark.gang.messages import (
+    Failure,
+    Order,
+    PicklingError,
+    SharedObjects,
+    dumps,
+    loads,
+)
+from tallystick.spark.tasks import Shipment
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +116,7 @@ class Gang:
         self._epoch_max_s = epoch_max_s
         self._group = f"tallystick-{secrets.token_hex(8)}"
         self._secret = secrets.token_bytes(32)
-        self._known = Known(known)
+        self._known = SharedObjects(known)
         self._heard: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
         self._links: dict[int, Link] = {}
         self._stopped = stopped
@@ -129,7 +136,7 @@ class Gang:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a member is gone, so that nothing can be run here any more."""
+        """True if a member is gone, so that nothing can be run here any more."""
         return self._is_lost
 
     def run(self, order: Order) -> list[Report]:
@@ -145,7 +152,7 @@ class Gang:
         """
         data = self._known.dumps(order)
         for link in self._links.values():
-            self._tell(link, ORDER, order.run, data)
+            self._send(link, ORDER, order.run, data)
         replies = Replies(order.run, self._links, _read)
         give_up_s = None if self._epoch_max_s is None else time.monotonic() + self._epoch_max_s
         while replies.is_waiting:
@@ -155,7 +162,7 @@ class Gang:
             if replies.take(kind, index, run, found):
                 give_up_s = time.monotonic() + STOP_MAX_S
                 for link in self._links.values():
-                    self._tell(link, CANCEL, order.run)
+                    self._send(link, CANCEL, order.run)
         if replies.failure is not None:
             raise replies.failure
         return replies.reports
@@ -163,12 +170,12 @@ class Gang:
     def leave(self) -> None:
         """Let the members go: none has anything to do."""
         for link in self._links.values():
-            self._tell(link, LEAVE)
+            self._send(link, LEAVE)
         self._job_ended.wait(STOP_MAX_S)
         self.give_up()
 
     def give_up(self) -> None:
-        """End the members at once, whatever they do; who waits for them is told."""
+        """End the members at once, whatever they do; whoever waits for them gets an error."""
         self._is_lost = True
         stop_listening(self._listener)
         for link in self._links.values():
@@ -197,7 +204,7 @@ class Gang:
             f"not known: the epoch is aborted, and runs again in new ones"
         )
 
-    def _tell(self, link: Link, *message: Any) -> None:
+    def _send(self, link: Link, *message: Any) -> None:
         with contextlib.suppress(LinkBrokenError):  # whoever listens to it says so
             link.say(*message)
 
@@ -260,7 +267,7 @@ class Gang:
             self._links[index], addresses[index], self.pids[index] = link, address, pid
         stop_listening(self._listener)
         for index, link in self._links.items():
-            self._tell(link, *(addresses[at] for at in range(self.size.members)))
+            self._send(link, *(addresses[at] for at in range(self.size.members)))
             Thread(target=self._listen, args=(index, link), daemon=True).start()
         for _ in self._links:
             kind, _, _, found = self._next(time.monotonic() + STOP_MAX_S)
@@ -269,7 +276,7 @@ class Gang:
         self._warn_of_slots()
 
     def _warn_of_slots(self) -> None:
-        """Tell a user at once why other jobs of the application do nothing."""
+        """Warn a user at once why other jobs of the application do nothing."""
         slots, held = self._context.defaultParallelism, _held_slots.get(self._context, 0)
         if held >= slots:
             logger.warning(
@@ -338,7 +345,7 @@ class Gang:
 
 
 def _read(found: bytes) -> Any:
-    """What a member sent along."""
+    """Return what a member sent along."""
     sent = loads(found)
     return sent.to_error() if isinstance(sent, Failure) else sent
 
@@ -354,7 +361,7 @@ def _hold_slots(context: SparkContext, count: int) -> None:
 
 
 def _addresses(context: SparkContext) -> tuple[str, str]:
-    """Where the driver listens, and how executors reach it there; as Spark's own driver."""
+    """Return where the driver listens, and how executors reach it there; as Spark's own driver."""
     if is_local(context):
         return "127.0.0.1", "127.0.0.1"
     conf = context.getConf()

@@ -1,4 +1,4 @@
-"""What driver and members say to each other, pickled; the only place that unpickles anything.
+"""The messages between driver and members, pickled; the only place that unpickles anything.
 
 It comes over a `link.Link`, so from a process that knows the gang's secret.
 """
@@ -41,7 +41,7 @@ class Order:
         unread: what its readers read.
         first: where they send their rows.
         plans: of the keyed steps.
-        writer_count: how many tasks write; 0: the last ones before them tell what they did.
+        writer_count: how many tasks write; 0: the last tasks before them report instead.
         write: what those tasks do.
         attempt_number: of tasks that send to sinks of their own; from 1 on, members of a lost gang
             may have begun transactions there.
@@ -58,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a member.
+    """The error of a member.
 
     Args:
         pickled: the error; nothing where it cannot be pickled and read again, or is no `Exception`.
@@ -74,7 +74,7 @@ class Failure:
         """Return the error, of its own class where that can travel."""
         try:
             error: Exception = loads(self.pickled)
-        except Exception:  # the class is not to be had here, perhaps
+        except Exception:  # the class may not be importable here
             error = TallystickError(self.line)
         error.add_note(self.note)
         return error
@@ -100,7 +100,7 @@ class _Unpickler(pickle.Unpickler):
         return self._known[number]
 
 
-class Known:
+class SharedObjects:
     """Objects that driver and members both have, in one order.
 
     They go to the members once, when the gang starts: settings, layouts, the user's functions. What

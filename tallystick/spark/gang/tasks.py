@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from tallystick.run.keyed_epoch import KeyedEpoch
 from tallystick.run.sink_task import CollectPlan
 from tallystick.run.task import Report, WritePlan
-from tallystick.spark.execution import is_local, members_max
+from tallystick.spark.cluster import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
     GangLostError,
@@ -112,7 +112,7 @@ class GangTasks:
             except GangTooLargeError as error:
                 logger.warning(
                     "pipeline %s: Spark has slots for %d of its %d resident tasks: it runs with "
-                    "so many until one is lost",
+                    "that many until one is lost",
                     self._name,
                     error.there,
                     size.tasks,
@@ -127,7 +127,7 @@ class GangTasks:
             raise GangStoppedError(f"pipeline {self._name!r} was stopped")
 
     def resize(self, size: Size, known: Sequence[Any]) -> None:
-        """Let the tasks go, and have so many others in their place."""
+        """End the tasks, and start as many as the new size says."""
         with self._lock:
             if self._gang is not None and not self._gang.is_lost:
                 self._gang.leave()
@@ -139,7 +139,7 @@ class GangTasks:
         def start() -> None:
             try:
                 self.start()
-            except Exception as error:  # the first epoch tries again, and tells
+            except Exception as error:  # the first epoch tries again, and raises
                 logger.info("pipeline %s: its resident tasks do not start: %s", self._name, error)
 
         Thread(target=start, daemon=True, name=f"gang of {self._name}, start").start()

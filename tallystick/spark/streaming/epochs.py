@@ -11,13 +11,12 @@ from tallystick.run.keyed_epoch import NO_STEPS, KeyedSteps
 from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.shipment import Shipment
 from tallystick.spark.sinks import OutputTopology, Sinks
 from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
 from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.streaming.offset_reporter import at_end, listen
 from tallystick.spark.streaming.source import FORMAT
-from tallystick.spark.tasks import Unread
+from tallystick.spark.tasks import Shipment, Unread
 from tallystick.storage.file_storage import FileStorage
 
 
@@ -68,9 +67,9 @@ def foreach_batch_runner(
 def _usable(topology: OutputTopology) -> OutputTopology:
     if topology.dead_letter_topic is not None:
         raise OptionError(
-            f"dead_letter_topic={topology.dead_letter_topic!r} works in a Pipeline only: behind a "
-            f"query of your own, write malformed rows with a second sink, or read in mode "
-            f"permissive and split them"
+            f"dead_letter_topic={topology.dead_letter_topic!r} works in a Pipeline only: after a "
+            f"query of your own, write malformed rows with a second sink, or read with "
+            f"the option value.mode=permissive and split them"
         )
     return topology
 

@@ -1,4 +1,4 @@
-"""What Spark's own objects of running queries tell: which one calls, what it reads and has done."""
+"""Spark's own objects of running queries: which one calls, what it reads and has done."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def query_id_of(spark: SparkSession) -> str:
     """Spark's id of the query whose micro-batch a session is of.
 
     The session does, for each query has a copy of its own; for rows of another session the thread
-    does, if Spark calls it or it takes over what is told of the one that Spark calls.
+    does, if Spark calls it or it takes over the calls meant for the one that Spark calls.
 
     Raises:
         OptionError: it is none's.
@@ -179,7 +179,7 @@ def check_is_read(
 
 
 def _items(sequence: Any) -> Iterator[Any]:
-    """What a Scala collection holds."""
+    """Return the items of a Scala collection."""
     iterator = sequence.iterator()
     while iterator.hasNext():
         yield iterator.next()

@@ -1,4 +1,4 @@
-"""What Structured Streaming calls per micro-batch: the bridge from its checkpoint to ours.
+"""Structured Streaming's call per micro-batch: the bridge from its checkpoint to ours.
 
 Spark writes `offsets/N` before it calls and `commits/N` after; both hold per source a line of JSON.
 That log and our manifests share one checkpoint location, so they are found, copied and lost
@@ -70,7 +70,7 @@ class Batch:
 
     @property
     def previous_sources(self) -> tuple[str, ...]:
-        """Those of the micro-batch before; none before the first."""
+        """The end offsets of the micro-batch before; none before the first."""
         return self.log.batch(self.batch_id - 1).sources if self.batch_id > 0 else ()
 
 
@@ -96,8 +96,8 @@ class _Witness:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """What the epochs of one query run share."""
+class _OpenRun:
+    """The parts that the epochs of one query run share."""
 
     run_id: str
     storage: FileStorage
@@ -141,7 +141,7 @@ class EpochRunner:
         self._make_engine = make_engine
         self._accepted = accepted
         self._close = close
-        self._opened: _Opened | None = None
+        self._opened: _OpenRun | None = None
         self._called: int | None = None  # the newest micro-batch that was handed to the driver
         self._failed: BaseException | None = None  # what the first call that failed has raised
         self._turn = Lock()  # of the calls: a function may make them from several threads
@@ -199,13 +199,13 @@ class EpochRunner:
         raise refusal
 
     def fail(self, error: BaseException) -> None:
-        """A call came from where its micro-batch cannot be told: nothing is written any more."""
+        """Refuse further writes: a call's micro-batch cannot be known."""
         self._failed = self._failed or error
 
     def fail_with_note(
         self, error: BaseException, rows: DataFrame, batch_id: int, checkpoint: str
     ) -> None:
-        """The same, of a call that may be of this micro-batch; behind one that is under way."""
+        """Do the same for a call that may be of this micro-batch, after one that is under way."""
         self._fail_with_note(error, _Call(rows, batch_id), checkpoint)
 
     def _fail_with_note(self, error: BaseException, call: _Call, checkpoint: str = "") -> None:
@@ -240,13 +240,13 @@ class EpochRunner:
     def _note_failure(self, call: _Call, checkpoint: str = "") -> None:
         """Let the next run know: the function may return all the same, and Spark log its end.
 
-        A call behind another one in the same micro-batch is noted as such: the first one may have
+        A call after another one in the same micro-batch is noted as such: the first one may have
         committed it, even if it failed.
         """
         number, opened = call.batch_id, self._opened
-        behind = "" if opened is None else opened.driver.coordinator.manifest_path(number)
-        is_second = not call.is_first and number == self._called and bool(behind)
-        path = partial_path(behind) if is_second else failed_path(number, behind)
+        earlier = "" if opened is None else opened.driver.coordinator.manifest_path(number)
+        is_second = not call.is_first and number == self._called and bool(earlier)
+        path = partial_path(earlier) if is_second else failed_path(number, earlier)
         note(call.rows, number, path, checkpoint)
         call.is_noted = True
 
@@ -270,7 +270,7 @@ class EpochRunner:
     def _name_in(self, run: QueryRun) -> str:
         return self._name or run.query_name or run.query_id
 
-    def _open(self, run_id: str, run: QueryRun) -> _Opened:
+    def _open(self, run_id: str, run: QueryRun) -> _OpenRun:
         storage = FileStorage(run.checkpoint)
         refuse_savepoint(storage)
         name = self._name_in(run)
@@ -283,7 +283,7 @@ class EpochRunner:
         )
         log = SparkLog(storage)
         driver = self._make_driver(run, identity, storage)
-        return _Opened(run_id, storage, log, driver)
+        return _OpenRun(run_id, storage, log, driver)
 
 
 def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -> None:
@@ -374,7 +374,7 @@ class RunnerPerRun:
             _refused.update(dict.fromkeys({*at_work, *self._runners}, error))
             owners = [(run_id, _sink_of_run.get(run_id)) for run_id in at_work]
         for run_id, owner in owners:
-            # Seen here, or it sees behind its own making that its run is refused.
+            # Seen here, or it sees after its own making that its run is refused.
             runner = None if owner is None else owner._runners.get(run_id)
             if runner is None:
                 note(rows, batch_id, checkpoint=at_work[run_id])

@@ -71,7 +71,7 @@ class StreamPlanner:
         self._is_bounded_by_now = True
 
     def first(self) -> SourceOffsets:
-        """Where a new query starts; resolved once.
+        """Return where a new query starts; resolved once.
 
         Spark also asks when it is to run the very first epoch again, and uses the answer for
         nothing: that epoch's log entry has its starts. So what is wrong with it is an error only
@@ -105,7 +105,7 @@ class StreamPlanner:
             self._discover(start)
         if not (self._is_bounded_by_now and self._ends):
             self._look(start)
-        elif unresolved := self._enumerator.unresolved:  # planned again, behind the same look
+        elif unresolved := self._enumerator.unresolved:  # planned again, after the same look
             self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
         plan = self._enumerator.plan(offset_count_max)
         self.waiting = plan.waiting
@@ -150,7 +150,7 @@ class StreamPlanner:
         return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
 
     def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
-        """What is named and is not there stopped a new query; here it may have been dropped."""
+        """Warn of named topics that are missing: they may have been dropped since."""
         subscription = self._options.subscription
         there = set(partitions_of(subscription, found)) | start.positions.keys()
         if isinstance(subscription, Assignment):
@@ -246,7 +246,7 @@ class StreamPlanner:
         return self._broker.list_offsets(partitions, at, absent_after_s=METADATA_LAG_MAX_S)
 
     def _is_ripe(self, plan: Plan) -> bool:
-        """Whether the epoch is worth its cost; one that changes more than positions always is."""
+        """True if the epoch is worth its cost; one that changes more than positions always is."""
         if plan.offsets.starts or not plan.waiting or self._is_bounded_by_now:
             return True
         waited_ms = (
@@ -262,7 +262,7 @@ class StreamPlanner:
         )
 
     def _is_tick_due(self, start: SourceOffsets) -> bool:
-        """Whether timers are to be looked for in an epoch without records.
+        """True if timers are to be looked for in an epoch without records.
 
         Event time moves with records only: what they moved is looked at once, as Spark does, and
         also under the trigger availableNow. The clock moves always, so such a query never ends by

@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.stop_at_what_is_there()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query starts; resolved once, and logged with its first epoch."""
+        """Return where a new query starts; resolved once, and logged with its first epoch."""
         return self._planner.first().to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802

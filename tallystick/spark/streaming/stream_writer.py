@@ -51,7 +51,7 @@ SINKS_MAX = 8
 
 
 class PreparedMessage(WriterCommitMessage):
-    """What a task hands to the driver: JSON, since Spark pickles the message."""
+    """The message of a task to the driver: JSON, since Spark pickles the message."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -68,7 +68,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     Args:
         options: of the query, as Spark hands them over.
-        listener: told every event of the driver.
+        listener: gets every event of the driver.
 
     Raises:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
@@ -80,7 +80,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._for_tasks: tuple[PlannedEpoch, Owner, TransactionPlan | None] | None = None
 
     def __reduce__(self) -> tuple[type, tuple[PlannedEpoch, Owner, TransactionPlan | None]]:
-        """What tasks get in its place; that it is pickled is all that tells a plan from a commit.
+        """Return what tasks get in its place; only pickling distinguishes a plan from a commit.
 
         Spark pickles it twice.
         """
@@ -195,7 +195,7 @@ def _written(
 def read_messages(
     messages: Sequence[WriterCommitMessage | None],
 ) -> tuple[PlannedEpoch | None, tuple[Committable, ...]]:
-    """What tasks said: of which plan they were, and what they prepared. None: none has reported."""
+    """Return which plan the tasks were of, and what they prepared; None: none has reported."""
     planned: PlannedEpoch | None = None
     committables: list[Committable] = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""The driver's side of `writeStream.format("tallystick")`: before the tasks, and behind them.
+"""The driver's side of `writeStream.format("tallystick")`: before the tasks, and after them.
 
     plan process      streamWriter ─► pickled for the tasks       `plan`: recover, let tasks begin
     tasks             begin ─► write … ─► prepare ─► message
@@ -10,12 +10,12 @@ memory, with each other or with the user's program; what one knows the other get
 
 Invariants:
     * No task of an epoch begins before everything that was decided is committed, and all else is
-      aborted: tasks run what is pickled by the plan, and it is pickled behind the recovery.
+      aborted: tasks run what is pickled by the plan, and it is pickled after the recovery.
     * The plan takes the log of decisions over. A commit goes on with the plan's hold and takes over
       from nobody, so a driver that was replaced cannot decide.
     * An epoch that is decided already has no tasks that write.
     * `give_up` aborts only what it proved undecided, and cannot be decided any more: Spark calls it
-      also when a commit failed, before or behind the decision.
+      also when a commit failed, before or after the decision.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ OpenSink = Callable[[Owner, str, frozenset[str]], TwoPhaseCommitSink]
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpoch:
-    """What the plan of an epoch found; it goes with the tasks, and comes back with their messages.
+    """The result of planning an epoch; it goes with the tasks, and comes back with their messages.
 
     Args:
         checkpoint_id: the epoch.
@@ -89,7 +89,7 @@ class PlannedEpoch:
     lost: tuple[Lost, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
-        """Of JSON's own types."""
+        """Return it in JSON's own types."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "hold": self.hold,
@@ -107,14 +107,14 @@ class PlannedEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """What this process planned last for a checkpoint."""
+class _LastPlan:
+    """The epoch that this process planned last for a checkpoint."""
 
     checkpoint_id: int
     run: str
 
 
-_planned: dict[str, _Planned] = {}
+_planned: dict[str, _LastPlan] = {}
 """By lineage. Only saves work: Spark may ask another process any time."""
 
 
@@ -128,7 +128,7 @@ class WriteEpochs:
         id_prefix: of transactional ids; None: the query's id, not its name: another query of the
             same name, on another checkpoint, would abort this one's transactions.
         open_sink: connects, or gives what is connected already.
-        listener: told every event of the driver.
+        listener: gets every event of the driver.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class WriteEpochs:
         following = None if checkpoint_id % RECOVER_EVERY == 0 else self._next(checkpoint_id)
         planned = following or self._recovered(checkpoint_id)
         if planned.hold is not None:
-            _planned[self._identity.lineage] = _Planned(checkpoint_id, planned.hold.run)
+            _planned[self._identity.lineage] = _LastPlan(checkpoint_id, planned.hold.run)
         return planned
 
     def transaction_plan(self) -> TransactionPlan:
-        """How tasks write; asked behind `plan`."""
+        """Return how tasks write; call it after `plan`."""
         return self._sink().plan()
 
     def decide(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
@@ -204,7 +204,7 @@ class WriteEpochs:
             self._sinks().abort(to_abort(committables, named))
 
     def _decided_last(self) -> tuple[Committable, ...] | None:
-        """What the newest decision names; None where that cannot be told."""
+        """Return what the newest decision names; None where that is not known."""
         newest = newest_entry(self._storage)
         token = None if newest is None else newest.token
         if token is None or not token.manifest_path:
@@ -213,9 +213,9 @@ class WriteEpochs:
         return None if manifest is None else manifest.committables
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
-        """The epoch behind the one that this process planned last, which is decided since.
+        """The epoch after the one that this process planned last, which is decided since.
 
-        Spark asks for it only once it has logged that one, so behind its commit: all is settled.
+        Spark asks for it only once it has logged that one, so after its commit: all is settled.
         """
         last = _planned.get(self._identity.lineage)
         if last is None or last.checkpoint_id != checkpoint_id - 1:
@@ -231,7 +231,7 @@ class WriteEpochs:
     def _recovered(self, checkpoint_id: int) -> PlannedEpoch:
         refuse_savepoint(self._storage)
         earlier = transactional_ids(self._storage) - {self._transactional_id}
-        sinks = _Noting(self._sinks(earlier))
+        sinks = _NotedSinks(self._sinks(earlier))
         log = self._taken_over()
         request = self._request(checkpoint_id)
         producer = self._driver(log, sinks, checkpoint_id).recover(request)
@@ -307,7 +307,8 @@ class PreparedEpoch:
                 f"epoch {checkpoint_id}: transactions of its tasks were aborted before they could "
                 f"be committed, by a timeout or by hand: {self._gone}. Nothing of the epoch is "
                 f"visible. Start the query again: the epoch is run again, nothing is lost or "
-                f"repeated. If it comes back, give transactions a longer timeout."
+                f"repeated. If it comes back, raise the "
+                f"sink's option transaction.timeout.ms."
             )
         # How tasks may be run again, and beside each other, is known to Spark's driver only.
         return Prepared((), committables=self._committables, has_strays=True)
@@ -321,7 +322,7 @@ class PreparedEpoch:
         return (*lost, *(each for each in before if each is not None))
 
     def lingering(self) -> tuple[Committable, ...]:
-        """What failed attempts left; what waits for this very decision does not linger."""
+        """Return what failed attempts left; what waits for this very decision does not linger."""
         return to_abort(self._sinks.lingering(), self._committables)
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
@@ -340,7 +341,7 @@ class PreparedEpoch:
         """The plan has checked it."""
 
 
-class _Noting:
+class _NotedSinks:
     """Sinks, and what they lost."""
 
     def __init__(self, sinks: Participants) -> None:
@@ -365,7 +366,7 @@ class _Noting:
 
 
 def digest_of(sources: tuple[str, ...]) -> str:
-    """What tells one end of an epoch from another; it travels with every task's message."""
+    """Return a digest of an epoch's end offsets; it travels with every task's message."""
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
 

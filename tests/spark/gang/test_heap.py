@@ -9,7 +9,7 @@ import pytest
 BLOCKS = """
 import resource
 import numpy
-from tallystick.spark.gang.heap import keep_freed_memory
+from tallystick.spark.gang.member import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -21,7 +21,7 @@ from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, GangLostError, Size
 from tallystick.spark.gang.link import Link, listen
 from tallystick.spark.gang.member import Spec, serve
-from tallystick.spark.shipment import Parcel
+from tallystick.spark.tasks import Parcel
 from tests.spark.gang.forked import (
     WAIT_S,
     Numbers,

@@ -18,7 +18,14 @@ from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.task import EncodePlan, ReadPlan, WritePlan
-from tallystick.spark.gang.messages import Failure, Known, Order, PicklingError, dumps, loads
+from tallystick.spark.gang.messages import (
+    Failure,
+    Order,
+    PicklingError,
+    SharedObjects,
+    dumps,
+    loads,
+)
 from tallystick.spark.tasks import Unread
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.vectorised import vectorised
@@ -62,13 +69,13 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
 
 def test_an_order_leaves_out_what_members_have_and_stays_small() -> None:
     order, shared = keyed_order({number: str(number) for number in range(100_000)})
-    known = Known(shared)
+    known = SharedObjects(shared)
     data = known.dumps(order)
     assert len(data) < ORDER_BYTES_MAX
     assert len(dumps(order)) > 1_000_000
 
     members: Any = loads(dumps(known.objects))
-    again = Known.loads(data, members)
+    again = SharedObjects.loads(data, members)
     assert again.unread.shares == order.unread.shares
     assert again.unread.plan.layout is members[known.objects.index(order.unread.plan.layout)]
     assert again.plans[1].step is members[known.objects.index(order.plans[1].step)]
@@ -78,20 +85,22 @@ def test_an_order_leaves_out_what_members_have_and_stays_small() -> None:
 
 def test_only_the_very_object_is_left_out() -> None:
     """One that is equal may be changed later; what the order has travels."""
-    known = Known([("one", 1), {"two": 2}])
+    known = SharedObjects([("one", 1), {"two": 2}])
     equal: Any = {"two": 2}
     data = known.dumps(Order(1, equal, known.objects[0], (), 0, known.objects[1]))
-    again: Any = Known.loads(data, ("first", "second"))
+    again: Any = SharedObjects.loads(data, ("first", "second"))
     assert (again.first, again.write, again.unread) == ("first", "second", equal)
 
 
-@pytest.mark.parametrize("shared", Known.SHARED, ids=repr)
+@pytest.mark.parametrize("shared", SharedObjects.SHARED, ids=repr)
 def test_what_all_of_python_shares_stands_for_itself(shared: Any) -> None:
-    known = Known([shared, CONFIG])
+    known = SharedObjects([shared, CONFIG])
     order, _ = keyed_order({})
-    again = Known.loads(known.dumps(Order(1, shared, shared, (), 0, shared)), ("of the member",))
+    again = SharedObjects.loads(
+        known.dumps(Order(1, shared, shared, (), 0, shared)), ("of the member",)
+    )
     assert (again.unread, again.first, again.write) == (shared, shared, shared)
-    assert Known.loads(known.dumps(order), (CONFIG,)).run == 3
+    assert SharedObjects.loads(known.dumps(order), (CONFIG,)).run == 3
 
 
 def test_functions_of_functions_arrive() -> None:

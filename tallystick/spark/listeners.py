@@ -1,32 +1,70 @@
-"""Tells of epochs that take nearly as long as Kafka lets their one transaction be open.
-
-The driver's own clock only raises the suspicion, since a transaction begins with its first row,
-perhaps long after its epoch: then Kafka is asked for how long it has been open.
-
-Source: the behaviour of Flink's enableTransactionTimeoutWarnings.
-"""
+"""Listeners of a driver: late rows for metrics, warnings before a transaction times out."""
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
-from tallystick.epoch import protocol as c
+from tallystick.epoch import protocol
 from tallystick.epoch.two_phase import Timeout
 from tallystick.errors import RetriableError, TallystickError
+from tallystick.run.driver import Listener
 from tallystick.values import Producer
+
+LATE_ROWS: Counter[tuple[str, str]] = Counter()
+"""By the pipeline's name and the step's uid, since this process began."""
+
+
+class LateRows:
+    """A listener that counts them, and passes every event on.
+
+    An epoch counts once, when it is committed, as its output does; where the answer to the commit
+    is lost, it is left out.
+
+    Args:
+        pipeline: its name.
+        listener: the user's; None: there is none.
+    """
+
+    def __init__(self, pipeline: str, listener: Listener | None) -> None:
+        self._pipeline = pipeline
+        self._listener = listener
+        self._ran: tuple[tuple[str, int], ...] = ()
+
+    def __call__(self, event: protocol.Event) -> None:
+        """See `run.driver.Listener`."""
+        match event:
+            case (
+                protocol.EpochRequested() | protocol.ProducerFenced()
+            ):  # what ran before is not committed next
+                self._ran = ()
+            case protocol.EpochRan():
+                self._ran = event.late
+            case protocol.TransactionCommitted():
+                for step, count in self._ran:
+                    LATE_ROWS[self._pipeline, step] += count
+                self._ran = ()
+        if self._listener is not None:
+            self._listener(event)
+
 
 logger = logging.getLogger(__name__)
 
 
 class EpochAge:
-    """A listener of the driver.
+    """A listener that warns of epochs that take nearly as long as their transaction may be open.
+
+    The driver's own clock only raises the suspicion, since a transaction begins with its first row,
+    perhaps long after its epoch: then Kafka is asked for how long it has been open.
+
+    Source: the behaviour of Flink's enableTransactionTimeoutWarnings.
 
     Args:
         pipeline: its name.
         timeout: of the epochs' transactions.
         begun_ms: when Kafka says that the open transaction of an id was begun, in ms since 1970;
             0: none is open.
-        listener: told every event too.
+        listener: gets every event too.
     """
 
     def __init__(
@@ -34,7 +72,7 @@ class EpochAge:
         pipeline: str,
         timeout: Timeout,
         begun_ms: Callable[[str], int],
-        listener: Callable[[c.Event], None],
+        listener: Callable[[protocol.Event], None],
     ) -> None:
         self._pipeline = pipeline
         self._timeout = timeout
@@ -44,15 +82,15 @@ class EpochAge:
         self._since = 0.0
 
     def begin(self, producer: Producer) -> None:
-        """The tasks of an epoch may write from now on."""
+        """Note that the tasks of an epoch may write from now on."""
         self._producer, self._since = producer, time.monotonic()
 
-    def __call__(self, event: c.Event) -> None:
+    def __call__(self, event: protocol.Event) -> None:
         """Look at the clock where an epoch has been written, or could not be."""
         match event:
-            case c.OutputCounted():
+            case protocol.OutputCounted():
                 self._look()
-            case c.ActionFailed(error) if isinstance(error, RetriableError):
+            case protocol.ActionFailed(error) if isinstance(error, RetriableError):
                 self._explain()
         self._listener(event)
 
