@@ -16,7 +16,6 @@ from tallystick.host.user_cache import cache_directory
 
 WARM_UP_MODULES = (
     "tallystick.kafka.records",
-    "tallystick.postgres.binary_copy",
     "tallystick.codec.json_writer",
     "tallystick.codec.rows",
     "tallystick.codec.avro.reader",

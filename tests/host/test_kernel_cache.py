@@ -1,9 +1,11 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from tallystick.host import kernel_cache
 
@@ -61,3 +63,21 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(
 
     assert kernel_cache.kernel_directory() != shared
     assert kernel_cache.kernel_directory().stat().st_mode & 0o077 == 0
+
+
+def test_warm_up_compiles_every_kernel_that_python_calls() -> None:
+    kernel_cache.warm_up()
+
+    paths = set(Path("tallystick").rglob("*kernels.py"))
+    paths.remove(Path("tallystick/codec/json_token_kernels.py"))  # called by other kernels only
+    modules = [import_module(".".join(path.with_suffix("").parts)) for path in paths]
+    kernels = [
+        kernel
+        for module in modules
+        for kernel in vars(module).values()
+        if isinstance(kernel, Dispatcher)
+        and kernel.__module__ == module.__name__
+        and not kernel.__name__.startswith("_")
+    ]
+    assert len(kernels) > 40
+    assert [kernel for kernel in kernels if not kernel.signatures] == []
