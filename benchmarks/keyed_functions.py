@@ -5,8 +5,8 @@
 
 An epoch is all that its task does between getting its rows and handing over its output: keys told
 apart, state read from LMDB, the function, state written, changes sorted and encoded as a changelog
-file. Behind it, on its own, the changes' way into LMDB for the next epoch. CPU time of this process
-(one thread), the best of several epochs behind the first, in which all keys are new.
+file. After it, on its own, the changes' way into LMDB for the next epoch. CPU time of this process
+(one thread), the best of several epochs after the first, in which all keys are new.
 """
 
 import sys

@@ -4,7 +4,7 @@
 
 The processor is a running count and sum. An epoch is all of it: rows by key, the calls, the sorted
 changes, the changelog's bytes written and synced, and the local store brought to the new version.
-CPU time in microseconds, best of several epochs behind the first, so that a busy machine disturbs
+CPU time in microseconds, best of several epochs after the first, so that a busy machine disturbs
 little.
 """
 

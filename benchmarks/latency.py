@@ -145,7 +145,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rate", type=int, default=RATE, help="records per second")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP_S, help="seconds behind the first")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP_S, help="seconds after the first")
     parser.add_argument("--seconds", type=int, default=MEASURED_S, help="that count")
     parser.add_argument(
         "--start-max", type=int, default=START_MAX_S, help="seconds to the first update"

@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 INPUT, OUTPUT = "events", "counts"
 RECORDS_PER_KEY = 3
 AROUND_S = 8.0
-"""So long before and behind each rescale its commits are looked at."""
+"""So long before and after each rescale its commits are looked at."""
 POLL_S = 0.002
 FLOW_MAX_S = 3600
 

@@ -164,7 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-parallelism", type=int, default=MAX_PARALLELISM, help="key groups")
     parser.add_argument("--from", type=int, default=FROM, dest="parallelism", help="tasks")
     parser.add_argument("--to", type=int, default=TO, help="tasks after the rescale")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="behind the first")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="after the first")
     parser.add_argument("--changed", type=float, default=CHANGED, help="share of the keys, each")
     parser.add_argument("--checkpoint", help="a URI, where the state files go and stay")
     parser.add_argument("--work", type=Path, default=HERE / "work")

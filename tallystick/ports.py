@@ -26,7 +26,7 @@ from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartitio
 
 
 class Decider(Protocol):
-    """What decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
+    """Decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
 
     A decision is one durable fact, a token. Whoever fences as the newest owner, and only that run,
     can decide from then on; so nothing is decided after it has asked what was.
@@ -34,7 +34,7 @@ class Decider(Protocol):
 
     @property
     def name(self) -> DeciderName:
-        """Which one it is. A checkpoint has the same one from its first start on."""
+        """The name of this decider. A checkpoint has the same one from its first start on."""
         ...
 
     def fence(self, current: Producer | None) -> Producer:
@@ -126,7 +126,7 @@ class Broker(Protocol):
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
-        """What DescribeProducers says this producer epoch wrote last; absent where nothing.
+        """Return what DescribeProducers says that this producer epoch wrote last; absent: nothing.
 
         Covers the given partitions and every other one that the open transaction touched: a stray
         attempt may have written where nobody reported.
@@ -150,7 +150,7 @@ class Broker(Protocol):
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """Rows of this producer epoch that Kafka committed behind the reported ones.
+        """Rows of this producer epoch that Kafka committed after the reported ones.
 
         Reads on from each range's last offset to the transaction's marker; partitions without
         foreign rows are absent.
@@ -182,7 +182,7 @@ class Fetch(Protocol):
 
 
 class Writer(Protocol):
-    """What one attempt of a writing task writes with one producer. Only its process uses it.
+    """Writes the rows of one attempt of a writing task, with one producer and in one process.
 
     Kafka cannot tell two attempts with one producer apart: they share its id and epoch. The guards
     against that are the task's (`run.task.WritePlan`); this port tells what they look at.
@@ -253,7 +253,7 @@ class Participants(Protocol):
         ...
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
-        """Check, where a system can tell, that nobody has gone on behind what was committed last.
+        """Check, where a system can tell, that nobody has gone on after what was committed last.
 
         A copy of a checkpoint has a copy of its log of decisions too, which cannot tell.
 
@@ -317,7 +317,7 @@ class StateStore(Protocol):
     """
 
     def version(self) -> Version | None:
-        """What it holds; None if it is empty, or was left in the middle of a change."""
+        """The version that it holds; None if it is empty, or was left in the middle of a change."""
         ...
 
     def apply(
@@ -338,8 +338,8 @@ class StateStore(Protocol):
         ...
 
 
-class Prepared(NamedTuple):
-    """What an epoch left, and does not count yet: rows, files of state, prepared transactions.
+class EpochResult(NamedTuple):
+    """The result of an epoch that does not count yet: rows, files of state, prepared transactions.
 
     Args:
         produced: the rows in the producer's open transaction.
@@ -358,11 +358,11 @@ class Prepared(NamedTuple):
 
 
 class Engine(Protocol):
-    """What runs the data part of an epoch: tasks of Spark's."""
+    """Runs the data part of an epoch: tasks of Spark's."""
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """Read, transform and write all of the epoch into the producer's open transaction.
 
         Goes on from the committed `state`. Returns after every task has reported, and so has
@@ -372,7 +372,7 @@ class Engine(Protocol):
 
 
 class PlannedEpoch(NamedTuple):
-    """What an epoch reads: JSON texts, one per source; `sources` is None if there is nothing."""
+    """The plan of an epoch: JSON texts, one per source; `sources` is None if there is nothing."""
 
     start: tuple[str, ...]
     sources: tuple[str, ...] | None
@@ -380,7 +380,7 @@ class PlannedEpoch(NamedTuple):
 
 @runtime_checkable
 class EpochSource(Protocol):
-    """What plans a pipeline's epochs, and runs their tasks."""
+    """Plans a pipeline's epochs, and runs their tasks."""
 
     def plan(
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
@@ -395,7 +395,7 @@ class EpochSource(Protocol):
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
-        """What runs the tasks of an epoch that was planned so, in this run or an earlier one."""
+        """Return the engine for an epoch that was planned so, in this run or an earlier one."""
         ...
 
 

@@ -63,13 +63,13 @@ class Producer:
 
     @property
     def transaction_name(self) -> str:
-        """Of its transaction: no other one of the cluster has it."""
+        """The name of its transaction: no other one of the cluster has it."""
         return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducedRange:
-    """What one task wrote to one output partition in one transaction.
+    """The rows that one task wrote to one output partition in one transaction.
 
     The sequence numbers of a partition start at 0 with each producer epoch, so the last one is
     `record_count - 1`. `last_offset` is where the last record stands in the log; records of other

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tallystick.codec.rows import RowLayout
 from tallystick.kafka.records import decode, stamp
-from tallystick.ports import Prepared
-from tallystick.run.exchange import Frame, Heard
+from tallystick.ports import EpochResult
+from tallystick.run.exchange import Frame, TokenAnswer
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import KeyedStep
@@ -173,11 +173,11 @@ def routed(frames: Iterable[Frame], count: int) -> list[list[Frame]]:
     return [[f for f in ordered if f.target == target] for target in range(count)]
 
 
-def finish(planned: KeyedEpoch, written: list[list[Frame]]) -> tuple[Prepared, list[dict]]:
+def finish(planned: KeyedEpoch, written: list[list[Frame]]) -> tuple[EpochResult, list[dict]]:
     """What the writing tasks and the driver make of it."""
     reports, rows = [], []
     for frames in written:
-        heard = Heard(planned.stage)
+        heard = TokenAnswer(planned.stage)
         rows += [row for f in heard.with_rows(frames) for row in values_of(f)]
         reports.append(Report(attempts=heard.attempts, notes=tuple(heard.notes)))
     return planned.prepared(reports), rows

@@ -1,6 +1,6 @@
 """Is a `count` job's output right? Worked out anew from the input, whole columns at once. Pure.
 
-Each row names the number of inputs behind it, so that each can be judged by itself: its sum and its
+Each row names the number of inputs after it, so that each can be judged by itself: its sum and its
 time must be those of exactly that many inputs of its user. And from row to row a user's count must
 go up: by one where each input gives a row, by at least one where a commit gives a row per key.
 """

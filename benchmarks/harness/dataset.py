@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict, and the input records that are behind the partitions' ends, where rows tell."""
+    """A verdict, and the input records that are after the partitions' ends, where rows tell."""
 
     verdict: Verdict
     done: Callable[[Sequence[int]], int] | None = None

@@ -274,7 +274,7 @@ def started(
 def _in_input_records(
     samples: Sequence[Sample], done: Callable[[Sequence[int]], int]
 ) -> list[Sample]:
-    """The same samples, with the committed end in input records behind it."""
+    """The same samples, with the committed end in input records after it."""
     known: dict[tuple[int, ...], int] = {}
     for sample in samples:
         if sample.committed_each not in known:

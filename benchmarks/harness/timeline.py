@@ -18,7 +18,7 @@ WARM_TO = 0.95
 class Sample:
     """What was seen at one moment; the CPU seconds are running totals.
 
-    `written` and `committed` are in output offsets, or in input records behind them.
+    `written` and `committed` are in output offsets, or in input records after them.
     """
 
     at_s: float

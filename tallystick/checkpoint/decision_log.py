@@ -8,9 +8,9 @@ Invariants:
       one, the second is told.
     * The newest slot counts, and says all: its run owns the pipeline, its token is the newest
       decision. Taking over repeats the token.
-    * A run writes a slot only behind one of its own. So whoever takes over is certain that nothing
-      is decided behind its back: the run before finds its next slot taken, and stops.
-    * Old slots are removed, which leaves holes. Whoever wrote into a hole finds newer slots behind
+    * A run writes a slot only after one of its own. So whoever takes over is certain that nothing
+      is decided without its knowledge: the run before finds its next slot taken, and stops.
+    * Old slots are removed, which leaves holes. Whoever wrote into a hole finds newer slots after
       it when it looks, and never counted.
 
 Source: the compare-and-swap log of table formats such as Delta's; Flink leaves the same question to
@@ -55,7 +55,7 @@ class Hold(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a slot holds.
+    """The content of a slot.
 
     Args:
         slot: its number.
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def slot_path(slot: int) -> str:
-    """Where a slot lies."""
+    """Return the path of a slot."""
     return f"{DECISIONS}/{slot:016d}.json"
 
 

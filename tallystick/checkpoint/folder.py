@@ -68,7 +68,7 @@ class CheckpointFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it has an id, damaged or not."""
+        """True if it has an id, damaged or not."""
         return self.storage.get(METADATA) is not None
 
     def begin(self) -> str:
@@ -153,7 +153,7 @@ class CheckpointFolder:
 
     @property
     def has_sparks_state(self) -> bool:
-        """Whether the query has state of Spark's own operators."""
+        """True if the query has state of Spark's own operators."""
         return bool(self.storage.names(SPARKS_STATE))
 
     def done_by_spark(self) -> list[int]:

@@ -1,12 +1,11 @@
-"""Which retained epochs of a checkpoint have all their files."""
+"""The integrity of a checkpoint: which retained epochs have all their files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tallystick.checkpoint.state_files import state_files
-from tallystick.epoch import manifest as m
 from tallystick.epoch import retention
-from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.manifest import FOLDER, Manifest, decode, epoch_of, manifests
 from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateFile
@@ -52,10 +51,10 @@ class Wholeness:
     def epochs(self, committed_epoch: int) -> list[Epoch]:
         """The retained epochs up to the committed one, oldest first."""
         found = []
-        paths = m.manifests(self.storage.names(m.FOLDER))
+        paths = manifests(self.storage.names(FOLDER))
         for path in retention.retained(paths, committed_epoch):
-            if m.epoch_of(path) <= committed_epoch:
-                found.append(Epoch(m.epoch_of(path), path, self._problems_of(path)))
+            if epoch_of(path) <= committed_epoch:
+                found.append(Epoch(epoch_of(path), path, self._problems_of(path)))
         return sorted(found, key=lambda epoch: epoch.number)
 
     def newest_whole(self, committed_epoch: int) -> int | None:
@@ -107,8 +106,8 @@ def read_manifest(checkpoint: Storage, path: str) -> Manifest:
             f"manifest {path} is missing from checkpoint {checkpoint.location}: it was removed. "
             f"Put it back from a backup."
         )
-    manifest = m.decode(data, path)
-    if manifest.checkpoint_id != m.epoch_of(path):
+    manifest = decode(data, path)
+    if manifest.checkpoint_id != epoch_of(path):
         raise ManifestError(
             f"manifest {path} of checkpoint {checkpoint.location} is that of epoch "
             f"{manifest.checkpoint_id}: it was renamed, or copied. Put it back from a backup."

@@ -69,7 +69,7 @@ def refuse_nothing_settled(checkpoint: Storage, epochs: Epochs) -> None:
 
 
 def call_failed(checkpoint: Storage, epoch: int, notes: list[str]) -> DataLossError:
-    """What is said of an epoch that Spark has logged as done, and of which a call failed."""
+    """Return the error for an epoch that Spark has logged as done, and of which a call failed."""
     return DataLossError(
         f"checkpoint {checkpoint.location}: Spark logged epoch {epoch} as done, but a call of its "
         f"sink failed or was refused ({', '.join(notes)}): whether all its rows are in the output "
@@ -79,7 +79,7 @@ def call_failed(checkpoint: Storage, epoch: int, notes: list[str]) -> DataLossEr
 
 
 def never_committed(epoch: int, path: str) -> str:
-    """What is said of a manifest that its decider denies; see `Epochs.is_denied`."""
+    """Return what to say of a manifest that its decider denies; see `Epochs.is_denied`."""
     return (
         f"Spark logged epoch {epoch} as done, and its decider knows of earlier epochs only. As a "
         f"rule manifest {path} was never committed then: a run was killed before that, and the "
@@ -115,7 +115,7 @@ def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) 
     if ask is None:
         raise OptionError(
             f"{several}, since an attempt of it failed: only Kafka knows which one counts. Try "
-            f"again behind the next epoch; or let `tallystick savepoint create` ask Kafka, by "
+            f"again after the next epoch; or let `tallystick savepoint create` ask Kafka, by "
             f"--bootstrap-servers, and use the savepoint."
         )
     last = epochs.last(ask, epochs.manifest(paths[0]).lineage)
@@ -137,7 +137,7 @@ def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) 
 def _not_told(
     checkpoint: Storage, epochs: Epochs, doubt: str, ask: Ask | None
 ) -> OptionError | DataLossError:
-    """What is said where nothing proves whether the newest epoch of a loop is decided."""
+    """Return the error where nothing proves whether the newest epoch of a loop is decided."""
     known, begun = epochs.settled(), epochs.newest_begun
     found = (
         f"checkpoint {checkpoint.location}: epoch {begun} has left a manifest, and what is decided "
@@ -156,7 +156,7 @@ def _not_told(
 
 
 def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
-    """What to say of an epoch that is decided, and not known to be settled; None: of the newest.
+    """Return what to say of an epoch that is decided, and may not be settled; None: the newest.
 
     To settle it takes the pipeline's sinks, so only the pipeline can.
     """

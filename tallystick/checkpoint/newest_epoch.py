@@ -1,4 +1,4 @@
-"""What a checkpoint has decided last, which of its epochs are settled, and which manifest counts.
+"""The end of a checkpoint: its newest decision, its settled epochs, the manifests that count.
 
 The one answer for everything that reads a checkpoint without being its driver: savepoints,
 `inspect`, `read_state`, and the commands for transactions.
@@ -10,7 +10,7 @@ Invariants:
       which a call failed, or was refused: a user's function may return all the same. See `doubts`.
       And but for one that a killed run began, and the function then left out. See `is_denied`.
     * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
-      from it (that was written behind its last commit), when a run has noted so, or when it is
+      from it (that was written after its last commit), when a run has noted so, or when it is
       decided and other sinks hold nothing of it.
     * Whether the newest manifest is decided, only its decider knows: Kafka's token, or the
       checkpoint's log of decisions. Where that cannot be asked, nobody guesses.
@@ -23,8 +23,16 @@ from typing import NamedTuple
 from tallystick.checkpoint.decision_log import newest_entry
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import read_manifest
-from tallystick.epoch import manifest as m
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.epoch.manifest import (
+    CHECKPOINT,
+    KAFKA,
+    Manifest,
+    attempt_of,
+    decode,
+    epoch_of,
+    is_seed,
+)
+from tallystick.epoch.manifest import manifests as manifest_paths
 from tallystick.epoch.micro_batches import (
     OWN_LOOP,
     doubts,
@@ -41,8 +49,8 @@ DECIDING_EPOCHS = 2
 NOT_ASKED = "only Kafka knows whether it is decided, and was not asked (--bootstrap-servers)"
 
 
-class Heard(NamedTuple):
-    """What Kafka said of a pipeline's token.
+class TokenAnswer(NamedTuple):
+    """Kafka's answer to the question for a pipeline's token.
 
     Args:
         token: None: it holds none, or it cannot be told.
@@ -53,18 +61,18 @@ class Heard(NamedTuple):
     doubt: str = ""
 
 
-Ask = Callable[[str, str], Heard]
+Ask = Callable[[str, str], TokenAnswer]
 """What Kafka holds of a deciding transactional id, and a lineage."""
 
 
-def ask_nobody(transactional_id: str, lineage: str) -> Heard:
+def ask_nobody(transactional_id: str, lineage: str) -> TokenAnswer:
     """Answer in Kafka's place where it cannot be asked; see `Ask`."""
-    return Heard(None, NOT_ASKED)
+    return TokenAnswer(None, NOT_ASKED)
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
-    """What is known of the end of a checkpoint.
+class CheckpointEnd:
+    """The end of a checkpoint, as far as it is known.
 
     Args:
         settled: the newest epoch that is certainly settled; -1: none is.
@@ -92,7 +100,7 @@ class Epochs:
         self._logged = folder.done_by_spark()
         self._planned = folder.planned_by_spark()
         names = folder.files()  # after Spark's log: of all that it has there is one
-        self.paths = sorted(m.manifests(names), key=m.attempt_of)
+        self.paths = sorted(manifest_paths(names), key=attempt_of)
         self._names = names
         self._noted = frozenset(path for path in self.paths if settled_path(path) in names)
         self.is_loops = OWN_LOOP in names or not self._planned
@@ -100,7 +108,7 @@ class Epochs:
 
     @property
     def lineage(self) -> str:
-        """Of the newest manifest.
+        """The lineage of the newest manifest; empty without any.
 
         Raises:
             ManifestError: it is damaged.
@@ -111,11 +119,11 @@ class Epochs:
     def newest_begun(self) -> int:
         """The newest epoch that Spark has planned, or that has left a manifest; -1: none."""
         planned = () if self.is_loops else self._planned
-        return max((*planned, *map(m.epoch_of, self.paths)), default=-1)
+        return max((*planned, *map(epoch_of, self.paths)), default=-1)
 
     def of(self, epoch: int) -> list[str]:
         """The manifests of an epoch, of all its attempts."""
-        return [path for path in self.paths if m.epoch_of(path) == epoch]
+        return [path for path in self.paths if epoch_of(path) == epoch]
 
     def manifest(self, path: str) -> Manifest:
         """Return a manifest.
@@ -132,20 +140,20 @@ class Epochs:
         newest = self._logged[-1] if self._logged else -1
         if not self.is_loops:
             return newest
-        known = (path for path in self.paths if path in self._noted or m.is_seed(path))
-        newest = max(newest, max(map(m.epoch_of, known), default=-1))
+        known = (path for path in self.paths if path in self._noted or is_seed(path))
+        newest = max(newest, max(map(epoch_of, known), default=-1))
         for path in reversed(self.paths):
-            if m.epoch_of(path) <= newest:
+            if epoch_of(path) <= newest:
                 break
             base = self._base_of(path)
-            newest = max(newest, m.epoch_of(base) if base else -1)
+            newest = max(newest, epoch_of(base) if base else -1)
         return newest
 
     def newest_written(self) -> int:
         """The newest settled epoch that a sink was called in; -1: none is settled.
 
         A user's own function may leave micro-batches out: of those there is no trace, and nothing
-        to go on from. Behind a decision without its manifest, which was removed, that is no proof.
+        to go on from. After a decision without its manifest, which was removed, that is no proof.
 
         Raises:
             ManifestError: the log of decisions is damaged.
@@ -164,7 +172,7 @@ class Epochs:
             return epoch in self._logged
         return epoch <= self.settled() and bool(self.of(epoch))
 
-    def last(self, ask: Ask, lineage: str) -> Last:
+    def last(self, ask: Ask, lineage: str) -> CheckpointEnd:
         """Find out what is decided last, and what is settled.
 
         Args:
@@ -177,20 +185,24 @@ class Epochs:
         settled = self.settled()
         token, doubt = self._decided(ask, lineage, settled)
         if not self.is_loops or token is None or doubt:
-            return Last(settled, "", token, doubt)
+            return CheckpointEnd(settled, "", token, doubt)
         if token.checkpoint_id <= settled or not token.manifest_path:
             if token.checkpoint_id < settled:
                 doubt = f"epoch {settled} is settled, and its decider knows only of epoch "
                 doubt += f"{token.checkpoint_id}: it was set back, or it is another one"
-            return Last(settled, "", token, doubt)
+            return CheckpointEnd(settled, "", token, doubt)
         path = token.manifest_path  # perhaps of an epoch that ran since the folder was listed
         try:
             manifest = self.manifest(path)
         except ManifestError as error:
-            return Last(settled, "", token, str(error))
+            return CheckpointEnd(settled, "", token, str(error))
         if manifest.committables:
             path = manifest.base_path
-        return Last(m.epoch_of(path), path, token, "") if path else Last(settled, "", token, "")
+        return (
+            CheckpointEnd(epoch_of(path), path, token, "")
+            if path
+            else CheckpointEnd(settled, "", token, "")
+        )
 
     def counting(self, epoch: int) -> str:
         """Return which manifest of a settled epoch counts; "": only Kafka knows, or there is none.
@@ -215,7 +227,7 @@ class Epochs:
         return failures(self._names, epoch)
 
     def is_denied(self, path: str, ask: Ask) -> bool:
-        """Whether a manifest's decider says that it never was committed, though Spark logged it.
+        """True if a manifest's decider says that it never was committed, though Spark logged it.
 
         A run left it that was killed, and then the user's function left the micro-batch out. Of
         several manifests of an epoch `counting` proves one, or none.
@@ -224,8 +236,8 @@ class Epochs:
             path: of the manifest.
             ask: Kafka; the log of decisions is asked where that decides.
         """
-        manifest, epoch = self.manifest(path), m.epoch_of(path)
-        later = (each for each in self.paths if m.epoch_of(each) > epoch)
+        manifest, epoch = self.manifest(path), epoch_of(path)
+        later = (each for each in self.paths if epoch_of(each) > epoch)
         if self.is_loops or manifest.origin is not None or len(self.of(epoch)) > 1:
             return False
         if path in map(self._base_of, later):
@@ -244,16 +256,16 @@ class Epochs:
         except ManifestError:
             return ""
 
-    def _decided(self, ask: Ask, lineage: str, settled: int) -> Heard:
+    def _decided(self, ask: Ask, lineage: str, settled: int) -> TokenAnswer:
         """The newest token of this lineage, of wherever decisions are kept; and a doubt about it.
 
-        Where no epoch has left a manifest behind the newest that is settled, no doubt matters:
+        Where no epoch has left a manifest after the newest that is settled, no doubt matters:
         nothing else can have been decided.
         """
         entry = newest_entry(self._checkpoint)
         tokens = []
-        epochs = sorted({*map(m.epoch_of, self.paths)})[-DECIDING_EPOCHS:]
-        newest = [self.manifest(path) for path in self.paths if m.epoch_of(path) in epochs]
+        epochs = sorted({*map(epoch_of, self.paths)})[-DECIDING_EPOCHS:]
+        newest = [self.manifest(path) for path in self.paths if epoch_of(path) in epochs]
         doubts = []
         for transactional_id in deciders(newest, lineage):
             heard = ask(transactional_id, lineage)
@@ -267,13 +279,13 @@ class Epochs:
         last = max(own, key=lambda token: token.checkpoint_id, default=None)
         epoch = -1 if last is None else last.checkpoint_id
         if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
-            return Heard(last, f"epoch {epoch} is decided in two places, with two manifests")
+            return TokenAnswer(last, f"epoch {epoch} is decided in two places, with two manifests")
         is_sure = not epochs or not any(map(self.doubts, self.of(epochs[-1])))
         if not epochs or epochs[-1] <= max(settled if is_sure else -1, epoch):
-            return Heard(last)
+            return TokenAnswer(last)
         if self.is_loops and not doubts and last is None:
             doubts.append("the log of decisions (tallystick/decisions) says nothing")
-        return Heard(last, doubts[0] if doubts else "")
+        return TokenAnswer(last, doubts[0] if doubts else "")
 
     def _by_the_log(self, epoch: int, paths: list[str]) -> str:
         """The manifest of the epoch on the way back from the newest decision; "": none is."""
@@ -283,21 +295,21 @@ class Epochs:
         if any(self.manifest(path).decided_by != CHECKPOINT for path in paths):
             return ""  # the place of decisions has changed with this very epoch
         path = token.manifest_path
-        while path and m.epoch_of(path) > epoch:
+        while path and epoch_of(path) > epoch:
             data = self._checkpoint.get(path)
-            path = "" if data is None else m.decode(data, path).base_path
+            path = "" if data is None else decode(data, path).base_path
         return path if path in paths else ""
 
     def _by_the_next(self, epoch: int, paths: list[str]) -> str:
         """The manifest that the next epoch's went on from, decided or not; "": nothing tells."""
-        later = [path for path in self.paths if m.epoch_of(path) > epoch]
-        following = [path for path in later if m.epoch_of(path) == m.epoch_of(later[0])]
+        later = [path for path in self.paths if epoch_of(path) > epoch]
+        following = [path for path in later if epoch_of(path) == epoch_of(later[0])]
         bases = {self.manifest(path).base_path for path in following}.intersection(paths)
         return bases.pop() if len(bases) == 1 else ""
 
 
 def logged_decision(checkpoint: Storage) -> Token | None:
-    """What the checkpoint's own log decided last; None: nothing.
+    """Return what the checkpoint's own log decided last; None: nothing.
 
     Raises:
         ManifestError: the log is damaged.

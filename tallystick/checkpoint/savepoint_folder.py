@@ -21,9 +21,8 @@ from pathlib import Path
 from tallystick.checkpoint.folder import CheckpointFolder, encode_lineage
 from tallystick.checkpoint.integrity import named
 from tallystick.checkpoint.spark_log import COMMITS, METADATA, OFFSETS, SOURCES, SPARKS_STATE
-from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import FOLDER as MANIFESTS
-from tallystick.epoch.savepoint import Savepoint
+from tallystick.epoch.savepoint import FILE, TOMBSTONE, Savepoint, decode, unfinished_deletion
 from tallystick.errors import OptionError, StateFileError, StorageError
 from tallystick.ports import Storage
 from tallystick.state.catalog import FOLDER as STATE_FOLDER
@@ -36,7 +35,7 @@ MARKER = "being-written"
 """A file that says which command fills or empties the folder."""
 DELETION = "savepoint delete"
 SPARKS_FOLDERS = (OFFSETS, COMMITS, SOURCES, SPARKS_STATE)
-WRITTEN_LAST = (s.FILE, METADATA)
+WRITTEN_LAST = (FILE, METADATA)
 """What makes a folder a savepoint, or a checkpoint."""
 MARKER_SHOWN_MAX = 200
 FILES_AT_A_TIME = 4
@@ -44,7 +43,7 @@ FILES_AT_A_TIME = 4
 
 
 class SupersededError(StateFileError):
-    """What was to be copied is gone: if a pipeline runs there, a later epoch has replaced it."""
+    """A file that was to be copied is gone: if a pipeline runs there, a later epoch replaced it."""
 
 
 class NewFolder:
@@ -110,13 +109,13 @@ class NewFolder:
             ManifestError: nobody could read the description: it has a name that none may have.
         """
         data = savepoint.encode()
-        s.decode(data, f"{self.storage.location}/{s.FILE}")
+        decode(data, f"{self.storage.location}/{FILE}")
         files = files_of(savepoint.manifest.state)
         for path in sorted(self._copied.keys() - {file.path for file in files}):
             remove(self.storage, path)
         with ThreadPoolExecutor(FILES_AT_A_TIME) as threads:
             list(threads.map(self._verify, files))
-        self.put(s.FILE, data)
+        self.put(FILE, data)
 
     def _verify(self, file: StateFile) -> None:
         data = self.storage.get(file.path)
@@ -205,10 +204,10 @@ def _refuse_used(folder: Storage) -> None:
 
     What is deleted or collected in it later must be those of the command that fills it.
     """
-    if folder.get(s.FILE) is not None:
+    if folder.get(FILE) is not None:
         raise OptionError(f"{folder.location} holds a savepoint already: name another folder.")
-    if folder.get(s.TOMBSTONE) is not None:
-        raise OptionError(s.unfinished_deletion(folder.location))
+    if folder.get(TOMBSTONE) is not None:
+        raise OptionError(unfinished_deletion(folder.location))
     used = [path for path in (*SPARKS_FOLDERS, MANIFESTS) if folder.names(path)]
     if CheckpointFolder(folder).is_begun:
         used.append(METADATA)
@@ -249,14 +248,14 @@ def refuse_savepoint(checkpoint: Storage) -> None:
     Raises:
         OptionError: a savepoint lies there.
     """
-    if checkpoint.get(s.FILE) is not None:
+    if checkpoint.get(FILE) is not None:
         raise OptionError(
-            f"checkpoint {checkpoint.location} is the folder of a savepoint ({s.FILE}): a query "
+            f"checkpoint {checkpoint.location} is the folder of a savepoint ({FILE}): a query "
             f"would remove its files as those that no epoch needs. None was touched. Restore it "
             f"(`tallystick savepoint restore {checkpoint.location} <new folder>`), and start the "
             f"query on the new folder; what Spark has put here already (metadata, offsets) can go. "
             f"If queries have run here before and the savepoint is of no use any more, remove "
-            f"{s.FILE} instead."
+            f"{FILE} instead."
         )
 
 

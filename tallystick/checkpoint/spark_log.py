@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tallystick.epoch import manifest as m
+from tallystick.epoch.manifest import FOLDER, decode, epoch_of
+from tallystick.epoch.manifest import manifests as manifest_paths
 from tallystick.errors import DataLossError, OptionError
 from tallystick.ports import Storage
 
@@ -35,8 +36,8 @@ _FILES = re.compile(r'"logOffset"\s*:\s*(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """What Spark logged of a micro-batch before it ran: the same for each of its attempts.
+class LoggedBatch:
+    """Spark's log entry of a micro-batch, from before it ran: the same for each of its attempts.
 
     Args:
         head: the version, and a line of metadata.
@@ -66,7 +67,7 @@ def replaced(location: str, batch_id: int, logged: Sequence[str], read: Sequence
     )
 
 
-def parse_entry(data: bytes | None) -> Logged | None:
+def parse_entry(data: bytes | None) -> LoggedBatch | None:
     """Read an entry of `offsets/`; None where it is missing, or not whole.
 
     Source: Spark's OffsetSeqLog: a version, a line of metadata, a line per source.
@@ -76,7 +77,7 @@ def parse_entry(data: bytes | None) -> Logged | None:
         return None
     if not all(_is_json(line) for line in lines[1:] if line.startswith("{")):
         return None
-    return Logged((lines[0], lines[1]), tuple(lines[2:]))
+    return LoggedBatch((lines[0], lines[1]), tuple(lines[2:]))
 
 
 class SparkLog:
@@ -86,7 +87,7 @@ class SparkLog:
         self._storage = storage
         self._synced: int | None = None  # the newest entry that is certainly durable
 
-    def batch(self, batch_id: int) -> Logged:
+    def batch(self, batch_id: int) -> LoggedBatch:
         """Return what Spark logged for a micro-batch.
 
         Raises:
@@ -154,36 +155,36 @@ class SparkLog:
             prove_owner: raises where another run has taken over. That one may have put the log
                 right and decided epochs since; so only what was there before the proof is removed.
         """
-        manifests = m.manifests(self._storage.names(m.FOLDER))
+        manifests = manifest_paths(self._storage.names(FOLDER))
         logged = _numbers(self._storage.names(OFFSETS))
         prove_owner()
         found = self._entry(batch_id)
         assert found is not None, "it was compared"
         for path in manifests:
-            if m.epoch_of(path) > batch_id:
+            if epoch_of(path) > batch_id:
                 self._storage.delete(path)
         for each in reversed(logged):  # so that a crash in between leaves no hole
             if each > batch_id:
                 self._remove(OFFSETS, each)
                 self._remove(COMMITS, each)
-        self._write(batch_id, Logged(found.head, sources))
+        self._write(batch_id, LoggedBatch(found.head, sources))
 
     def mend(self) -> None:
         """Undo what a power cut did to the log; call it before Spark reads the log.
 
         The newest entries may be missing or torn. Those of epochs with a manifest are written
-        again, the others are removed: Spark plans and runs them again. So are those behind a hole,
+        again, the others are removed: Spark plans and runs them again. So are those after a hole,
         as a query leaves it that goes on although its log was put right.
         """
         commits = _numbers(self._storage.names(COMMITS))  # first: another driver may add to both
-        paths = m.manifests(self._storage.names(m.FOLDER))
+        paths = manifest_paths(self._storage.names(FOLDER))
         metadata = self._storage.get(METADATA)
         if not paths and metadata is not None and not metadata.strip(b"\0"):
             self._storage.delete(".metadata.crc")
             self._storage.delete(METADATA)
-        newest = max(map(m.epoch_of, paths), default=-1)
+        newest = max(map(epoch_of, paths), default=-1)
         oldest = min(_numbers(self._storage.names(OFFSETS)), default=0)
-        # Behind many micro-batches that a user's function left out Spark has removed them itself.
+        # After many micro-batches that a user's function left out Spark has removed them itself.
         is_removed = oldest > newest + 1
         for epoch in () if is_removed else range(max(0, newest - 1), newest + 1):
             if self._entry(epoch) is None and (epoch == 0 or self._entry(epoch - 1) is not None):
@@ -199,13 +200,13 @@ class SparkLog:
             self._remove(COMMITS, commits.pop())
 
     def _write_from_manifests(self, epoch: int, paths: Iterable[str]) -> None:
-        data = [(p, self._storage.get(p)) for p in paths if m.epoch_of(p) == epoch]
-        found = {m.decode(each, p).sources for p, each in data if each is not None}
+        data = [(p, self._storage.get(p)) for p in paths if epoch_of(p) == epoch]
+        found = {decode(each, p).sources for p, each in data if each is not None}
         if len(found) != 1:
             return  # which of them counts only the decision tells: the driver asks for it
         before = self._entry(epoch - 1)
         head = (FORMAT, "{}") if before is None else before.head
-        self._write(epoch, Logged(head, found.pop()))
+        self._write(epoch, LoggedBatch(head, found.pop()))
 
     def _is_usable(self, batch_id: int) -> bool:
         """Spark starts from an entry, and reads the one before it."""
@@ -217,10 +218,10 @@ class SparkLog:
         lines = _lines(data)
         return len(lines) > 1 and lines[0].startswith("v") and _is_json(lines[1])
 
-    def _entry(self, batch_id: int) -> Logged | None:
+    def _entry(self, batch_id: int) -> LoggedBatch | None:
         return parse_entry(self._storage.get(_path(OFFSETS, batch_id)))
 
-    def _write(self, batch_id: int, entry: Logged) -> None:
+    def _write(self, batch_id: int, entry: LoggedBatch) -> None:
         logger.warning(
             "checkpoint %s: %s is written again, as the manifest of epoch %d has it",
             self._storage.location,

@@ -46,8 +46,8 @@ COLLECTED_MAX = 2000
 """So many files are removed between two epochs, which is a matter of seconds."""
 
 
-class Restored(NamedTuple):
-    """What it took to bring a store forward."""
+class RestoreCost(NamedTuple):
+    """The cost of bringing a store forward."""
 
     bytes_read: int
     requests: int
@@ -137,7 +137,7 @@ def _decoded(
 
 def bring_forward(
     store: StateStore, step: StepState, groups: KeyGroupRange, storage: Storage
-) -> Restored:
+) -> RestoreCost:
     """Bring a worker's store to the committed state, by what it lacks.
 
     Args:
@@ -154,7 +154,7 @@ def bring_forward(
     for _ in range(ROUNDS_MAX):
         have = store.version()
         if step.version is None or have == step.version:
-            return Restored(reader.bytes_read, reader.requests)
+            return RestoreCost(reader.bytes_read, reader.requests)
         steps = steps_from(step, have, groups)
         store.apply(have, step.version, _read(steps, reader))
     raise RetriableError(
@@ -231,7 +231,7 @@ def write_snapshot(
         view: the committed state.
         groups: those of the snapshot.
         written_in: the epoch that runs, which the file's name carries: no driver collects the files
-            of an epoch that it does not know to be committed. None: the one behind `epoch`.
+            of an epoch that it does not know to be committed. None: the one after `epoch`.
         state_ids: of the step's states: entries of deleted ones end here. None: all are kept.
     """
     entries = view.batches(groups)
@@ -281,7 +281,7 @@ def _next(epoch: int, written_in: int | None) -> int:
 
 
 def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Of each key the last entry, sorted by key."""
+    """Return the last entry of each key, sorted by key."""
     together = pa.Table.from_batches(batches, ENTRIES).combine_chunks()
     order = pa.array(np.arange(together.num_rows))
     numbered = together.append_column("order", order)

@@ -5,7 +5,7 @@ Arrow's parser refuses the token, UNSURE where only Arrow can tell, or can tell 
 
 Invariants
     A record, begin ... end, is read by `peek` and `byte_at` alone, which see zeros after its end.
-    A zero byte fits no rule, so nothing goes on behind the end.
+    A zero byte fits no rule, so nothing goes on past the end.
 
 Sources: https://www.rfc-editor.org/rfc/rfc8259; D. Lemire, Number Parsing at a Gigabyte per Second,
 https://arxiv.org/abs/2101.11408

@@ -11,7 +11,7 @@
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
 A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
-one: it is planned behind RESTORING or READY, so after the fence and from what is committed
+one: it is planned after RESTORING or READY, so after the fence and from what is committed
 (PLANNING). When it starts, the newest epoch is settled once more; a recovery alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
@@ -19,7 +19,7 @@ them. So whether an epoch happened is one fact, and Kafka keeps it; or, without 
 the checkpoint's log of decisions, behind the same port.
 
 Other sinks are participants: what their tasks prepared is named by the manifest, and committed
-behind the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
+after the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
 
 Invariants:
     * At most one epoch is in flight, so at most one transaction is open.
@@ -28,9 +28,9 @@ Invariants:
     * What is not decided did not happen: no recovery ever finishes a transaction that no decided
       manifest names.
     * No epoch runs before everything that a decided manifest names is committed, and everything
-      else that lingered is aborted. What lingers is aborted only after this run proved, behind the
+      else that lingered is aborted. What lingers is aborted only after this run proved, after the
       question what lingers, that it is not replaced: else it could be a successor's.
-    * What Spark has logged is settled: it is told so only behind SETTLING. So a sink may be taken
+    * What Spark has logged is settled: it is told so only after SETTLING. So a sink may be taken
       out of a pipeline once the last epoch with it is logged. A function that catches what a sink
       raises breaks that; the failure was noted, so what the epoch decided is committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
@@ -54,12 +54,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.epoch import lost_output, strays, verdict
-from tallystick.epoch import protocol as c
-from tallystick.epoch.facts import Committed, Identity, Request
+from tallystick.epoch import lost_output, protocol, strays, verdict
+from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
 from tallystick.epoch.micro_batches import second_call
-from tallystick.epoch.protocol import Phase
+from tallystick.epoch.protocol import Action, Event, Phase
 from tallystick.epoch.two_phase import Lost
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.values import Producer, TopicPartition
@@ -90,68 +89,66 @@ class Coordinator:
         self._request: Request | None = None
         self._attempt = 0
         self._owner: Producer | None = None  # the newest producer that Kafka gave this run
-        self._committed: Committed | None = None
+        self._committed: CommittedEpoch | None = None
         self._manifest: Manifest | None = None  # of the epoch in flight
         self._has_strays = False
         self._error: Exception | None = None
         self._refused_before = False
         self._is_recovered = False  # nothing of an earlier run lingers in other sinks
-        self._has_loop = False  # of our own, which has no log: epochs are planned behind the fence
+        self._has_loop = False  # of our own, which has no log: epochs are planned after the fence
         self._is_settling = False  # the newest epoch is looked after, before the next is planned
-        self._only_recovers = False  # no epoch is planned behind that
+        self._only_recovers = False  # no epoch is planned after that
 
-    def step(self, event: c.Event) -> c.Action:
+    def step(self, event: Event) -> Action:
         """Take one fact and return what must be done about it."""
+        if isinstance(event, protocol.Beginning):
+            return self._take_up(event)
+        if isinstance(event, protocol.ParticipantsDone):
+            return self._after_participants(event)
         match event:
-            case c.EpochRequested() | c.EpochWanted() | c.RecoveryWanted() | c.EpochPlanned():
-                return self._take_up(event)
-            case c.ProducerFenced(producer):
+            case protocol.ProducerFenced(producer):
                 return self._restore(producer)
-            case c.CommittedRead(committed):
-                # A loop of our own looks behind in any case, whether or not a call has failed.
+            case protocol.CommittedRead(committed):
+                # A loop of our own looks back in any case, whether or not a call has failed.
                 failed = committed.has_failed and not self._has_loop
                 self._committed = replace(committed, decided_by=self._decided_by, has_failed=failed)
-                return self._look_behind() if self._request is None else self._decide()
-            case c.EpochRan():
+                return self._look_back() if self._request is None else self._decide()
+            case protocol.EpochRan():
                 return self._prepare(event)
-            case c.ManifestWritten(path):
+            case protocol.ManifestWritten(path):
                 return self._complete(path)
-            case c.OutputCounted(last_sequences):
+            case protocol.OutputCounted(last_sequences):
                 return self._check_count(last_sequences)
-            case c.TransactionCommitted(next_producer):
+            case protocol.TransactionCommitted(next_producer):
                 return self._after_commit(next_producer)
-            case c.Recovered() | c.OutputSettled():
-                return self._after_participants(event)
-            case c.OutputConfirmed(foreign_rows):
+            case protocol.OutputConfirmed(foreign_rows):
                 return self._finish(foreign_rows)
-            case c.ActionFailed(error):
+            case protocol.ActionFailed(error):
                 return self._broken(error)
-            case c.TransactionAborted():
+            case protocol.TransactionAborted():
                 assert self._error is not None
                 return self._stop(self._error)
             case _:
                 assert_never(event)
 
-    def _restore(self, producer: Producer) -> c.Action:
+    def _restore(self, producer: Producer) -> Action:
         self._owner, self._is_recovered = producer, False
         if self._has_loop:
             self._request = None  # what is not decided by now did not happen
         self._become(Phase.RESTORING)
-        return c.ReadCommitted()
+        return protocol.ReadCommitted()
 
-    def _take_up(
-        self, event: c.EpochRequested | c.EpochWanted | c.RecoveryWanted | c.EpochPlanned
-    ) -> c.Action:
+    def _take_up(self, event: protocol.Beginning) -> Action:
         match event:
-            case c.EpochRequested(request, logged):
+            case protocol.EpochRequested(request, logged):
                 return self._start(request, logged)
-            case c.EpochWanted() | c.RecoveryWanted():
-                self._only_recovers = isinstance(event, c.RecoveryWanted)
+            case protocol.EpochWanted() | protocol.RecoveryWanted():
+                self._only_recovers = isinstance(event, protocol.RecoveryWanted)
                 return self._want()
-            case c.EpochPlanned(sources, start):
+            case protocol.EpochPlanned(sources, start):
                 return self._planned(sources, start)
 
-    def _start(self, request: Request, logged: tuple[str, ...] | None) -> c.Action:
+    def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
         before, self._request = self._request, request
         self._attempt, self._refused_before = 1, False
@@ -166,53 +163,55 @@ class Coordinator:
             )
             return self._decide()
         self._become(Phase.FENCING)
-        return c.FenceProducer(current=None)
+        return protocol.FenceProducer(current=None)
 
-    def _want(self) -> c.Action:
+    def _want(self) -> Action:
         """Our own loop asks: what is committed comes first, then the plan."""
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
         self._has_loop, self._attempt, self._refused_before = True, 1, False
         if self.phase is Phase.READY:
             return self._plan()
         self._become(Phase.FENCING)
-        return c.FenceProducer(current=None)
+        return protocol.FenceProducer(current=None)
 
-    def _look_behind(self) -> c.Action:
+    def _look_back(self) -> Action:
         """Settle the newest epoch, if a run may not have done so; then plan the next."""
-        found = verdict.look_behind(self._known, self._identity)
-        if isinstance(found, verdict.Refused):
+        found = verdict.look_back(self._known, self._identity)
+        if isinstance(found, verdict.Refusal):
             return self._refuse(found.error)
         self._is_settling, self._request = found is not None, found
         return self._plan() if found is None else self._decide()
 
-    def _plan(self) -> c.Action:
+    def _plan(self) -> Action:
         if self._only_recovers:
             return self._end_recovery()
         self._become(Phase.PLANNING)
         self._request = None
-        return c.PlanEpoch(*verdict.following(self._known, self._identity))
+        return protocol.PlanEpoch(*verdict.following(self._known, self._identity))
 
-    def _end_recovery(self) -> c.Action:
+    def _end_recovery(self) -> Action:
         """Abort what no decided manifest names, unless that was done; then end without an epoch."""
         if self._has_participants and not self._is_recovered:
             newest = self._known.manifest
             self._become(Phase.RECOVERING)
-            return c.RecoverParticipants(self._producer, (), newest.committables if newest else ())
+            return protocol.RecoverParticipants(
+                self._producer, (), newest.committables if newest else ()
+            )
         if self.phase is not Phase.READY:
             self._become(Phase.READY)
-        return c.EndEpoch(None)
+        return protocol.EndEpoch(None)
 
-    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> c.Action:
+    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> Action:
         epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and not isinstance(judged, verdict.Open):
             self._become(Phase.READY)
-            return c.EndEpoch(None)
+            return protocol.EndEpoch(None)
         self._request = request
         return self._decide()
 
-    def _decide(self) -> c.Action:
+    def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
@@ -224,25 +223,25 @@ class Coordinator:
                     beginning = self._identity.manifest(
                         asked.checkpoint_id - 1, asked.start, self._producer, self._decided_by
                     )
-                    return c.WriteManifest(beginning, is_seed=True)
-                # A user's function may have left out epochs behind its base.
+                    return protocol.WriteManifest(beginning, is_seed=True)
+                # A user's function may have left out epochs after its base.
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
                 epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
                 token = self._identity.token(epoch, base_path)
-                return c.CommitTransaction(self._producer, token, ())
-            case verdict.Run() | verdict.Done():
+                return protocol.CommitTransaction(self._producer, token, ())
+            case verdict.Run() | verdict.AlreadyCommitted():
                 named = () if known.manifest is None else known.manifest.committables
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
                 decided, settled = ((), named) if is_settled else (named, ())
                 if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
-                    return c.RecoverParticipants(self._producer, decided, settled)
+                    return protocol.RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
-            case verdict.Refused(error):
+            case verdict.Refusal(error):
                 decided = known.manifest.committables if known.manifest is not None else ()
                 if decided and known.has_failed and self.phase is Phase.RESTORING:
                     self._become(Phase.RECOVERING)  # a timeout would not wait for the person
-                    return c.RecoverParticipants(self._producer, decided)
+                    return protocol.RecoverParticipants(self._producer, decided)
                 return self._refuse(error)
 
     @property
@@ -251,48 +250,48 @@ class Coordinator:
         due = self._asked.checkpoint_id % RECOVER_EVERY == 0
         return not self._is_recovered or due
 
-    def _go_on(self, judged: verdict.Run | verdict.Done) -> c.Action:
+    def _go_on(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
         match judged:
             case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
                 return self._confirm(self._known.manifest)  # nobody may have heard what it found
             case verdict.Run():
-                return self._run_behind_newest()
-            case verdict.Done(manifest):
+                return self._run_after_newest()
+            case verdict.AlreadyCommitted(manifest):
                 return self._confirm(manifest)
 
-    def _confirm(self, manifest: Manifest) -> c.Action:
+    def _confirm(self, manifest: Manifest) -> Action:
         self._manifest = manifest
         self._become(Phase.CONFIRMING)
-        return c.ConfirmOutput(manifest.producer, manifest.produced)
+        return protocol.ConfirmOutput(manifest.producer, manifest.produced)
 
-    def _run_behind_newest(self) -> c.Action:
+    def _run_after_newest(self) -> Action:
         token = self._known.token
         return self._run(self._known.manifest, "" if token is None else token.manifest_path)
 
-    def _run(self, base: Manifest | None, base_path: str) -> c.Action:
+    def _run(self, base: Manifest | None, base_path: str) -> Action:
         self._base_path = base_path
         self._become(Phase.RUNNING)
         state, start = ((), self._asked.start) if base is None else (base.state, base.sources)
         asked = self._asked
-        return c.RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
+        return protocol.RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
 
-    def _after_participants(self, event: c.Recovered | c.OutputSettled) -> c.Action:
+    def _after_participants(self, event: protocol.ParticipantsDone) -> Action:
         match event:
-            case c.Recovered(lost, producer):
+            case protocol.ParticipantsRecovered(lost, producer):
                 self._owner, self._is_recovered = producer, True
                 return self._after_recovery(lost)
-            case c.OutputSettled(lost, new_producer):
+            case protocol.OutputSettled(lost, new_producer):
                 self._owner = new_producer or self._owner
                 return self._after_settling(lost)
 
-    def _after_recovery(self, lost: tuple[Lost, ...]) -> c.Action:
+    def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
         if self._request is None:
             return self._end_recovery()
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
-        if isinstance(judged, verdict.Refused):
+        if isinstance(judged, verdict.Refusal):
             return self._refuse(judged.error)
-        assert isinstance(judged, verdict.Run | verdict.Done), "judged so before"
+        assert isinstance(judged, verdict.Run | verdict.AlreadyCommitted), "judged so before"
         manifest = known.manifest
         if not lost or (manifest is not None and lost_output.is_accepted(self._identity, manifest)):
             return self._go_on(judged)
@@ -303,16 +302,15 @@ class Coordinator:
         error = lost_output.error(self._identity, manifest, lost, is_logged=is_logged)
         return self._refuse(error)
 
-    def _after_settling(self, lost: tuple[Lost, ...]) -> c.Action:
+    def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
         assert self._manifest is not None
         if lost and not lost_output.is_accepted(self._identity, self._manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
-            return self._fence_again(
-                lost_output.again_and_again(self._identity, self._manifest, lost)
-            )
+            error = lost_output.again_and_again(self._identity, self._manifest, lost)
+            return self._fence_again(error)
         return self._confirm(self._manifest)
 
-    def _refuse(self, error: TallystickError) -> c.Action:
+    def _refuse(self, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
 
         A successor that took over between the fence and the question leaves a token or a manifest
@@ -322,10 +320,10 @@ class Coordinator:
         if looked and not self._refused_before:
             self._refused_before = True
             self._become(Phase.FENCING)
-            return c.FenceProducer(self._owner)
+            return protocol.FenceProducer(self._owner)
         return self._stop(error)
 
-    def _prepare(self, ran: c.EpochRan) -> c.Action:
+    def _prepare(self, ran: protocol.EpochRan) -> Action:
         self._become(Phase.PREPARED)
         self._has_strays = ran.has_strays
         self._manifest = replace(
@@ -337,20 +335,20 @@ class Coordinator:
             committables=tuple(sorted(ran.committables)),
             base_path=self._base_path,
         )
-        return c.WriteManifest(self._manifest)
+        return protocol.WriteManifest(self._manifest)
 
-    def _complete(self, path: str) -> c.Action:
+    def _complete(self, path: str) -> Action:
         if self.phase is Phase.OPENING:
             token = self._identity.token(self._asked.checkpoint_id - 1, path)
-            return c.CommitTransaction(self._producer, token, ())
+            return protocol.CommitTransaction(self._producer, token, ())
         assert self._manifest is not None
         self._become(Phase.COMPLETED)
         token = self._identity.token(self._manifest.checkpoint_id, path)
-        self._committed = Committed(token, self._manifest, manifest_exists=True)
+        self._committed = CommittedEpoch(token, self._manifest, manifest_exists=True)
         manifest = self._manifest
-        return c.CountOutput(self._producer, manifest.produced, manifest.committables)
+        return protocol.CountOutput(self._producer, manifest.produced, manifest.committables)
 
-    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> c.Action:
+    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot tell their attempts apart."""
         assert self._manifest is not None
         assert self._committed is not None
@@ -361,57 +359,59 @@ class Coordinator:
                 strays.miscount(self._asked.checkpoint_id, reported, last_sequences)
             )
         self._become(Phase.COMMITTING)
-        return c.CommitTransaction(self._producer, self._committed.token, self._asked.sources)
+        return protocol.CommitTransaction(
+            self._producer, self._committed.token, self._asked.sources
+        )
 
-    def _after_commit(self, next_producer: Producer) -> c.Action:
+    def _after_commit(self, next_producer: Producer) -> Action:
         self._owner = next_producer
         if self.phase is Phase.OPENING:
             self._become(Phase.RESTORING)
             if self._has_loop:
                 self._request = None  # only where it begins is settled
-            return c.ReadCommitted()
+            return protocol.ReadCommitted()
         assert self._manifest is not None
         if self._manifest.committables:
             self._become(Phase.SETTLING)
-            return c.CommitParticipants(
+            return protocol.CommitParticipants(
                 self._manifest.committables, next_producer, self._has_strays
             )
         return self._confirm(self._manifest)
 
-    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> c.Action:
+    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
         assert self._manifest is not None
         epoch = self._manifest.checkpoint_id
         if foreign_rows and strays.accepting_word(epoch) not in self._identity.accepted:
             return self._stop(strays.foreign_rows_error(epoch, foreign_rows))
         if epoch < self._asked.checkpoint_id:
-            return self._run_behind_newest()
+            return self._run_after_newest()
         self._become(Phase.READY)
         if self._is_settling:
             self._is_settling = False
             return self._plan()
-        return c.EndEpoch(self._asked)
+        return protocol.EndEpoch(self._asked)
 
-    def _broken(self, error: Exception) -> c.Action:
+    def _broken(self, error: Exception) -> Action:
         """Fence and ask after what may pass; abort and raise after what will not."""
         again = self._attempt < ATTEMPTS_MAX or self.phase is Phase.COMMITTING
-        if isinstance(error, RetriableError) and self.phase not in c.FINAL and again:
+        if isinstance(error, RetriableError) and self.phase not in protocol.FINAL and again:
             self._attempt += 1
             return self._fence_again(error)
-        if self.phase in c.ABORTABLE:
+        if self.phase in protocol.ABORTABLE:
             self._error = error
             self._become(Phase.STOPPING)
-            return c.AbortTransaction(self._producer)
+            return protocol.AbortTransaction(self._producer)
         return self._stop(self._error or error)
 
-    def _fence_again(self, error: Exception) -> c.Action:
+    def _fence_again(self, error: Exception) -> Action:
         if self._attempt > 2 * ATTEMPTS_MAX:  # commit after commit went unanswered
             return self._stop(error)
         self._become(Phase.FENCING)
-        return c.FenceProducer(self._owner)
+        return protocol.FenceProducer(self._owner)
 
-    def _stop(self, error: Exception) -> c.Stop:
+    def _stop(self, error: Exception) -> protocol.Stop:
         self._become(Phase.STOPPED)
-        return c.Stop(error)
+        return protocol.Stop(error)
 
     def manifest_path(self, checkpoint_id: int) -> str:
         """The newest manifest that this run knows, if it is of this epoch; else nothing."""
@@ -436,7 +436,7 @@ class Coordinator:
         return self._owner
 
     @property
-    def _known(self) -> Committed:
+    def _known(self) -> CommittedEpoch:
         assert self._committed is not None, "what is committed is asked before anything is decided"
         return self._committed
 
@@ -445,6 +445,6 @@ class Coordinator:
         assert self._request is not None, "an epoch runs only when it was asked for"
         return self._request
 
-    def _become(self, phase: c.Phase) -> None:
-        assert phase in c.NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
+    def _become(self, phase: protocol.Phase) -> None:
+        assert phase in protocol.NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
         self.phase = phase

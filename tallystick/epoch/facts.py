@@ -1,4 +1,4 @@
-"""What the verdict about an epoch is judged by: who runs, what is asked for, what is committed."""
+"""The facts that a verdict about an epoch needs: who runs, what is asked for, what is committed."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from tallystick.values import Producer
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who runs: a pipeline's name, and the checkpoint that it goes on from.
+    """A pipeline's name, and the checkpoint that it goes on from.
 
     `accepted` are the decisions that a person stated; an error message gives the word to state.
     """
@@ -69,15 +69,15 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """What Kafka committed last, and what the checkpoint storage has of it.
+class CommittedEpoch:
+    """The newest decision, and what the checkpoint has of it.
 
     Args:
         token: None if Kafka holds none.
         manifest: the one that a token of this lineage names, if it is there.
         manifest_exists: some epoch of this checkpoint, whichever, has left one.
         is_seeded: a seed lies in the checkpoint, of whichever epoch.
-        bases: all manifests of the epoch that a lineage would begin behind, the seed's too; looked
+        bases: all manifests of the epoch that a lineage would begin after, the seed's too; looked
             up only where Kafka's token is not of this lineage.
         has_state: files of keyed state lie in the checkpoint; looked up only where no manifest
             does.
@@ -91,7 +91,7 @@ class Committed:
         is_partial: the token's epoch lacks the rows of a second call.
         is_set_back: a run has noted a later epoch than the token's as settled.
         is_settled: a run of our own loop has seen the token's epoch through to its end.
-        has_failed: a call for the token's epoch failed, perhaps behind its decision; the function
+        has_failed: a call for the token's epoch failed, perhaps after its decision; the function
             may have returned all the same.
     """
 
@@ -112,12 +112,12 @@ class Committed:
 
     @property
     def is_by_log(self) -> bool:
-        """Whether the checkpoint's own log of decisions was asked."""
+        """True if the checkpoint's own log of decisions was asked."""
         return self.decided_by == CHECKPOINT
 
     @property
     def seed(self) -> Base | None:
-        """The seed, as long as no epoch has run behind it."""
+        """The seed, as long as no epoch has run after it."""
         if self.manifest_exists or len(self.bases) != 1:
             return None
         base = self.bases[0]

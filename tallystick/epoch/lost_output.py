@@ -1,6 +1,6 @@
-"""What was decided and cannot be committed any more: run the epoch again, or a person decides."""
+"""Output that was decided and can no longer be committed: run the epoch again, or ask a person."""
 
-from tallystick.epoch.facts import Committed, Identity
+from tallystick.epoch.facts import CommittedEpoch, Identity
 from tallystick.epoch.manifest import CHECKPOINT, Manifest
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, EpochAbortedError, OptionError
@@ -9,8 +9,8 @@ from tallystick.source.offsets import parse_source
 SHOWN_MAX = 20
 
 
-def is_replayable(committed: Committed, lost: tuple[Lost, ...]) -> bool:
-    """Whether running the newest decided epoch again repeats nothing.
+def is_replayable(committed: CommittedEpoch, lost: tuple[Lost, ...]) -> bool:
+    """True if running the newest decided epoch again repeats nothing.
 
     So if nothing of it is visible, and the state that it went on from is still there.
     """
@@ -21,19 +21,19 @@ def is_replayable(committed: Committed, lost: tuple[Lost, ...]) -> bool:
 
 
 def is_invisible(manifest: Manifest, lost: tuple[Lost, ...]) -> bool:
-    """Whether all output is lost, with nothing in the transaction of a deciding producer."""
+    """True if all output is lost, with nothing in the transaction of a deciding producer."""
     if manifest.decided_by != CHECKPOINT or manifest.produced:
         return False
     return {each.committable for each in lost} == set(manifest.committables)
 
 
 def accepting_word(manifest: Manifest) -> str:
-    """What a person states to go on without the lost output of an epoch."""
+    """Return what a person states to go on without the lost output of an epoch."""
     return f"lost-output-of-epoch-{manifest.checkpoint_id}"
 
 
 def is_accepted(identity: Identity, manifest: Manifest) -> bool:
-    """Whether a person stated so."""
+    """True if a person stated so."""
     return accepting_word(manifest) in identity.accepted
 
 

@@ -30,7 +30,7 @@ _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
 
 
 class DeciderName(NamedTuple):
-    """Who decides the epochs of a checkpoint.
+    """The decider of a checkpoint's epochs.
 
     Args:
         decided_by: `KAFKA` or `CHECKPOINT`, as manifests name it.
@@ -55,7 +55,7 @@ LOG = DeciderName(CHECKPOINT)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a seed comes from: the manifest that a savepoint holds, where it was committed.
+    """The origin of a seed: the manifest that a savepoint holds, where it was committed.
 
     A seed is the manifest with which a restored checkpoint begins: it names the state and the
     positions to go on from, and no epoch of this checkpoint wrote it.
@@ -70,7 +70,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one epoch left behind, and all that a restart needs.
+    """A record of what one epoch wrote, and all that a restart needs.
 
     `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
@@ -100,7 +100,7 @@ class Manifest:
         assert self.decided_by in (KAFKA, CHECKPOINT), self
 
     def to_fields(self) -> dict[str, Any]:
-        """What `from_fields` reads back; of JSON's own types."""
+        """Return what `from_fields` reads back; of JSON's own types."""
         return asdict(replace(self, state=(), committables=())) | {
             "state": [step.to_json() for step in self.state],
             "committables": [each.to_fields() for each in self.committables],
@@ -171,7 +171,7 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
 
 
 def manifest_path(manifest: Manifest, nonce: str) -> str:
-    """Where the manifest goes, relative to the checkpoint location; sorts by epoch."""
+    """Return the path of a manifest, relative to the checkpoint location; sorts by epoch."""
     epoch, producer_epoch = manifest.checkpoint_id, manifest.producer.producer_epoch
     return f"{FOLDER}/{epoch:012d}-{producer_epoch}-{nonce}.json"
 
@@ -193,5 +193,5 @@ def manifests(paths: Iterable[str]) -> list[str]:
 
 
 def is_seed(path: str) -> bool:
-    """Whether the name is a seed's."""
+    """True if the name is a seed's."""
     return path.rpartition("-")[2].startswith(SEED)

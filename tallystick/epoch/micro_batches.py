@@ -5,8 +5,8 @@ things cannot be seen afterwards, so they are written down beside the manifests 
 
     failed-N         a call for epoch N failed: if the function returns all the same, and the epoch
                      was not committed, its rows are lost
-    failed-N-M       the same, behind manifest M of the epoch: what it decided may not be committed
-    partial-N-M      the function called a sink again behind manifest M: those rows are missing
+    failed-N-M       the same, after manifest M of the epoch: what it decided may not be committed
+    partial-N-M      the function called a sink again after manifest M: those rows are missing
 
 Runs of one checkpoint share these names, so a note about M is written only by who knows what became
 of M. A note that a call failed puts all manifests of its epoch in doubt: an earlier run may have
@@ -34,7 +34,7 @@ _NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)(?:-.+)?", re.ASCII
 
 
 def partial_path(manifest_path: str) -> str:
-    """Return the path of the note that another call was refused behind a manifest."""
+    """Return the path of the note that another call was refused after a manifest."""
     return f"{FOLDER}/partial-{_name(manifest_path)}"
 
 
@@ -44,7 +44,7 @@ def settled_path(manifest_path: str) -> str:
 
 
 def failed_path(checkpoint_id: int, manifest_path: str = "") -> str:
-    """Return the path of the note that a call failed: behind a manifest, or before it had one."""
+    """Return the path of the note that a call failed: after a manifest, or before it had one."""
     return f"{FOLDER}/failed-{_name(manifest_path) or f'{checkpoint_id:012d}'}"
 
 
@@ -65,7 +65,7 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
 
 
 def failures(paths: Iterable[str], epoch: int) -> list[str]:
-    """Return the notes that a call for an epoch failed, behind whichever manifest or before any."""
+    """Return the notes that a call for an epoch failed, after whichever manifest or before any."""
     return [path for path, kind, each in _notes(paths) if kind == "failed" and each == epoch]
 
 

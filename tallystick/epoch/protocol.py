@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from tallystick.epoch.facts import Committed, Request
+from tallystick.epoch.facts import CommittedEpoch, Request
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
@@ -16,7 +16,7 @@ from tallystick.values import ProducedRange, Producer, TopicPartition
 
 
 class Phase(Enum):
-    """Where the one epoch in flight stands."""
+    """The phase of the one epoch in flight."""
 
     IDLE = auto()  # nothing is known of Kafka yet
     FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
@@ -29,7 +29,7 @@ class Phase(Enum):
     COMPLETED = auto()  # the manifest is durable; the output is being counted
     COMMITTING = auto()  # Kafka was told to commit: from here on only Kafka knows
     SETTLING = auto()  # decided; what tasks prepared in other sinks is being committed
-    CONFIRMING = auto()  # committed; what stands behind the reported rows is being looked at
+    CONFIRMING = auto()  # committed; what follows the reported rows in the log is being looked at
     READY = auto()  # no epoch is in flight, and what Kafka committed last is known
     STOPPING = auto()  # an error is final; the open transaction is being aborted
     STOPPED = auto()  # a person, or a newer run, has to act
@@ -94,12 +94,12 @@ class EpochWanted:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWanted:
-    """What earlier runs left is to be committed or aborted, and no epoch is to be planned."""
+    """Commit or abort what earlier runs left, and plan no epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlanned:
-    """What the next epoch reads: up to `sources`; None: there is nothing to do.
+    """The plan of the next epoch: it reads up to `sources`; None: there is nothing to do.
 
     `start`: where it begins, as the planner was told, or found for a lineage without any epoch.
     """
@@ -119,7 +119,7 @@ class ProducerFenced:
 class CommittedRead:
     """Kafka said what it committed last, and the manifest of that was looked up."""
 
-    committed: Committed
+    committed: CommittedEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class OutputCounted:
-    """What Kafka holds of the open transaction; None where the cluster does not tell."""
+    """The last sequence numbers in the open transaction; None where the cluster does not tell."""
 
     last_sequences: Mapping[TopicPartition, int] | None
 
@@ -159,7 +159,7 @@ class TransactionCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class ParticipantsRecovered:
     """Nothing of an earlier run is pending any more in other sinks; `lost` was decided and is gone.
 
     `producer` is this run's, which may have a new epoch now.
@@ -171,7 +171,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettled:
-    """What tasks prepared in other sinks is visible, but for what is lost for good.
+    """All that tasks prepared in other sinks is visible, but for what is lost for good.
 
     `producer` is this run's, if it has a new epoch now.
     """
@@ -189,7 +189,7 @@ class OutputConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class ActionFailed:
-    """What was ordered did not succeed; for a RetriableError, whether it acted is unknown."""
+    """The action did not succeed; for a RetriableError, whether it acted is unknown."""
 
     error: Exception
 
@@ -199,19 +199,17 @@ class TransactionAborted:
     """Nothing is open any more, or it will be aborted by its timeout."""
 
 
+Beginning = EpochRequested | EpochWanted | RecoveryWanted | EpochPlanned
+ParticipantsDone = ParticipantsRecovered | OutputSettled
 Event = (
-    EpochRequested
-    | EpochWanted
-    | RecoveryWanted
-    | EpochPlanned
+    Beginning
     | ProducerFenced
     | CommittedRead
     | EpochRan
     | ManifestWritten
     | OutputCounted
     | TransactionCommitted
-    | Recovered
-    | OutputSettled
+    | ParticipantsDone
     | OutputConfirmed
     | ActionFailed
     | TransactionAborted
@@ -261,7 +259,7 @@ class RunEpoch:
 class WriteManifest:
     """Make the manifest durable, at a path that no other run can write.
 
-    `is_seed`: no epoch has run behind it; a lineage may begin there.
+    `is_seed`: no epoch has run after it; a lineage may begin there.
     """
 
     manifest: Manifest

@@ -1,6 +1,6 @@
 """Why an epoch is not run: what was found and expected, and what a person can do or state."""
 
-from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import Manifest, is_seed
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, ManifestError, SparkLogError
@@ -8,7 +8,7 @@ from tallystick.source.offsets import parse_source
 
 
 def skip_word(request: Request, newest: int) -> str:
-    """Return what a person states to go on without the epochs behind the newest that counts."""
+    """Return what a person states to go on without the epochs after the newest that counts."""
     return f"without-epochs-{newest + 1}-to-{request.checkpoint_id - 1}"
 
 
@@ -22,7 +22,7 @@ def new_lineage_word(token: Token) -> str:
     return f"new-lineage-after-{token.lineage}"
 
 
-def token_lost(request: Request, identity: Identity, committed: Committed) -> DataLossError:
+def token_lost(request: Request, identity: Identity, committed: CommittedEpoch) -> DataLossError:
     """Nothing says which epoch was committed last, and there were some."""
     if committed.is_by_log:
         return DataLossError(
@@ -51,7 +51,7 @@ def token_lost(request: Request, identity: Identity, committed: Committed) -> Da
 
 
 def token_lost_after_savepoint(
-    seed: Base, identity: Identity, committed: Committed
+    seed: Base, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
     """The same of a restored savepoint: the original may have gone on."""
     epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
@@ -74,7 +74,7 @@ def token_lost_after_savepoint(
             )
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} was restored from a "
-        f"savepoint of {whose} at epoch {epoch}, {why}. {_consequence(seed)} if epochs behind "
+        f"savepoint of {whose} at epoch {epoch}, {why}. {_consequence(seed)} if epochs after "
         f"{epoch} were ever committed; if none was, it goes on exactly. To go on either way, "
         f"start once with "
         f"accept={without_token(seed)!r}; or give the pipeline another name and another output."
@@ -114,7 +114,7 @@ def _consequence(seed: Base) -> str:
     more = len(positions) - POSITIONS_SHOWN_MAX
     where = f" ({shown}{f' and {more} partitions more' if more > 0 else ''})" if shown else ""
     return (
-        f"Going on reads again what comes behind epoch {seed.manifest.checkpoint_id}{where}, so "
+        f"Going on reads again what comes after epoch {seed.manifest.checkpoint_id}{where}, so "
         f"output from epoch {seed.manifest.checkpoint_id + 1} on is written a second time"
     )
 
@@ -182,7 +182,7 @@ def several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
 
 
 def off_beat(
-    request: Request, token: Token, identity: Identity, committed: Committed
+    request: Request, token: Token, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
     """The epoch asked for does not follow the one that was committed last."""
     behind = token.checkpoint_id >= request.checkpoint_id
@@ -204,7 +204,7 @@ def off_beat(
     )
 
 
-def _on_skipping(request: Request, token: Token, committed: Committed) -> str:
+def _on_skipping(request: Request, token: Token, committed: CommittedEpoch) -> str:
     """For a function that may leave micro-batches out: these were begun."""
     if not request.may_skip:
         return ""
@@ -212,7 +212,7 @@ def _on_skipping(request: Request, token: Token, committed: Committed) -> str:
     return f" Or {_function_went_on(committed, word)}"
 
 
-def _function_went_on(committed: Committed, word: str) -> str:
+def _function_went_on(committed: CommittedEpoch, word: str) -> str:
     begun = ", ".join(map(str, committed.begun[:POSITIONS_SHOWN_MAX]))
     return (
         f"the function of foreachBatch went on after the sink had failed (begun, and not "
@@ -224,9 +224,9 @@ def _function_went_on(committed: Committed, word: str) -> str:
 
 
 def failed_before_the_first(
-    request: Request, newest: int, identity: Identity, committed: Committed
+    request: Request, newest: int, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
-    """A lineage would open behind micro-batches whose rows were not written."""
+    """A lineage would open after micro-batches whose rows were not written."""
     return DataLossError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is to begin its output "
         f"with epoch {request.checkpoint_id}, and rows of earlier micro-batches are missing: "
@@ -235,7 +235,7 @@ def failed_before_the_first(
     )
 
 
-def manifest_gone(token: Token, identity: Identity, committed: Committed) -> ManifestError:
+def manifest_gone(token: Token, identity: Identity, committed: CommittedEpoch) -> ManifestError:
     """The manifest of the committed epoch is missing."""
     who = "the checkpoint's log decided" if committed.is_by_log else "Kafka committed"
     return ManifestError(

@@ -1,4 +1,4 @@
-"""Which manifests of a checkpoint are kept, and so which state one can still look at or save.
+"""The manifests of a checkpoint that are kept, and so the state one can still look at or save.
 
 A restart needs the newest one only. A few more are kept for those who read while the pipeline runs
 (a savepoint, `read_state`), and so that damage to the newest leaves something to go back to.

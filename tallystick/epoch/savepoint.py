@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tallystick.epoch import manifest as m
-from tallystick.epoch.manifest import Manifest, Origin
+from tallystick.epoch.manifest import KAFKA, Manifest, Origin, from_fields
 from tallystick.epoch.sealed import seal, unseal
 
 VERSION = 1
@@ -29,7 +28,7 @@ _SOURCES_PATH = re.compile(r"sources/[0-9]+/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """What `savepoint.json` holds.
+    """The content of `savepoint.json`.
 
     Args:
         name: its folder's.
@@ -68,7 +67,7 @@ def decode(data: bytes, path: str) -> Savepoint:
 
 
 def _savepoint(held: dict[str, Any]) -> Savepoint:
-    found = Savepoint(**held | {"manifest": m.from_fields(held["manifest"])})
+    found = Savepoint(**held | {"manifest": from_fields(held["manifest"])})
     names = (found.name, found.created, found.checkpoint, found.manifest_path)
     if not all(isinstance(each, str) for each in (*names, *found.spark, *found.spark.values())):
         raise TypeError("expected texts for names, paths and the content of Spark's log")
@@ -89,7 +88,7 @@ def unfinished_deletion(location: str) -> str:
 
 
 def log_paths(epoch: int) -> tuple[str, ...]:
-    """The entries of Spark's logs that a query needs to go on behind an epoch.
+    """The entries of Spark's logs that a query needs to go on after an epoch.
 
     Spark reads the ends of the epoch before the newest one too, as where that one started.
     """
@@ -124,13 +123,13 @@ def seed_of(savepoint: Savepoint, location: str, lineage: str) -> Manifest:
         manifest_path=savepoint.manifest_path,
         savepoint=location,
     )
-    # What the epoch prepared is the original's to commit: Spark logged it as done only behind that.
+    # What the epoch prepared is the original's to commit: Spark logged it as done only after that.
     return replace(
         manifest,
         lineage=lineage,
         produced=(),
         origin=origin,
         committables=(),
-        decided_by=m.KAFKA,
+        decided_by=KAFKA,
         base_path="",
     )

@@ -28,7 +28,7 @@ def miscount(
 
 
 def accepting_word(checkpoint_id: int) -> str:
-    """What a person states to go on although the epoch holds foreign rows."""
+    """Return what a person states to go on although the epoch holds foreign rows."""
     return f"foreign-rows-in-epoch-{checkpoint_id}"
 
 
@@ -40,6 +40,6 @@ def foreign_rows_error(
     return ForeignRowsError(
         f"epoch {checkpoint_id} is committed, with rows that no reporting task wrote "
         f"({where}): a stray task attempt wrote between the last check and the commit. They stand "
-        f"behind the offsets that the manifest names, and are visible. Remove or compensate them "
+        f"after the offsets that the manifest names, and are visible. Remove or compensate them "
         f"where the output is used; then start with accept={accepting_word(checkpoint_id)!r}."
     )

@@ -25,7 +25,7 @@ Held = Mapping[TopicPartition, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What travels inside a transaction and so tells which one Kafka committed last.
+    """A record that travels inside a transaction, and so tells which one Kafka committed last.
 
     Stored as a consumer-group offset: the offset is `checkpoint_id + 1`, the next epoch, as Kafka's
     offsets always name the next record; the rest is its metadata.
@@ -85,7 +85,7 @@ def decode_token(offset: int, metadata: str) -> Token:
 
 
 def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | None:
-    """Which token counts: of the last take-over, this lineage's newest; else that at its place.
+    """Return the token that counts: of the last take-over, this lineage's newest; else its place's.
 
     A place that could not be written keeps a token of before, which may be this lineage's own.
 

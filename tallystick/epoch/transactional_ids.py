@@ -29,7 +29,7 @@ SEPARATOR = "/"
 ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
 TOKEN = "-token"
-"""Stands behind a transactional id in the name of the group that keeps its token."""
+"""Follows a transactional id in the name of the group that keeps its token."""
 
 
 class PooledId(NamedTuple):
@@ -127,7 +127,7 @@ def _is_number(text: str) -> bool:
 def owned(
     listed: Iterable[str], prefixes: Collection[str], sinks: Collection[str]
 ) -> tuple[PooledId, ...]:
-    """Which of a cluster's transactional ids are those of these sinks of one pipeline.
+    """Return those of a cluster's transactional ids that belong to these sinks of one pipeline.
 
     Args:
         listed: whatever the cluster knows.

@@ -5,7 +5,7 @@
 
 A *committable* is what a task hands over: rows that are durable somewhere and not visible, with all
 that is needed to make them so, from another process, after any crash. The decision (see
-`checkpoint`) is taken once for all of an epoch, in one place. Behind it every committable of the
+`checkpoint`) is taken once for all of an epoch, in one place. After it every committable of the
 epoch is committed, as often as it takes; before it none is.
 
 Invariants:
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 
 class Guarantee(Enum):
-    """What a sink promises; see "Writing exactly once" for what may happen after which fault."""
+    """A sink's promise; see "Writing exactly once" for what may happen after which fault."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -36,7 +36,7 @@ class Guarantee(Enum):
 
 
 def guarantee_problem(guarantee: str) -> str | None:
-    """What is wrong with a guarantee as a user names it; None: nothing."""
+    """Return what is wrong with a guarantee as a user names it; None: nothing."""
     known = [each.value for each in Guarantee]
     if guarantee in known:
         return None
@@ -44,7 +44,7 @@ def guarantee_problem(guarantee: str) -> str | None:
 
 
 class Outcome(Enum):
-    """What became of a committable, as proved."""
+    """The proven end of a committable."""
 
     COMMITTED = auto()
     LOST = auto()
@@ -53,7 +53,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose transactions: one sink of one pipeline.
+    """The owner of transactions: one sink of one pipeline.
 
     Args:
         pipeline: its name.
@@ -68,7 +68,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a pipeline's work a transaction belongs.
+    """The place of a transaction in a pipeline's work.
 
     Args:
         owner: the sink.
@@ -87,7 +87,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Committable:
-    """What one attempt of a task prepared.
+    """Something that one attempt of a task prepared.
 
     Args:
         sink: the uid of its sink.
@@ -109,7 +109,7 @@ class Committable:
     details: str = ""
 
     def to_fields(self) -> dict[str, Any]:
-        """Of JSON's own types."""
+        """Return the fields, of JSON's own types."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
@@ -119,7 +119,7 @@ class Committable:
 
 
 class Transaction(Protocol):
-    """What one attempt of a task writes into; lives in that task only."""
+    """A transaction that one attempt of a task writes into; lives in that task only."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Take rows, in order; there is at least one.
@@ -195,7 +195,7 @@ class TwoPhaseCommitSink(Protocol):
         ...
 
     def describe(self, committable: Committable) -> str:
-        """What a person needs to find it: the system's name for it, rows, where they are."""
+        """Return what a person needs to find it: the system's name for it, rows, where they are."""
         ...
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class TwoPhaseCommitSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a sink's settings are checked against. Times in ms; None: not known.
+    """Facts that a sink's settings are checked against. Times in ms; None: not known.
 
     Args:
         trigger_interval_ms: how long Spark waits between two epochs.
@@ -222,7 +222,7 @@ class RunFacts:
 
 
 class Sink(Protocol):
-    """What a user gives to `Pipeline.write`: a frozen, picklable value that connects to nothing.
+    """An output as a user gives it to `Pipeline.write`: frozen, picklable, connected to nothing.
 
     `kind` is a word such as `"postgres"`; `uid` names the sink in the pipeline, for as long as its
     transactions may be pending (None: its kind and its place among those of that kind).
@@ -242,7 +242,7 @@ class Sink(Protocol):
         """Connect, and check all that can be checked; on the driver.
 
         At the start only settings are checked, before any checkpoint is known: the owner's lineage
-        is "" then, and nothing stays behind but what every run needs, such as a table. The run
+        is "" then, and nothing is left but what every run needs, such as a table. The run
         opens the sink again, with its lineage. Warnings go to the log, unless the facts say that
         they did before.
 
@@ -273,7 +273,7 @@ class Committer:
         self._pending.pop(checkpoint_id, None)
 
     def completed(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """What is to be committed now that a checkpoint is complete: all up to it, oldest first."""
+        """Return what to commit now that a checkpoint is complete: all up to it, oldest first."""
         due = sorted(known for known in self._pending if known <= checkpoint_id)
         return tuple(each for known in due for each in self._pending[known])
 
@@ -304,7 +304,7 @@ class Lost(NamedTuple):
     what: str
 
 
-class Settled(NamedTuple):
+class Settlement(NamedTuple):
     """How commits ended: what is lost, and the first error, which left its outcome open."""
 
     lost: tuple[Committable, ...]
@@ -339,7 +339,7 @@ def commit_all(
     run: Callable[
         [Callable[[Committable], Answer], Sequence[Committable]], Iterable[Answer]
     ] = _in_order,
-) -> Settled:
+) -> Settlement:
     """Try every one; an error ends none of the others, and the first in order is the one raised.
 
     Args:
@@ -366,13 +366,13 @@ def commit_all(
         if answer is Outcome.LOST:
             lost.append(committable)
         settled(committable)
-    return Settled(tuple(lost), first)
+    return Settlement(tuple(lost), first)
 
 
 def to_abort(
     lingering: Iterable[Committable], decided: Iterable[Committable]
 ) -> tuple[Committable, ...]:
-    """What a recovery has to abort: what lingers, and no decided manifest names.
+    """Return what a recovery has to abort: what lingers, and no decided manifest names.
 
     Asked after the decided ones were tried: one of those that could not be committed yet still
     lingers, and must stay.

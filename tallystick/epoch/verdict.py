@@ -1,4 +1,4 @@
-"""What a requested epoch means in the light of what Kafka committed last: run it, or not.
+"""The verdict about a requested epoch, by what Kafka committed last: run it, or not.
 
 The table, for requested epoch N (spark-facts: Spark asks for N again until it has logged it):
 
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tallystick.epoch import refusals
-from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import Manifest, is_seed
 from tallystick.epoch.tokens import Token
 from tallystick.errors import TallystickError
@@ -52,53 +52,53 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class AlreadyCommitted:
     """The epoch is committed already; its manifest says what it wrote."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """Running would lose or repeat records."""
 
     error: TallystickError
 
 
-Verdict = Open | Run | Done | Refused
+Verdict = Open | Run | AlreadyCommitted | Refusal
 
 
-def judge(request: Request, committed: Committed, identity: Identity) -> Verdict:
+def judge(request: Request, committed: CommittedEpoch, identity: Identity) -> Verdict:
     """Decide what to do about a requested epoch; see the table above."""
     token = committed.token
     if token is None or token.lineage != identity.lineage:
         return _begin(request, committed, identity)
     is_done = token.checkpoint_id == request.checkpoint_id
     if not is_done and not _follows(request, token, committed, identity):
-        return Refused(refusals.off_beat(request, token, identity, committed))
+        return Refusal(refusals.off_beat(request, token, identity, committed))
     if is_done and not token.manifest_path:
-        return Refused(
+        return Refusal(
             refusals.off_beat(request, token, identity, committed)
         )  # before the lineage began
     manifest = committed.manifest
     if token.manifest_path and manifest is None:
-        return Refused(refusals.manifest_gone(token, identity, committed))
+        return Refusal(refusals.manifest_gone(token, identity, committed))
     logged = request.sources if is_done else committed.logged
     if manifest is not None and logged not in (None, manifest.sources):
-        return Refused(refusals.other_offsets(identity, token, manifest, logged))
+        return Refusal(refusals.other_offsets(identity, token, manifest, logged))
     if committed.is_partial and refusals.partial_word(token) not in identity.accepted:
-        return Refused(refusals.partial(token, identity))
+        return Refusal(refusals.partial(token, identity))
     if not is_done:
         return Run()
     assert manifest is not None, "a token without a manifest is refused above"
-    return Done(manifest)
+    return AlreadyCommitted(manifest)
 
 
 FIRST_EPOCH = 1
 """Of a loop of our own. The one before has no rows: it is where the lineage begins to read."""
 
 
-class Following(NamedTuple):
+class NextEpoch(NamedTuple):
     """The epoch that comes next.
 
     Args:
@@ -112,8 +112,8 @@ class Following(NamedTuple):
     state: tuple[StepState, ...] = ()
 
 
-def following(committed: Committed, identity: Identity) -> Following:
-    """Which epoch comes next."""
+def following(committed: CommittedEpoch, identity: Identity) -> NextEpoch:
+    """Return the epoch that comes next."""
     token, manifest = committed.token, committed.manifest
     if token is not None and token.lineage == identity.lineage:
         epoch = token.checkpoint_id
@@ -123,12 +123,12 @@ def following(committed: Committed, identity: Identity) -> Following:
     else:
         epoch = FIRST_EPOCH - 1
     if manifest is None:
-        return Following(epoch + 1)
-    return Following(epoch + 1, manifest.sources, manifest.state)
+        return NextEpoch(epoch + 1)
+    return NextEpoch(epoch + 1, manifest.sources, manifest.state)
 
 
-def look_behind(committed: Committed, identity: Identity) -> Refused | Request | None:
-    """What comes before a loop of our own plans its next epoch.
+def look_back(committed: CommittedEpoch, identity: Identity) -> Refusal | Request | None:
+    """Return what comes before a loop of our own plans its next epoch.
 
     Returns:
         What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
@@ -140,15 +140,15 @@ def look_behind(committed: Committed, identity: Identity) -> Refused | Request |
     token, manifest = committed.token, committed.manifest
     if isinstance(judged, Open):
         are_known = committed.is_settled or all(is_seed(base.path) for base in committed.bases)
-        return None if are_known else Refused(refusals.base_unknown(epoch - 1, identity))
-    if isinstance(judged, Refused):
+        return None if are_known else Refusal(refusals.base_unknown(epoch - 1, identity))
+    if isinstance(judged, Refusal):
         return judged
     assert token is not None, "without a token a lineage is opened"
     if not token.manifest_path:
-        return Refused(refusals.begins_nowhere(identity))
+        return Refusal(refusals.begins_nowhere(identity))
     if committed.is_set_back or any(begun > epoch for begun in committed.begun):
         # An epoch begins only where the one before is decided, so the token was set back.
-        return Refused(refusals.off_beat(probe, token, identity, committed))
+        return Refusal(refusals.off_beat(probe, token, identity, committed))
     if manifest is None or committed.is_settled:
         return None
     if not manifest.produced and not manifest.committables:
@@ -156,19 +156,21 @@ def look_behind(committed: Committed, identity: Identity) -> Refused | Request |
     return Request(manifest.checkpoint_id, manifest.sources, may_skip=False)
 
 
-def _follows(request: Request, token: Token, committed: Committed, identity: Identity) -> bool:
-    """Whether nothing is missing between the token's epoch and the requested one."""
+def _follows(request: Request, token: Token, committed: CommittedEpoch, identity: Identity) -> bool:
+    """True if nothing is missing between the token's epoch and the requested one."""
     if token.checkpoint_id >= request.checkpoint_id - 1:
         return token.checkpoint_id == request.checkpoint_id - 1
     return request.may_skip and _is_gap_known(request, token.checkpoint_id, committed, identity)
 
 
-def _is_gap_known(request: Request, newest: int, committed: Committed, identity: Identity) -> bool:
-    """Whether nothing was begun behind an epoch, or a person stated to go on without it."""
+def _is_gap_known(
+    request: Request, newest: int, committed: CommittedEpoch, identity: Identity
+) -> bool:
+    """True if nothing was begun after an epoch, or a person stated to go on without it."""
     return not committed.begun or refusals.skip_word(request, newest) in identity.accepted
 
 
-def _begin(request: Request, committed: Committed, identity: Identity) -> Verdict:
+def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> Verdict:
     """Open a lineage that Kafka's token is not of, where that repeats nothing or was decided."""
     token, seed = committed.token, committed.seed
     if token is not None:
@@ -176,17 +178,17 @@ def _begin(request: Request, committed: Committed, identity: Identity) -> Verdic
             not _goes_on_exactly(token, seed)
             and refusals.new_lineage_word(token) not in identity.accepted
         ):
-            return Refused(refusals.other_lineage(token, identity, seed))
+            return Refusal(refusals.other_lineage(token, identity, seed))
     elif seed is not None:
         if _is_of(identity, seed) and refusals.without_token(seed) not in identity.accepted:
-            return Refused(refusals.token_lost_after_savepoint(seed, identity, committed))
+            return Refusal(refusals.token_lost_after_savepoint(seed, identity, committed))
     elif committed.manifest_exists:
-        return Refused(refusals.token_lost(request, identity, committed))
+        return Refusal(refusals.token_lost(request, identity, committed))
     return _open(request, committed, identity)
 
 
 def _is_of(identity: Identity, seed: Base) -> bool:
-    """Whether the savepoint may be of this very pipeline: then Kafka may have had a token of it.
+    """True if the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
     That of a fork before its first epoch holds a seed, which has the name of the original. A query
     of Spark's without a name is called by its id, which a restore draws anew.
@@ -199,28 +201,28 @@ def _is_of(identity: Identity, seed: Base) -> bool:
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:
-    """Whether what Kafka committed last is the very manifest that the savepoint holds."""
+    """True if what Kafka committed last is the very manifest that the savepoint holds."""
     origin = None if seed is None else seed.manifest.origin
     return origin is not None and (
         (token.lineage, token.manifest_path) == (origin.lineage, origin.manifest_path)
     )
 
 
-def _open(request: Request, committed: Committed, identity: Identity) -> Verdict:
+def _open(request: Request, committed: CommittedEpoch, identity: Identity) -> Verdict:
     bases = committed.bases
     if any(base.manifest.lineage != identity.lineage for base in bases):
-        return Refused(refusals.half_restored(bases, identity))
+        return Refusal(refusals.half_restored(bases, identity))
     newest = bases[0].manifest.checkpoint_id if bases else -1
     if not _is_gap_known(request, newest, committed, identity):
-        return Refused(refusals.failed_before_the_first(request, newest, identity, committed))
+        return Refusal(refusals.failed_before_the_first(request, newest, identity, committed))
     if not bases:
         is_bare = not committed.manifest_exists and not committed.is_seeded
         if is_bare and committed.has_state:
-            return Refused(refusals.state_of_nothing(identity))
-        return Open() if is_bare else Refused(refusals.base_gone(request, identity))
+            return Refusal(refusals.state_of_nothing(identity))
+        return Open() if is_bare else Refusal(refusals.base_gone(request, identity))
     has_state = any(base.manifest.state for base in bases)  # that of a user's function has none
     if has_state and bases[0].manifest.checkpoint_id != request.checkpoint_id - 1:
-        return Refused(refusals.base_gone(request, identity))
+        return Refusal(refusals.base_gone(request, identity))
     if has_state and len(bases) > 1:
-        return Refused(refusals.several_bases(bases, identity))
+        return Refusal(refusals.several_bases(bases, identity))
     return Open(bases[0].path if len(bases) == 1 else "")

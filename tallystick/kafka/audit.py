@@ -1,4 +1,4 @@
-"""What Kafka itself says was written: by a producer epoch, and behind it.
+"""An audit of the output by Kafka's own account: what a producer epoch wrote, and what came after.
 
 Three witnesses: the transaction coordinator (which partitions are part of the open transaction),
 each partition's leader (the last sequence number of each producer), and the log.
@@ -36,7 +36,7 @@ PATIENCE_SHARE = 4
 def transaction_state(
     client: Client, transactional_id: str, *, deadline: float | None = None
 ) -> Any:
-    """What the coordinator keeps of a transactional id; None when it knows of none."""
+    """Return what the coordinator keeps of a transactional id; None when it knows of none."""
     response = client.call(
         lambda: protocol.DescribeTransactionsRequest(transactional_ids=[transactional_id]),
         Coordinator("transaction", transactional_id),
@@ -97,7 +97,7 @@ def last_sequences(
 def foreign_rows(
     client: Client, producer: Producer, produced: Iterable[ProducedRange]
 ) -> Mapping[TopicPartition, int]:
-    """See `ports.Broker.foreign_rows`. Reads the log behind each range, up to the marker.
+    """See `ports.Broker.foreign_rows`. Reads the log after each range, up to the marker.
 
     Where that part of the log is gone (retention, a topic that was deleted or created again, a log
     that was truncated) there is nothing left to be found, and nothing for a consumer to read
@@ -151,7 +151,7 @@ def foreign_rows(
     return counts
 
 
-class _Seen(NamedTuple):
+class _LogScan(NamedTuple):
     """A piece of log: how many rows of a producer epoch it has, and whether they end there."""
 
     row_count: int
@@ -159,21 +159,21 @@ class _Seen(NamedTuple):
     is_over: bool
 
 
-def _seen(records: bytes | None, position: int, producer: Producer) -> _Seen:
+def _seen(records: bytes | None, position: int, producer: Producer) -> _LogScan:
     row_count = 0
     for header in _behind(records, position):
         position = header.last_offset + 1
         if header.producer_id != producer.producer_id:
             continue
         if header.is_control:
-            return _Seen(row_count, position, is_over=True)
+            return _LogScan(row_count, position, is_over=True)
         if header.producer_epoch == producer.producer_epoch:
             row_count += header.record_count
-    return _Seen(row_count, position, is_over=False)
+    return _LogScan(row_count, position, is_over=False)
 
 
 def _is_finished(client: Client, producer: Producer, deadline: float) -> bool:
-    """Whether the coordinator has had all markers of a committed transaction written."""
+    """True if the coordinator has had all markers of a committed transaction written."""
     state = transaction_state(client, producer.transactional_id, deadline=deadline)
     if state is None:
         return True  # ids expire, but not with markers that are still to be written

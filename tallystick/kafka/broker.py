@@ -197,7 +197,7 @@ class KafkaBroker:
         return cluster.partition_counts(self.client, topics)
 
     def describe_topics(self, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
-        """What the cluster says of topics; see `cluster.describe_topics`."""
+        """Describe topics; see `cluster.describe_topics`."""
         return cluster.describe_topics(self.client, topics)
 
     def list_offsets(
@@ -207,13 +207,13 @@ class KafkaBroker:
         *,
         absent_after_s: float | None = None,
     ) -> dict[TopicPartition, int]:
-        """Where the logs begin or end; see `offsets.list_offsets`."""
+        """Return where the logs begin or end; see `offsets.list_offsets`."""
         return offsets.list_offsets(self.client, partitions, at, absent_after_s=absent_after_s)
 
     def offsets_for_times(
         self, times: Mapping[TopicPartition, int], *, absent_after_s: float | None = None
     ) -> dict[TopicPartition, int | None]:
-        """Which record came first at or after a time; see `offsets.offsets_for_times`."""
+        """Return the first record at or after a time; see `offsets.offsets_for_times`."""
         return offsets.offsets_for_times(self.client, times, absent_after_s=absent_after_s)
 
     def committed_offsets(
@@ -224,7 +224,7 @@ class KafkaBroker:
         return {partition: offset for partition, (offset, _) in found.items()}
 
     def cluster_facts(self) -> ClusterFacts:
-        """What the pre-flight check wants to know."""
+        """Return the facts that the pre-flight check needs."""
         return cluster.cluster_facts(self.client)
 
     def _tell_unguarded(self, partitions: Iterable[TopicPartition]) -> None:

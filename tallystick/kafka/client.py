@@ -21,7 +21,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, describe, refusal
-from tallystick.kafka.network import Network, Posted
+from tallystick.kafka.network import Network, PendingRequest
 from tallystick.kafka.partitions import shortened
 from tallystick.values import TopicPartition
 
@@ -231,7 +231,7 @@ class Client:
     ) -> Generator[Any, None, None]:
         """Post to all leaders, then yield each response, or the OSError in its place."""
         until = self.try_until(deadline)
-        under_way: deque[Posted] = deque()
+        under_way: deque[PendingRequest] = deque()
         try:
             for node, led in self.by_leader(partitions, deadline).items():
                 try:

@@ -1,4 +1,4 @@
-"""What a cluster tells about itself: topics, offsets, versions, settings."""
+"""A cluster's account of itself: topics, versions, settings."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ def topics(client: Client) -> list[str]:
 
 
 def describe_topics(client: Client, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
-    """What the cluster says of topics; one that does not exist is absent.
+    """Describe topics; one that does not exist is absent.
 
     A topic is there with its partitions, whether or not they have a leader at the moment.
 
@@ -81,7 +81,7 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
 def _look_for(
     client: Client, topics: Iterable[str] | None
 ) -> tuple[dict[str, FoundTopic], dict[str, str]]:
-    """What is there, and why the others are not: Kafka's error by topic.
+    """Return the topics that are there, and for the others Kafka's error.
 
     A broker that has not heard of a topic yet looks like one without it, so it is asked again for
     a while; one that tells of a topic is believed at once.
@@ -114,7 +114,7 @@ def _look_for(
 
 
 def cluster_facts(client: Client) -> ClusterFacts:
-    """What the pre-flight check wants to know.
+    """Return the facts that the pre-flight check needs.
 
     Raises:
         BrokerUnavailableError: the deadline passed.

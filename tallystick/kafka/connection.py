@@ -82,14 +82,14 @@ class Connection:
 
     @property
     def expired(self) -> bool:
-        """Whether the login is about to end, and nothing is under way that would be lost."""
+        """True if the login is about to end, and nothing is under way that would be lost."""
         if self._expires_at is None or self._in_flight:
             return False
         return time.monotonic() > self._expires_at
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way, behind which the next one would have to wait."""
+        """True if an answer is under way, after which the next one would have to wait."""
         return bool(self._in_flight)
 
     def post(self, request: Any, deadline: float) -> int:
@@ -118,7 +118,7 @@ class Connection:
         return self._socket.fileno()
 
     def has_input(self, correlation_id: int) -> bool:
-        """Whether something was received already that `poll` would not tell of."""
+        """True if something was received already that `poll` would not tell of."""
         inside_tls = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
         return inside_tls or correlation_id in self._answers
 
@@ -193,7 +193,7 @@ class Connection:
             raise self._tls_error(error) from None
 
     def _tls_error(self, error: ssl.SSLError) -> Exception:
-        """Which of the three a TLS error is: certificates, a wrong port, or bad luck."""
+        """Return the error for a failure of TLS: certificates, a wrong port, or bad luck."""
         reason = error.reason or ""
         if isinstance(error, ssl.SSLCertVerificationError):
             return AuthorizationError(
@@ -219,7 +219,7 @@ class Connection:
         )
 
     def _learn_versions(self, deadline: float) -> None:
-        """Which version of each API the broker speaks (KIP-35)."""
+        """Ask which versions of each API the broker speaks (KIP-35)."""
         for version in (3, 0):  # a broker that knows no 3 answers in 0, and is asked again in it
             request = protocol.ApiVersionsRequest(
                 version=version,

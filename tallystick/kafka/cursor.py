@@ -33,11 +33,11 @@ class Cursor:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it was read."""
+        """True if all of it was read."""
         return self.position >= self.split.stop_offset
 
     def belongs_to(self, topic_id: UUID | None) -> bool:
-        """Whether the topic that is shown now can be the one that the split means."""
+        """True if the topic that is shown now can be the one that the split means."""
         known = topic_id is not None and topic_id != NO_ID and self.topic_id != NO_ID
         return not known or topic_id == self.topic_id
 

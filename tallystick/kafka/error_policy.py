@@ -1,4 +1,4 @@
-"""What an error code of Kafka asks of us, and which of our errors says so.
+"""The meaning of Kafka's error codes: what to do next, and which of our errors to raise.
 
 Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not tell
 "same place again" from "look for the leader first", and count some final ones as neither.

@@ -15,7 +15,7 @@ from tallystick.codec.records.compression import Buffer
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
 from tallystick.kafka.cursor import Cursor
-from tallystick.kafka.network import Posted
+from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.topic_ids import NO_ID
 from tallystick.values import TopicPartition
 
@@ -36,10 +36,10 @@ _LENGTH_MIN = 49
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SplitRequest:
     """A request under way: until when, for whom, and as what their topics were named."""
 
-    posted: Posted
+    posted: PendingRequest
     until: float
     version: int
     cursors: Sequence[Cursor]
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an answer holds of one split: the offsets from `start` up to `stop`."""
+    """The part of an answer that is one split's: the offsets from `start` up to `stop`."""
 
     cursor: Cursor
     start: int
@@ -109,7 +109,7 @@ def fetch_request(
     )
 
 
-def parts_by_cursor(asked: Asked, response: Any) -> list[tuple[Cursor, str | None, Any]]:
+def parts_by_cursor(asked: SplitRequest, response: Any) -> list[tuple[Cursor, str | None, Any]]:
     """For each split asked for: the name of an error, and its part of the answer."""
     by_id = asked.version >= BY_ID
     found = {
@@ -130,7 +130,7 @@ def parts_by_cursor(asked: Asked, response: Any) -> list[tuple[Cursor, str | Non
 
 
 def part_of(cursor: Cursor, part: Any) -> Part:
-    """The records for a split; its `stop` is where to ask next: behind the last whole batch."""
+    """The records for a split; its `stop` is where to ask next: after the last whole batch."""
     stop_offset = cursor.split.stop_offset
     records = part.records or b""
     next_offset = cursor.position

@@ -1,4 +1,4 @@
-"""Which split is asked for next, of whom, and what an answer means for it.
+"""The order of fetches: which split is asked for next, of whom, and what an answer means for it.
 
 A split waits for its leader to be looked up, then for its turn at that leader, then for an answer;
 with one it joins the end of the leader's line again, so all take turns. Whatever goes wrong with it
@@ -18,9 +18,9 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, describe, refusal
 from tallystick.kafka.fetch_request import (
-    Asked,
     Isolation,
     Part,
+    SplitRequest,
     fetch_request,
     part_of,
     parts_by_cursor,
@@ -65,7 +65,7 @@ class Turns:
         self._isolation: Isolation = isolation
         self._homeless = [Cursor(split) for split in splits if split.offset_count]
         self._lines: dict[int, deque[Cursor]] = {}
-        self._under_way: dict[int, Asked] = {}
+        self._under_way: dict[int, SplitRequest] = {}
 
     def receive(self, parts: deque[Part]) -> bool:
         """Wait for an answer, ask for more, and hand over what came; False when all is read."""
@@ -146,7 +146,9 @@ class Turns:
         except OSError as error:
             self._strand(node, cursors, error)
         else:
-            self._under_way[node] = Asked(posted, until, request.API_VERSION, cursors, topic_ids)
+            self._under_way[node] = SplitRequest(
+                posted, until, request.API_VERSION, cursors, topic_ids
+            )
 
     def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
         """By topic, the id to ask with: the shown one (NO_ID: it has none), else a split's own."""
@@ -184,8 +186,8 @@ class Turns:
             return []
         return self._sort(asked, response)
 
-    def _sort(self, asked: Asked, response: Any) -> list[Part]:
-        """Who got records, who got none, and who is in trouble."""
+    def _sort(self, asked: SplitRequest, response: Any) -> list[Part]:
+        """Sort the splits of an answer by those with records, without, and in trouble."""
         parts: list[Part] = []
         empty: list[tuple[Part, Any]] = []
         out_of_range: list[Cursor] = []
@@ -256,7 +258,7 @@ class Turns:
             self._pause(cursor, obstacle, doubt)
 
     def _find_again(self, cursors: list[Cursor]) -> None:
-        """Positions outside their logs: before what is left, or behind the end."""
+        """Positions outside their logs: before what is left, or after the end."""
         partitions = [cursor.partition for cursor in cursors]
         earliest = offsets.list_offsets(
             self._client, partitions, offsets.EARLIEST, absent_after_s=0
@@ -301,7 +303,7 @@ class Turns:
         )
 
     def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the logs end; a new leader tells only when it is sure (KIP-207)."""
+        """Return where the logs end; a new leader tells only when it is sure (KIP-207)."""
         return offsets.list_offsets(
             self._client,
             partitions,

@@ -1,4 +1,4 @@
-"""What a consumer group holds: offsets with their metadata, as requests carry them."""
+"""The offsets of a consumer group with their metadata, as requests carry them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def fetch(
     stable: bool = True,
     deadline: float | None = None,
 ) -> dict[TopicPartition, tuple[int, str]]:
-    """What a group has committed; absent where there is nothing.
+    """Return what a group has committed; absent where there is nothing.
 
     Args:
         client: of the cluster.

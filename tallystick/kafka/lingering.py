@@ -1,4 +1,4 @@
-"""Which transactions of a sink are open, of whatever run, task and attempt (KIP-664).
+"""The open transactions of a sink, of whatever run, task and attempt (KIP-664).
 
 ListTransactions asks every broker for what it coordinates. It needs no right of its own, and that
 is the trap: ids that this user may not describe are left out without a word. So the right is tried

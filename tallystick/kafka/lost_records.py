@@ -1,4 +1,4 @@
-"""What to say, and what to do, when Kafka no longer has what a split still needs."""
+"""Records that Kafka no longer has, and a split still needs: what to say, and what to do."""
 
 import logging
 from uuid import UUID

@@ -21,7 +21,7 @@ SUSPECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PendingRequest:
     """A request under way."""
 
     node: int
@@ -54,7 +54,7 @@ class Network:
             self._alive.append(node)
 
     def knows(self, node: int) -> bool:
-        """Whether the address of a node is known."""
+        """True if the address of a node is known."""
         return node in self._addresses
 
     def candidates(self) -> list[int]:
@@ -73,7 +73,7 @@ class Network:
 
         return sorted(nodes, key=rank)
 
-    def post(self, node: int, request: Any, deadline: float) -> Posted:
+    def post(self, node: int, request: Any, deadline: float) -> PendingRequest:
         """Send a request; connects first when there is no connection.
 
         Raises:
@@ -82,12 +82,12 @@ class Network:
         self._keep_pause(node, deadline)
         try:
             connection = self._connection(node, deadline)
-            return Posted(node, connection, connection.post(request, deadline))
+            return PendingRequest(node, connection, connection.post(request, deadline))
         except OSError:
             self._suspect(node)
             raise
 
-    def wait(self, posted: Posted, deadline: float) -> Any:
+    def wait(self, posted: PendingRequest, deadline: float) -> Any:
         """The answer; every other request under way on a connection that fails is lost with it."""
         try:
             answer = posted.connection.wait(posted.correlation_id, deadline)
@@ -102,12 +102,12 @@ class Network:
             self._paused_until[posted.node] = time.monotonic() + throttle_ms / 1000
         return answer
 
-    def discard(self, posted: Posted) -> None:
+    def discard(self, posted: PendingRequest) -> None:
         """Nobody will wait for this answer."""
         posted.connection.discard(posted.correlation_id)
 
-    def answered(self, posted: Sequence[Posted], deadline: float) -> list[Posted]:
-        """Those whose answer begins to come, or never will; none when the deadline came first."""
+    def answered(self, posted: Sequence[PendingRequest], deadline: float) -> list[PendingRequest]:
+        """Return those whose answer begins to come, or never will; none after the deadline."""
         ready = [
             each
             for each in posted

@@ -1,4 +1,4 @@
-"""Where the logs begin and end, and which record came when."""
+"""The offsets of a cluster's logs: where they begin and end, and which record came when."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def list_offsets(
     isolation: int = READ_COMMITTED,
     absent_after_s: float | None = None,
 ) -> dict[TopicPartition, int]:
-    """Where the log of each partition begins, or ends.
+    """Return where the log of each partition begins, or ends.
 
     Args:
         client: of the cluster.
@@ -57,7 +57,7 @@ def offsets_for_times(
 ) -> dict[TopicPartition, int | None]:
     """The first committed record of each partition at or after a time; None: there is none.
 
-    Kafka counts the markers that end transactions too: it may be one, with the next record behind.
+    Kafka counts the markers that end transactions too: it may be one, the next record after it.
 
     Args:
         client: of the cluster.

@@ -1,4 +1,4 @@
-"""What Kafka tells of transactions that are open, for a person who looks; and giving one up.
+"""Open transactions as Kafka describes them, for a person who looks; and aborting one.
 
 Everything is asked of the coordinators and leaders as it is now; nothing waits for a transaction
 to end. What this user may not see is left out where it is only for show.
@@ -18,7 +18,7 @@ LISTED = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States in which readers of the output wait."""
 
 
-class Found(NamedTuple):
+class TransactionDescription(NamedTuple):
     """A transaction as its coordinator tells.
 
     Args:
@@ -42,11 +42,11 @@ class Found(NamedTuple):
 
     @property
     def producer(self) -> Producer:
-        """Who writes it."""
+        """The producer that writes it."""
         return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
 
 
-def found_open(client: Client) -> tuple[Found, ...]:
+def found_open(client: Client) -> tuple[TransactionDescription, ...]:
     """All transactions that readers may wait for, of everybody, as far as this user may see.
 
     Raises:
@@ -58,8 +58,8 @@ def found_open(client: Client) -> tuple[Found, ...]:
     return tuple(each for each in states if each is not None and each.state in LISTED)
 
 
-def found(client: Client, transactional_id: str) -> Found | None:
-    """What the coordinator knows of an id; None: nothing.
+def found(client: Client, transactional_id: str) -> TransactionDescription | None:
+    """Return what the coordinator knows of an id; None: nothing.
 
     Raises:
         AuthorizationError: DESCRIBE on the id is missing.
@@ -74,7 +74,7 @@ def found(client: Client, transactional_id: str) -> Found | None:
         for partition in topic.partitions
     }
     rows = {each for each in partitions if each.topic not in INTERNAL_TOPICS}
-    return Found(
+    return TransactionDescription(
         transactional_id,
         str(state.transaction_state),
         int(state.producer_id),

@@ -1,4 +1,4 @@
-"""What became of a task's transaction: commit it, or prove that it is committed or lost.
+"""The outcome of a task's transaction: commit it, or prove that it is committed or lost.
 
 Kafka answers EndTxn for as long as nobody else has used the transactional id. After that it says
 `fenced`, which tells nothing: the other one's InitProducerId may have come before the commit, or
@@ -87,7 +87,7 @@ class TaskTransaction:
 
     @property
     def producer(self) -> Producer:
-        """Who wrote it."""
+        """The producer that wrote it."""
         return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
 
     def to_json(self) -> str:
@@ -102,7 +102,7 @@ class TaskTransaction:
         return cls(**fields)
 
     def token_metadata(self, task: int) -> str:
-        """What the token says beside its offset."""
+        """The content of the token beside its offset."""
         said = {
             "lineage": self.lineage,
             "task": task,
@@ -118,7 +118,7 @@ class TaskToken:
     """The token that a group holds: which transaction of its id was committed last.
 
     Args:
-        next_checkpoint_id: the offset: the epoch behind the committed one.
+        next_checkpoint_id: the offset: the epoch after the committed one.
         lineage: of the checkpoint, as the other fields; "" where somebody else committed it.
     """
 
@@ -145,7 +145,7 @@ class TaskToken:
 
 
 class Fate(Enum):
-    """What the coordinator says of one producer epoch's transaction."""
+    """The coordinator's account of one producer epoch's transaction."""
 
     OPEN = auto()
     ENDING = auto()
@@ -187,7 +187,7 @@ def commit(
     Raises:
         BrokerUnavailableError: the outcome is unknown for now.
         DataLossError: it can never be known.
-        FencedError: another run has gone on behind it.
+        FencedError: another run has gone on after it.
     """
     attempts = Attempts(client.deadline(), "EndTxn", str(transaction))
     while True:
@@ -212,7 +212,7 @@ def commit(
 def judge(
     transaction: TaskTransaction, checkpoint_id: int, token: TaskToken | None, doubt: str
 ) -> Outcome:
-    """What a token says of a transaction that is over.
+    """Return what a token proves of a transaction that is over.
 
     Args:
         transaction: which.
@@ -284,7 +284,7 @@ def _unknowable(transaction: TaskTransaction, doubt: str) -> DataLossError:
 
 
 def written(transaction: TaskTransaction) -> str:
-    """What a transaction wrote, in words."""
+    """Describe what a transaction wrote."""
     if not transaction.produced:
         return "what it wrote (not known)"
     total = sum(each.record_count for each in transaction.produced)
@@ -382,7 +382,7 @@ def read_token(
     stable: bool = True,
     deadline: float | None = None,
 ) -> TaskToken | None:
-    """What Kafka holds in a transaction's token group.
+    """Return what Kafka holds in a transaction's token group.
 
     Args:
         client: of the cluster.

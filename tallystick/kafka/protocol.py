@@ -108,7 +108,7 @@ def error_name(code: int) -> str | None:
 
 
 def api_name(request: Any) -> str:
-    """What a request asks for: `Produce`, `EndTxn`, ..."""
+    """Return the name of a request's API: `Produce`, `EndTxn`, ..."""
     return type(request).__name__.removesuffix("Request")
 
 
@@ -134,7 +134,7 @@ def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broke
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """What must be remembered of a request to read its answer."""
+    """The parts of a request that are needed to read its answer."""
 
     correlation_id: int
     header: Any = field(repr=False)
@@ -172,7 +172,7 @@ class SaslMechanism(Protocol):
     """The client's half of one SASL conversation."""
 
     def auth_bytes(self) -> bytes:
-        """What to send next."""
+        """Return what to send next."""
         ...
 
     def receive(self, auth_bytes: bytes) -> object:
@@ -180,7 +180,7 @@ class SaslMechanism(Protocol):
         ...
 
     def is_done(self) -> bool:
-        """Whether nothing is left to send."""
+        """True if nothing is left to send."""
         ...
 
 

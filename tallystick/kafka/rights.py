@@ -1,4 +1,4 @@
-"""Which rights the user of a connection lacks, by what the brokers say (KIP-430).
+"""The rights that the user of a connection lacks, by what the brokers say (KIP-430).
 
 Topics and groups are described together with the operations that are authorized on them. Kafka has
 no such answer for transactional ids, so the right to write one is tried out: with an EndTxn of a

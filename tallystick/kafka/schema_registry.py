@@ -44,7 +44,7 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 def schema_source(avro: Avro) -> "SchemaRegistry | SchemaFile":
-    """Where the schemas that `avro` speaks of are looked up."""
+    """Return where the schemas that `avro` speaks of are looked up."""
     if avro.registry is not None:
         return SchemaRegistry(avro.registry, user_info=avro.user_info, ca=avro.ca)
     assert avro.schemas is not None, avro
@@ -162,7 +162,7 @@ class SchemaRegistry:
         return text
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        """What the registry answers; None: it says that there is no such thing."""
+        """Return the registry's answer; None: it says that there is no such thing."""
         url = self.shown_url + path
         try:
             response = _connections(self).request("GET", url)
@@ -201,7 +201,7 @@ def _reason(error: Exception) -> str:
 
 @lru_cache(maxsize=64)
 def _known(registry: SchemaRegistry) -> dict[int, SchemaTexts]:
-    """What this process learnt from a registry."""
+    """Return what this process learnt from a registry."""
     return {}
 
 
@@ -250,7 +250,7 @@ class SchemaFile:
 
 @lru_cache(maxsize=64)
 def _known_in_file(path: str) -> dict[int, SchemaTexts]:
-    """What this process read from a file."""
+    """Return what this process read from a file."""
     return {}
 
 

@@ -248,7 +248,7 @@ class KafkaTaskSink:
         refuse(problems, missing, output.config.sasl_username)
 
     def _rights_of_transactions(self) -> tuple[Right, ...]:
-        """Of the first task's: the ids of all have one prefix, and so have their rights."""
+        """Check the rights of the first task's id: all have one prefix, and so the same rights."""
         if self._output.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         first = transactional_id(self._id_prefix, self._owner.sink, task=0, slot=0)
@@ -258,7 +258,7 @@ class KafkaTaskSink:
 
 
 def _found(found: OpenTransaction, transaction_version: int, cluster_id: str) -> Committable:
-    """What is known of a transaction that was found open."""
+    """Return what is known of a transaction that was found open."""
     transaction = TaskTransaction(
         transactional_id=str(found.pooled_id),
         producer_id=found.producer_id,

@@ -1,4 +1,4 @@
-"""What one attempt of a task writes: into a transaction of its own, or into none.
+"""The writing of one attempt of a task: into a transaction of its own, or into none.
 
 Invariants:
     * A transaction begins with InitProducerId: a producer epoch has one transaction, whatever the
@@ -46,7 +46,7 @@ _idle: WorkerCache[tuple[KafkaConfig, int], KafkaBroker] = WorkerCache(KafkaBrok
 def _take(output: KafkaOutput) -> KafkaBroker:
     """A connection of this process that nobody uses now.
 
-    Not the reader's: behind its large answers ours would have to wait.
+    Not the reader's: after its large answers ours would have to wait.
     """
     key = (output.config, output.transaction_timeout_ms)
     return _idle.take(key) or KafkaBroker(*key)

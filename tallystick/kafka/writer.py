@@ -3,7 +3,7 @@
 Invariants:
     * Per partition, batches go out in the order in which they were given, at most five at once
       (Kafka remembers five of a producer), and the same bytes again from the first unacknowledged.
-    * After a batch failed, OutOfOrderSequenceNumber for the ones behind it says nothing new; for
+    * After a batch failed, OutOfOrderSequenceNumber for the ones after it says nothing new; for
       the first unacknowledged one it says that somebody else writes, and ends the epoch.
     * Sequence numbers start at 0 in each partition: one writer per partition and transaction.
     * Nothing is written after `close`: the task may report then.
@@ -21,7 +21,7 @@ from tallystick.kafka.audit import batch_at_sequence, producer_states
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import AGAIN, STALE, describe, refusal, said
-from tallystick.kafka.network import Posted
+from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.partitions import by_topic, shortened
 from tallystick.kafka.records import EncodedBatch, stamp
 from tallystick.kafka.thread_client import client_for
@@ -53,7 +53,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Log:
-    """What was written to one partition, and what still has to be."""
+    """The batches of one partition: written, and still to be written."""
 
     pending: deque[_Batch] = field(default_factory=deque)
     next_sequence: int = 0
@@ -78,7 +78,7 @@ class _Log:
 
 
 _Piece = tuple[TopicPartition, _Batch]
-_Flight = deque[tuple[list[TopicPartition], Posted]]
+_Flight = deque[tuple[list[TopicPartition], PendingRequest]]
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class PartitionWriter:
     def _land(
         self,
         partitions: list[TopicPartition],
-        posted: Posted,
+        posted: PendingRequest,
         deadline: float,
         failed: dict[TopicPartition, str],
     ) -> None:
@@ -237,7 +237,7 @@ class PartitionWriter:
             self._collect(response, failed)
 
     def _pieces(self, partitions: Iterable[TopicPartition]) -> Iterator[list[_Piece]]:
-        """What goes into each request: one batch of a partition at most, and not too much."""
+        """Yield the content of each request: one batch of a partition at most, and not too much."""
         for index in range(IN_FLIGHT_MAX):
             pieces: list[_Piece] = []
             size = 0
@@ -255,7 +255,7 @@ class PartitionWriter:
                 yield pieces
 
     def _must_be_first(self, partition: TopicPartition) -> bool:
-        """Whether no batch may follow in the same flight.
+        """True if no batch may follow in the same flight.
 
         Before transaction.version 2, or without a transaction, a log that knows nothing of a
         producer takes any sequence number for its first: were the first batch refused for now, the
@@ -313,7 +313,7 @@ class PartitionWriter:
     ) -> None:
         error_name = protocol.error_name(part.error_code)
         if partition in failed and error_name in {None, "OutOfOrderSequenceNumber", *AGAIN}:
-            return  # a batch before this one failed: this one goes out again behind it
+            return  # a batch before this one failed: this one goes out again after it
         if error_name is None or error_name == "DuplicateSequenceNumber":
             self._logs[partition].acknowledge(int(part.base_offset))
         elif error_name in AGAIN:

@@ -1,6 +1,6 @@
 """Kafka's word on what a pipeline decided last, for those who are not its driver."""
 
-from tallystick.checkpoint.newest_epoch import Ask, Heard
+from tallystick.checkpoint.newest_epoch import Ask, TokenAnswer
 from tallystick.epoch.tokens import newest_token
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.errors import DataLossError
@@ -15,13 +15,13 @@ NOWHERE = TopicPartition("", 0)
 def asking(config: KafkaConfig) -> Ask:
     """Return who asks a cluster; an answer waits for a commit that is under way."""
 
-    def ask(transactional_id: str, lineage: str) -> Heard:
+    def ask(transactional_id: str, lineage: str) -> TokenAnswer:
         broker = KafkaBroker(config)
         try:
             held = broker.group_offsets(token_group(transactional_id))
-            return Heard(newest_token(held, NOWHERE, lineage))
+            return TokenAnswer(newest_token(held, NOWHERE, lineage))
         except DataLossError as error:
-            return Heard(None, str(error))
+            return TokenAnswer(None, str(error))
         finally:
             broker.close()
 

@@ -17,7 +17,7 @@ from tallystick.checkpoint.newest_committed import (
     never_committed,
     refuse_nothing_settled,
 )
-from tallystick.checkpoint.newest_epoch import Ask, Epochs, Last, ask_nobody
+from tallystick.checkpoint.newest_epoch import Ask, CheckpointEnd, Epochs, ask_nobody
 from tallystick.epoch import retention
 from tallystick.epoch.manifest import CHECKPOINT, Manifest, attempt_of, epoch_of
 from tallystick.errors import ManifestError
@@ -243,13 +243,13 @@ class _Look:
         )
         return tuple(found), (note,)
 
-    def _decided_last(self) -> Last:
+    def _decided_last(self) -> CheckpointEnd:
         try:
             return self.known.last(self.ask or ask_nobody, self.known.lineage)
         except ManifestError as error:  # damage to one of an epoch that is not settled yet
             if self.known.settled() in (-1, self.known.newest_begun):
                 raise
-            return Last(self.known.settled(), "", None, str(error))
+            return CheckpointEnd(self.known.settled(), "", None, str(error))
 
     def _standing(self, path: str, manifest: Manifest) -> str:
         epoch, token = epoch_of(path), self.last.decided

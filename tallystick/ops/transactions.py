@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from tallystick.checkpoint.newest_epoch import Heard
+from tallystick.checkpoint.newest_epoch import TokenAnswer
 from tallystick.epoch.tokens import newest_token
 from tallystick.epoch.transactional_ids import PooledId, parse, token_group
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
@@ -202,17 +202,17 @@ class KafkaCluster:
             for each in open_transactions.found_open(self._client)
         )
 
-    def ask(self, transactional_id: str, lineage: str) -> Heard:
+    def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
         """See `newest_epoch.Ask`: it waits for no open transaction."""
         try:
             state = open_transactions.found(self._client, transactional_id)
             if state is not None and state.state.startswith("Prepare"):
-                return Heard(None, f"Kafka is just ending {transactional_id!r}: try again")
+                return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
             group = token_group(transactional_id)
             held = group_offsets.fetch(self._client, group, None, stable=False)  # see KIP-447
-            return Heard(newest_token(held, NOWHERE, lineage))
+            return TokenAnswer(newest_token(held, NOWHERE, lineage))
         except (AuthorizationError, DataLossError) as error:
-            return Heard(None, f"what Kafka decided last cannot be read: {error}")
+            return TokenAnswer(None, f"what Kafka decided last cannot be read: {error}")
 
     def close(self) -> None:
         """Hang up."""

@@ -1,7 +1,7 @@
 """The driver's shell: feed events to the coordinator, perform its actions through the ports.
 
 Between epochs it clears up what no retained manifest needs. Only what is certainly of the past is
-removed: nothing of epochs behind the one that Kafka committed, which another run may be writing.
+removed: nothing of epochs after the one that Kafka committed, which another run may be writing.
 """
 
 import logging
@@ -15,11 +15,41 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import Wholeness
 from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all
 from tallystick.epoch import lost_output, micro_batches, retention
-from tallystick.epoch import manifest as m
-from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
-from tallystick.epoch.facts import Base, Committed, Identity, Request
-from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
+from tallystick.epoch.manifest import Manifest, epoch_of, is_seed, manifests
+from tallystick.epoch.protocol import (
+    AbortTransaction,
+    Action,
+    ActionFailed,
+    CommitParticipants,
+    CommittedRead,
+    CommitTransaction,
+    ConfirmOutput,
+    CountOutput,
+    EndEpoch,
+    EpochPlanned,
+    EpochRan,
+    EpochRequested,
+    EpochWanted,
+    Event,
+    FenceProducer,
+    ManifestWritten,
+    OutputConfirmed,
+    OutputCounted,
+    OutputSettled,
+    ParticipantsRecovered,
+    PlanEpoch,
+    ProducerFenced,
+    ReadCommitted,
+    RecoverParticipants,
+    RecoveryWanted,
+    RunEpoch,
+    Stop,
+    TransactionAborted,
+    TransactionCommitted,
+    WriteManifest,
+)
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, to_abort
 from tallystick.errors import (
@@ -37,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 Worker = EpochSource | Engine
 """What runs an epoch: one that Spark asked for, or the next, which it plans itself."""
-Listener = Callable[[c.Event], None]
+Listener = Callable[[Event], None]
 """Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
 
 
@@ -88,7 +118,7 @@ class Driver:
         self._collect_every = collect_every
         self._deletes_at_a_time = deletes_at_a_time
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
-        self._collect_at = 0  # the epoch behind which to clear up next
+        self._collect_at = 0  # the epoch after which to clear up next
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
 
     @property
@@ -120,7 +150,7 @@ class Driver:
         return self._drive(request, None)
 
     def run_next(self, source: EpochSource) -> bool:
-        """Plan the epoch behind what is committed, and run it to its end.
+        """Plan the epoch after what is committed, and run it to its end.
 
         Args:
             source: plans it, and runs its tasks.
@@ -132,7 +162,7 @@ class Driver:
             TallystickError: as `run_epoch`.
         """
         self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
-        return self._follow(c.EpochWanted(), source) is not None
+        return self._follow(EpochWanted(), source) is not None
 
     def recover_newest(self) -> int | None:
         """Commit and abort what earlier runs of a loop left, as its start does; plan no epoch.
@@ -144,9 +174,9 @@ class Driver:
             TallystickError: as `run_epoch`.
         """
         self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
-        ended = self._follow(c.RecoveryWanted(), None)
+        ended = self._follow(RecoveryWanted(), None)
         self.end()
-        return ended.checkpoint_id if isinstance(ended, c.RunEpoch) else None
+        return ended.checkpoint_id if isinstance(ended, RunEpoch) else None
 
     def end(self) -> None:
         """Note that nothing is left to do for the newest epoch that came to its end."""
@@ -157,15 +187,15 @@ class Driver:
         """Take the epoch to its end; without an engine, to where it would run."""
         self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
         logged = self._logged(self.coordinator.committed_manifest)
-        ended = self._follow(c.EpochRequested(request, logged), engine)
-        return ended.producer if isinstance(ended, c.RunEpoch) else None
+        ended = self._follow(EpochRequested(request, logged), engine)
+        return ended.producer if isinstance(ended, RunEpoch) else None
 
-    def _follow(self, event: c.Event, by: Worker | None) -> c.RunEpoch | Request | None:
+    def _follow(self, event: Event, by: Worker | None) -> RunEpoch | Request | None:
         """Follow the coordinator to the end of an epoch; with no worker, to where it would run."""
         while True:
             self._listener(event)
             action = self.coordinator.step(event)
-            if isinstance(event, c.OutputCounted) and isinstance(action, c.FenceProducer):
+            if isinstance(event, OutputCounted) and isinstance(action, FenceProducer):
                 logger.warning(
                     "epoch %d: Kafka holds %s, which is not what the tasks reported: another "
                     "attempt wrote too. The epoch is aborted and runs again",
@@ -173,19 +203,19 @@ class Driver:
                     dict(event.last_sequences or {}),
                 )
             match action:
-                case c.EndEpoch(request):
+                case EndEpoch(request):
                     if (newest := self.coordinator.committed_manifest) is not None:
                         self._seen_through = self.coordinator.manifest_path(newest.checkpoint_id)
                     if request is not None:
                         self._clear_up(request.checkpoint_id)
                     return request
-                case c.Stop(error):
+                case Stop(error):
                     self._before_stop(error)
                     raise error
-                case c.RunEpoch() if by is None:
+                case RunEpoch() if by is None:
                     return action
             event = self._attempt(action, by)
-            if isinstance(event, c.ActionFailed) and isinstance(event.error, RetriableError):
+            if isinstance(event, ActionFailed) and isinstance(event.error, RetriableError):
                 self._collect_at = 0  # the attempt left what nobody names
                 self._clock.sleep(RETRY_PAUSE_S)
 
@@ -202,13 +232,13 @@ class Driver:
         """Raise FencedError where another run has taken over."""
         self._decider.fence(self.coordinator.producer)
 
-    def _attempt(self, action: c.Action, by: Worker | None) -> c.Event:
+    def _attempt(self, action: Action, by: Worker | None) -> Event:
         try:
             return self._perform(action, by)
         except Exception as error:
             logger.warning("%s failed: %s", type(action).__name__, error)
             is_state = isinstance(error, StateFileError)
-            return c.ActionFailed(self._with_way_on(str(error)) if is_state else error)
+            return ActionFailed(self._with_way_on(str(error)) if is_state else error)
 
     def _with_way_on(self, message: str) -> StateFileError:
         """A file of state is missing or damaged: say which epoch one can go back to."""
@@ -225,35 +255,35 @@ class Driver:
         )
         return StateFileError(f"{message} {way_on}")
 
-    def _perform(self, action: c.Action, by: Worker | None) -> c.Event:
+    def _perform(self, action: Action, by: Worker | None) -> Event:
         """Do one action and report the fact that follows from it."""
         match action:
-            case c.FenceProducer(current):
-                return c.ProducerFenced(self._fence(current))
-            case c.ReadCommitted():
-                return c.CommittedRead(self._read_committed())
-            case c.PlanEpoch() | c.RunEpoch():
+            case FenceProducer(current):
+                return ProducerFenced(self._fence(current))
+            case ReadCommitted():
+                return CommittedRead(self._read_committed())
+            case PlanEpoch() | RunEpoch():
                 return self._work(action, by)
-            case c.WriteManifest(manifest, is_seed):
+            case WriteManifest(manifest, is_seed):
                 nonce = self._clock.nonce()
                 path = self._folder.put_manifest(manifest, nonce, is_seed=is_seed)
-                return c.ManifestWritten(path)
-            case c.CountOutput(producer, produced, committables):
+                return ManifestWritten(path)
+            case CountOutput(producer, produced, committables):
                 if self._participants is not None:
                     self._participants.check_prepared(committables)
                 partitions = [written.topic_partition for written in produced]
-                return c.OutputCounted(self._decider.last_sequences(producer, partitions))
-            case c.CommitTransaction():
+                return OutputCounted(self._decider.last_sequences(producer, partitions))
+            case CommitTransaction():
                 return self._commit(action)
-            case c.ConfirmOutput(producer, produced):
-                return c.OutputConfirmed(self._decider.foreign_rows(producer, produced))
-            case c.RecoverParticipants() | c.CommitParticipants():
+            case ConfirmOutput(producer, produced):
+                return OutputConfirmed(self._decider.foreign_rows(producer, produced))
+            case RecoverParticipants() | CommitParticipants():
                 return self._settle(action)
-            case c.AbortTransaction(producer):
+            case AbortTransaction(producer):
                 self._decider.abort(producer)
                 self._abort_lingering(producer, ())
-                return c.TransactionAborted()
-            case c.EndEpoch() | c.Stop():
+                return TransactionAborted()
+            case EndEpoch() | Stop():
                 raise AssertionError(f"{action} ends the loop")
             case _:
                 assert_never(action)
@@ -263,33 +293,35 @@ class Driver:
             claim(self._folder.storage, self._decider.name)
         return self._decider.fence(current)
 
-    def _work(self, action: c.PlanEpoch | c.RunEpoch, by: Worker | None) -> c.Event:
+    def _work(self, action: PlanEpoch | RunEpoch, by: Worker | None) -> Event:
         match action:
-            case c.PlanEpoch(checkpoint_id, start, state):
+            case PlanEpoch(checkpoint_id, start, state):
                 assert isinstance(by, EpochSource), "who wants the next epoch plans it"
                 self._asked_for = checkpoint_id
                 planned = by.plan(checkpoint_id, start, state)
-                return c.EpochPlanned(planned.sources, planned.start)
-            case c.RunEpoch(checkpoint_id, producer, state, start, sources):
+                return EpochPlanned(planned.sources, planned.start)
+            case RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"
                 if isinstance(by, EpochSource):
                     by = by.engine(checkpoint_id, start, sources)
-                return c.EpochRan(*by.run_epoch(checkpoint_id, producer, state))
+                return EpochRan(*by.run_epoch(checkpoint_id, producer, state))
 
-    def _settle(self, action: c.RecoverParticipants | c.CommitParticipants) -> c.Event:
+    def _settle(self, action: RecoverParticipants | CommitParticipants) -> Event:
         """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
         if self._participants is None:
             raise lost_output.no_sinks(self._identity, action.committables)
         match action:
-            case c.CommitParticipants(committables, producer, has_strays):
+            case CommitParticipants(committables, producer, has_strays):
                 lost = self._participants.commit(committables)
                 if not has_strays:
-                    return c.OutputSettled(lost)
-                return c.OutputSettled(lost, self._abort_lingering(producer, committables))
-            case c.RecoverParticipants(producer, decided, settled):
+                    return OutputSettled(lost)
+                return OutputSettled(lost, self._abort_lingering(producer, committables))
+            case RecoverParticipants(producer, decided, settled):
                 self._participants.check_newest(settled)
                 lost = self._participants.commit(decided)
-                return c.Recovered(lost, self._abort_lingering(producer, (*decided, *settled)))
+                return ParticipantsRecovered(
+                    lost, self._abort_lingering(producer, (*decided, *settled))
+                )
 
     def _abort_lingering(self, producer: Producer, decided: tuple[Committable, ...]) -> Producer:
         """Abort what lingers in other sinks, if this run proves that it is not replaced."""
@@ -313,7 +345,7 @@ class Driver:
         self._collect_at = epoch + self._collect_every
         try:
             storage, listed = self._folder.storage, self._folder.files()
-            paths, notes = m.manifests(listed), micro_batches.settled_notes(listed, epoch)
+            paths, notes = manifests(listed), micro_batches.settled_notes(listed, epoch)
             gone = [*retention.expired(paths, epoch), *notes]
             delete_all(storage, gone, self._deletes_at_a_time)
             kept = self._folder.manifests(retention.retained(paths, epoch)).values()
@@ -328,11 +360,11 @@ class Driver:
                 error,
             )
 
-    def _commit(self, action: c.CommitTransaction) -> c.Event:
+    def _commit(self, action: CommitTransaction) -> Event:
         producer = self._decider.decide(action.producer, action.token, _sources(action.sources))
-        return c.TransactionCommitted(producer)
+        return TransactionCommitted(producer)
 
-    def _read_committed(self) -> Committed:
+    def _read_committed(self) -> CommittedEpoch:
         token = self._decider.last_decision()
         if token is None or token.lineage != self._identity.lineage:
             return self._read_bases(token)
@@ -340,7 +372,7 @@ class Driver:
         manifest = self._folder.manifest(token.manifest_path)
         base = manifest.base_path if manifest is not None and manifest.committables else ""
         before = self._folder.manifest(base)
-        committed = Committed(token, manifest, manifest is not None, before=before)
+        committed = CommittedEpoch(token, manifest, manifest is not None, before=before)
         return replace(
             committed,
             logged=self._logged(manifest),
@@ -365,19 +397,19 @@ class Driver:
             return None
         return self._folder.log.sources(manifest.checkpoint_id)
 
-    def _read_bases(self, token: Token | None) -> Committed:
+    def _read_bases(self, token: Token | None) -> CommittedEpoch:
         """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
         listed = self._names()
-        paths = m.manifests(listed)
+        paths = manifests(listed)
         known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
         epoch = self._base_epoch(known)
-        found = self._folder.manifests(path for path in known if m.epoch_of(path) == epoch)
+        found = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
         bases = [Base(path, manifest) for path, manifest in found.items()]
-        return Committed(
+        return CommittedEpoch(
             token,
             None,
-            manifest_exists=not all(m.is_seed(path) for path in paths),
-            is_seeded=any(m.is_seed(path) for path in paths),
+            manifest_exists=not all(is_seed(path) for path in paths),
+            is_seeded=any(is_seed(path) for path in paths),
             bases=tuple(bases),
             has_state=not paths and bool(Wholeness(self._folder.storage).names()),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
@@ -389,7 +421,7 @@ class Driver:
         epoch = self._asked_for - 1
         if not self._may_skip:
             return epoch
-        return max((each for each in map(m.epoch_of, paths) if each <= epoch), default=-1)
+        return max((each for each in map(epoch_of, paths) if each <= epoch), default=-1)
 
 
 def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:

@@ -38,7 +38,7 @@ class Frame(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Where the batch is written to."""
+        """The partition that the batch is written to."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -63,14 +63,14 @@ NO_TOPIC = ""
 def last_frames(
     source: int, sequence: int, attempt: int, task_count: int, notes: Iterable[str] = ()
 ) -> Iterator[Frame]:
-    """What a source says to every writer at its end: that it was this attempt, with no rows.
+    """Yield a source's last frame to every writer: it was this attempt, and there are no more rows.
 
     The first writer gets the notes too, a frame each.
     """
     for target in range(task_count):
         yield Frame(target, source, sequence, NO_TOPIC, 0, 0, b"", attempt)
-    for behind, note in enumerate(notes, start=1):
-        yield Frame(0, source, sequence + behind, NO_TOPIC, 0, 0, note.encode(), attempt)
+    for number, note in enumerate(notes, start=1):
+        yield Frame(0, source, sequence + number, NO_TOPIC, 0, 0, note.encode(), attempt)
 
 
 class Attempt(NamedTuple):
@@ -81,8 +81,8 @@ class Attempt(NamedTuple):
     attempt: int
 
 
-class Heard:
-    """Which attempts of which sources a task had its frames from, and their notes.
+class FrameSources:
+    """The attempts of sources that a task had its frames from, and their notes.
 
     Args:
         stage: of the sources: 0 reads, each keyed step is one more.

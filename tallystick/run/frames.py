@@ -106,7 +106,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a cast keeps what values mean."""
+    """True if a cast keeps what values mean."""
     if found == declared or _is.is_null(found):
         return True
     if _is.is_dictionary(found):
@@ -131,7 +131,7 @@ def _is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _is_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Whether a cast that Arrow calls safe kept the values: it lets floats lose digits."""
+    """True if a cast that Arrow calls safe kept the values: it lets floats lose digits."""
     if _is.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_list(column.type) or _is.is_struct(column.type):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
@@ -42,8 +42,8 @@ class KeyedSteps:
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
         slice_bytes: rows that a task holds at a time.
-        on_share: told, behind each epoch, how many bytes of rows its busiest task had.
-        on_times: told, behind each epoch, how long its tasks took.
+        on_share: told, after each epoch, how many bytes of rows its busiest task had.
+        on_times: told, after each epoch, how long its tasks took.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -56,7 +56,7 @@ class KeyedSteps:
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
-        """What each step goes on from.
+        """Return what each step goes on from.
 
         Raises:
             OptionError: the pipeline does not fit the state.
@@ -80,7 +80,7 @@ class KeyedSteps:
         return rescaled
 
     def is_idle(self, state: Iterable[StepState]) -> bool:
-        """Whether an epoch without rows has nothing to do: no timers, and no initial state."""
+        """True if an epoch without rows has nothing to do: no timers, and no initial state."""
         has_timers = any(step.processor.has_timers for step in self.steps)
         return not has_timers and all(base.version is not None for base in self.check(state))
 
@@ -210,8 +210,8 @@ class KeyedEpoch:
         """That of the tasks whose frames are written."""
         return len(self.plans)
 
-    def prepared(self, reports: Sequence[Report]) -> Prepared:
-        """What the epoch left, by the reports of its writing tasks, which met no error.
+    def prepared(self, reports: Sequence[Report]) -> EpochResult:
+        """Return what the epoch left, by the reports of its writing tasks, which met no error.
 
         Raises:
             EpochAbortedError: tasks saw different attempts of a source.
@@ -235,7 +235,7 @@ class KeyedEpoch:
         late = Counter[str]()
         for note in notes:
             late[note.uid] += note.late
-        return Prepared(
+        return EpochResult(
             produced=tuple(each for report in reports for each in report.produced),
             state=state,
             late=tuple((uid, count) for uid, count in late.items() if count),

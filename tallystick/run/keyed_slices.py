@@ -89,11 +89,11 @@ class Slices:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether no row had to go to the disk."""
+        """True if no row had to go to the disk."""
         return self._file is None
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take in rows that arrived behind all others."""
+        """Take in rows that arrived after all others."""
         if rows.num_rows == 0:
             return
         size = rows.nbytes

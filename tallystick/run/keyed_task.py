@@ -1,4 +1,4 @@
-"""What runs inside the tasks of a keyed step: rows to the owners of their keys, and state there.
+"""The tasks of a keyed step: rows go to the owners of their keys, and change state there.
 
     frames ─► rows of this task's key groups ─► function with state ─► frames for the next tasks
                         view of the committed state ─┘ └─ changes ─► a file; its name is noted
@@ -29,17 +29,17 @@ from tallystick.checkpoint.state_files import (
 from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.ports import StateStore, Storage
-from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, Heard
+from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
 from tallystick.run.frames import conform, from_ipc, to_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
 from tallystick.run.task import (
     BatchFunction,
     DeadLetters,
     EncodePlan,
-    Opened,
+    OpenOutlet,
     Outlet,
-    Passing,
     Sent,
+    StatelessOutlet,
     apply,
     send,
 )
@@ -102,7 +102,7 @@ class KeyedStep:
 
 
 class Doors(Protocol):
-    """What a task reaches from its worker's host."""
+    """The things that a task reaches from its worker's host."""
 
     def storage(self) -> Storage:
         """The checkpoint's files."""
@@ -133,12 +133,12 @@ class RoutePlan:
     functions: tuple[BatchFunction, ...] = ()
     part: ClassVar[str] = EXCHANGE
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
         """See `Outlet.begun`."""
-        return Passing(self.frames, source, attempt)
+        return StatelessOutlet(self.frames, source, attempt)
 
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """What a batch becomes; all that only passes by goes by one task, so it stays in order."""
+        """Yield a batch's frames; what only passes through goes by one task, and stays in order."""
         if isinstance(sent, DeadLetters):
             assert self.letters is not None, "checked before the start"
             for frame in self.letters.frames(sent, source, sequence, attempt):
@@ -175,7 +175,7 @@ class RoutePlan:
 
 @dataclass(frozen=True)
 class TaskNote:
-    """What one attempt of a keyed task left, for the driver.
+    """A report of what one attempt of a keyed task left, for the driver.
 
     Args:
         uid: of the step.
@@ -209,8 +209,8 @@ class TaskNote:
 
 
 @dataclass
-class _Left:
-    """What a task leaves, gathered while it runs."""
+class _TaskResult:
+    """The result of a task, gathered while it runs."""
 
     files: list[StateFile] = field(default_factory=list)
     event_time_max_ms: int | None = None
@@ -258,7 +258,7 @@ class ProcessPlan:
             OptionError, RecordError: the rows, or the function's output, are not as declared.
             DataLossError: a file of state is missing or damaged.
         """
-        left, heard = _Left(), Heard(self.stage - 1)
+        left, heard = _TaskResult(), FrameSources(self.stage - 1)
 
         def notes() -> list[str]:
             own = TaskNote(
@@ -275,7 +275,7 @@ class ProcessPlan:
         sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
         yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
 
-    def _sent(self, frames: Iterable[Frame], index: int, left: _Left) -> Iterator[Sent]:
+    def _sent(self, frames: Iterable[Frame], index: int, left: _TaskResult) -> Iterator[Sent]:
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
         with ExitStack() as stack:
             slices = stack.enter_context(self._slices(groups, index))
@@ -330,7 +330,7 @@ class ProcessPlan:
     def _rewritten(
         self, view: StateView, storage: Storage, index: int, nonce: str
     ) -> Iterator[StateFile]:
-        """What of the committed state is due to be written anew; before anything changes."""
+        """Yield the committed state that is due to be written again; before anything changes."""
         version = self.base.version
         assert version is not None, "there is something to write anew"
         name = (storage, self.step.uid, version.epoch, index, nonce)
@@ -347,7 +347,7 @@ class ProcessPlan:
                 state_ids=[each.state_id for each in self.base.fields],
             )
 
-    def _in_time(self, rows: pa.RecordBatch, left: _Left) -> pa.RecordBatch:
+    def _in_time(self, rows: pa.RecordBatch, left: _TaskResult) -> pa.RecordBatch:
         """The rows that are not late.
 
         Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
@@ -390,7 +390,7 @@ class ProcessPlan:
     def _processed(
         self, slices: Slices, view: StateView, changes: list[pa.Table]
     ) -> Iterator[pa.RecordBatch]:
-        """What the function puts out, slice by slice; what it changed is sorted by key."""
+        """Yield what the function puts out, slice by slice; what it changed is sorted by key."""
         for groups, rows in slices:
             work = Work(
                 rows=rows,

@@ -27,7 +27,7 @@ IDLE_SHARE = 0.25
 
 
 class LoopSource(EpochSource, Protocol):
-    """What plans a pipeline's epochs, and can be told that there is an end."""
+    """A source that plans a pipeline's epochs, and that may have an end."""
 
     def stop_at_what_is_there(self) -> None:
         """Plan no further than what can be read now."""
@@ -35,7 +35,7 @@ class LoopSource(EpochSource, Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the newest epoch was cut short, and not because a user wants it so."""
+        """True if the newest epoch was cut short, and not because a user wants it so."""
         ...
 
 
@@ -59,7 +59,7 @@ class EpochLoop:
         driver: runs one at a time.
         source: plans them, and runs their tasks.
         trigger: when one begins.
-        on_end: told behind each epoch.
+        on_end: told after each epoch.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EpochLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the newest look found nothing to read."""
+        """True if the newest look found nothing to read."""
         return not self._has_work
 
     @property
@@ -104,7 +104,7 @@ class EpochLoop:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further epoch begins."""
+        """True if no further epoch begins."""
         return self._stopping.is_set()
 
     def run(self) -> None:

@@ -5,7 +5,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tallystick.epoch import protocol as c
+from tallystick.epoch.protocol import (
+    EpochPlanned,
+    EpochRan,
+    EpochWanted,
+    Event,
+    ManifestWritten,
+    OutputConfirmed,
+    OutputCounted,
+    OutputSettled,
+    TransactionCommitted,
+)
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.run.driver import Listener
 
@@ -15,13 +25,13 @@ RECOVER, CLEAN_UP, WHOLE = "recover", "cleanUp", "triggerExecution"
 PARTS = (PLAN, TASKS, MANIFEST, COUNT, COMMIT, OTHER_SINKS, CONFIRM, RECOVER, CLEAN_UP)
 """In their order, as `durationMs` of a progress has them."""
 _ENDS: Mapping[type, str] = {
-    c.EpochPlanned: PLAN,
-    c.EpochRan: TASKS,
-    c.ManifestWritten: MANIFEST,
-    c.OutputCounted: COUNT,
-    c.TransactionCommitted: COMMIT,
-    c.OutputSettled: OTHER_SINKS,
-    c.OutputConfirmed: CONFIRM,
+    EpochPlanned: PLAN,
+    EpochRan: TASKS,
+    ManifestWritten: MANIFEST,
+    OutputCounted: COUNT,
+    TransactionCommitted: COMMIT,
+    OutputSettled: OTHER_SINKS,
+    OutputConfirmed: CONFIRM,
 }
 """Fact -> the part that it ends; any other, such as a fence or a failed try, ends RECOVER."""
 
@@ -39,10 +49,10 @@ class PartTimes:
         self._since_s = time.monotonic()
         self._tasks: tuple[TaskTimes, ...] = ()
 
-    def __call__(self, event: c.Event) -> None:
+    def __call__(self, event: Event) -> None:
         """See `job.Listener`."""
         now_s = time.monotonic()
-        if isinstance(event, c.EpochWanted):
+        if isinstance(event, EpochWanted):
             self._spent_s, self._tasks = defaultdict(float), ()
         else:
             self._spent_s[_ENDS.get(type(event), RECOVER)] += now_s - self._since_s

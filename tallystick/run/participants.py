@@ -76,7 +76,7 @@ class CommitsBeside(Protocol):
         ...
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """Do as `TwoPhaseCommitSink.commit`; wait for nobody behind `until`, but end what goes on.
+        """Do as `TwoPhaseCommitSink.commit`; wait for nobody after `until`, but end what goes on.
 
         To give up work that takes longer would repeat it at each start. The others then have their
         turn late, each with a try of its own.

@@ -1,4 +1,4 @@
-"""Where the time of epochs goes, as a text."""
+"""A text that shows where the time of epochs goes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

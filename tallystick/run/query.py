@@ -30,7 +30,7 @@ class Query:
         prepare: called in the thread before the first epoch.
         cancel: ends what tasks of the run are doing.
         close: called when the run is over.
-        describe: what an epoch did, and how long it took, as JSON types; asked behind each.
+        describe: what an epoch did, and how long it took, as JSON types; asked after each.
         rescale: changes the parallelism, between two epochs.
     """
 
@@ -67,12 +67,12 @@ class Query:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name for it
-        """Whether the run has not ended."""
+        """True if the run has not ended."""
         return not self._ended.is_set()
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the run is doing, in the form of Spark's `StreamingQuery.status`."""
+        """The current work of the run, in the form of Spark's `StreamingQuery.status`."""
         is_idle = self._loop.is_idle
         message = (
             "Stopped" if self._ended.is_set() else "Waiting for data" if is_idle else "Running"
@@ -85,20 +85,20 @@ class Query:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
-        """What the newest epoch did; None before the first."""
+        """The progress of the newest epoch; None before the first."""
         return self._progress[-1] if self._progress else None
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
-        """What the newest epochs did, the newest last."""
+        """The progress of the newest epochs, the newest last."""
         return list(self._progress)
 
     def profile(self) -> str:
-        """Where the time of the newest epochs went: a table to print (docs/performance.md)."""
+        """Return a table of where the time of the newest epochs went (docs/performance.md)."""
         return profile_text(self.name, self.recentProgress)
 
     def exception(self) -> BaseException | None:
-        """What the run ended with; None if it runs, or ended in order."""
+        """Return the error that ended the run; None if it runs, or ended in order."""
         return self._error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
@@ -126,7 +126,7 @@ class Query:
         """
         seen = self._loop.looks
         while not self._ended.wait(0.01):
-            if self._loop.looks > seen + 1:  # a look that began behind this call
+            if self._loop.looks > seen + 1:  # a look that began after this call
                 return
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Where the rows of a pipeline go in the end, if not to one Kafka transaction alone.
+"""The way of rows into several sinks, or into one that has its own transactions.
 
     rows ─► functions ─┬─► transaction of sink 1 ─► committable ─┐
                        ├─► transaction of sink 2 ─► committable ─┴─► note ─► driver
@@ -20,7 +20,7 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
-from tallystick.run.exchange import Attempt, Frame, Heard
+from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
 
 
@@ -49,7 +49,7 @@ class TakesDeadLetters(Protocol):
 
 @dataclass(frozen=True)
 class SinkNote:
-    """What one attempt of a task prepared, for the driver.
+    """A report of what one attempt of a task prepared, for the driver.
 
     Args:
         source: the task's index.
@@ -76,7 +76,7 @@ class SinkNote:
 
 
 class Notes(NamedTuple):
-    """What tasks told: keyed ones, as it is; of sinks; and how long they took."""
+    """The notes of tasks: of keyed ones, as they are; of sinks; and how long they took."""
 
     keyed: list[str]
     sinks: list[SinkNote]
@@ -141,13 +141,13 @@ class FanOut:
         """How many tasks write frames; without any, each task tells itself what it prepared."""
         return 1 if self.encode is None else self.encode.target_count
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> "_Sending":
+    def begun(self, source: int, attempt: int, attempt_number: int) -> "_BranchWriter":
         """See `Outlet.begun`."""
-        return _Sending(self, source, attempt, attempt_number)
+        return _BranchWriter(self, source, attempt, attempt_number)
 
 
 @dataclass
-class _Sending:
+class _BranchWriter:
     """One attempt of a task that sends to sinks; a transaction is begun with the first rows."""
 
     plan: FanOut
@@ -158,7 +158,7 @@ class _Sending:
     transactions: dict[int, Transaction] = field(default_factory=dict)  # by branch
 
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
-        """See `Opened.frames`."""
+        """See `OpenOutlet.frames`."""
         encode = self.plan.encode
         if isinstance(sent, Frame) or (isinstance(sent, DeadLetters) and encode is not None):
             assert encode is not None, "frames are of the epoch's own transaction"
@@ -176,14 +176,14 @@ class _Sending:
                     sequence += 1
 
     def finish(self) -> list[str]:
-        """See `Opened.finish`."""
+        """See `OpenOutlet.finish`."""
         begun = self.transactions.values()
         prepared = [each for transaction in begun for each in transaction.prepare()]
         note = SinkNote(self.source, self.attempt, tuple(prepared), self.attempt_number)
         return [note.to_json()]
 
     def abandon(self) -> None:
-        """See `Opened.abandon`."""
+        """See `OpenOutlet.abandon`."""
         for transaction in self.transactions.values():
             transaction.abort()
 
@@ -223,7 +223,7 @@ class CollectPlan:
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """Gather what the frames say; any attempt may."""
         try:
-            heard = Heard(self.stage)
+            heard = FrameSources(self.stage)
             rows = sum(1 for _ in heard.with_rows(frames))
             if rows:
                 raise BrokenInvariantError(f"{rows} frames with rows, and no task to write them")

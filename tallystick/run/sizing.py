@@ -55,7 +55,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """What an epoch is to stay within.
+    """The limits that an epoch is to stay within.
 
     Args:
         interval_s: of the trigger; 0: it has none.
@@ -84,7 +84,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SizedEpoch:
-    """What an epoch has shown.
+    """The measured size and time of an epoch.
 
     Args:
         offset_count: how many it spanned.
@@ -203,7 +203,7 @@ class EpochSizes:
             self._set(fitting, count, Reason.TIME)
 
     def _floor(self, free_s: float) -> float:
-        """What no epoch needs to be smaller than, if all newest ones may just have been hindered.
+        """Return a size that no epoch need go below, if the newest ones may have been hindered.
 
         Args:
             free_s: what an epoch's offsets may take.
@@ -216,7 +216,7 @@ class EpochSizes:
         return min(START_COUNT, free_s / min(self._costs_s))
 
     def _cost_s(self, count: int, took_s: float) -> float:
-        """What an offset cost: never nothing, as the fixed cost is an estimate."""
+        """Return what an offset cost: never nothing, as the fixed cost is an estimate."""
         return max(took_s - self._fixed_s, 0.05 * took_s, 1e-9) / count
 
     def _set(self, fitting: float, count: int, reason: Reason) -> None:

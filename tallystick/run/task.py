@@ -1,4 +1,4 @@
-"""What runs inside Spark's tasks: read, encode, write. Nothing here knows Spark or Kafka.
+"""The tasks of an epoch: read, encode, write. Nothing here knows Spark or Kafka.
 
 A task holds nothing that the next one may not get: connections are kept per worker process because
 they are dear, and are made again where they are missing.
@@ -34,7 +34,7 @@ from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphaned
 from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import Fetch, Produce, Writer
-from tallystick.run.exchange import Attempt, Frame, Heard, grouped, last_frames, target_of
+from tallystick.run.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
 from tallystick.source.losses import LossPolicy
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
@@ -78,7 +78,7 @@ class ReadPlan:
                 yield DeadLetters(built.dead_letters)
 
     def read_both(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch | DeadLetters]:
-        """What `read` and `read_dead_letters` yield, in one pass."""
+        """Yield what `read` and `read_dead_letters` do, in one pass."""
         for built in self._built(splits):
             yield from apply(self.functions, built.rows)
             if built.dead_letters is not None:
@@ -145,7 +145,7 @@ def _passed(function: BatchFunction, batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]:
-    """What a function returned, as few batches as they can be made without a limit of Arrow's."""
+    """Return a function's result, in as few batches as Arrow's limits allow."""
     if result is None:
         return []
     if isinstance(result, pa.Table):
@@ -167,11 +167,11 @@ Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
 """What a task hands on: rows, malformed records, or a finished frame that only passes by."""
 
 
-class Opened(Protocol):
+class OpenOutlet(Protocol):
     """An outlet, as one attempt of a task uses it."""
 
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
-        """What a batch becomes, numbered from `sequence` on."""
+        """Yield the frames of a batch, numbered from `sequence` on."""
         ...
 
     def finish(self) -> Iterable[str]:
@@ -184,7 +184,7 @@ class Opened(Protocol):
 
 
 class Outlet(Protocol):
-    """Where the rows of a task go: to tasks that write them, to those of a keyed step, to sinks."""
+    """The way out for a task's rows: to tasks that write, to those of a keyed step, to sinks."""
 
     @property
     def target_count(self) -> int:
@@ -193,32 +193,32 @@ class Outlet(Protocol):
 
     @property
     def part(self) -> str:
-        """What its work counts as; see `stopwatch`."""
+        """The name of its work; see `stopwatch`."""
         ...
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
         """For one attempt of a task: its index, the number it drew, and the one Spark gave it."""
         ...
 
 
 @dataclass(frozen=True)
-class Passing:
-    """The `Opened` of an outlet that makes frames and keeps nothing."""
+class StatelessOutlet:
+    """The `OpenOutlet` of an outlet that makes frames and keeps nothing."""
 
     make: Callable[[Sent, int, int, int], Iterator[Frame]]
     source: int
     attempt: int
 
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
-        """See `Opened.frames`."""
+        """See `OpenOutlet.frames`."""
         return self.make(sent, self.source, sequence, self.attempt)
 
     def finish(self) -> Iterable[str]:
-        """See `Opened.finish`."""
+        """See `OpenOutlet.finish`."""
         return ()
 
     def abandon(self) -> None:
-        """See `Opened.abandon`."""
+        """See `OpenOutlet.abandon`."""
 
 
 def send(
@@ -283,9 +283,9 @@ class EncodePlan:
     follows: str = ""
     part: ClassVar[str] = clock.WRITE
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
         """See `Outlet.begun`."""
-        return Passing(self.frames, source, attempt)
+        return StatelessOutlet(self.frames, source, attempt)
 
     def target(self, partition: TopicPartition) -> int:
         """The task that writes a partition."""
@@ -324,7 +324,7 @@ class EncodePlan:
     def _prepared(
         self, batch: pa.RecordBatch | DeadLetters
     ) -> tuple[RowLayout, Iterable[pa.RecordBatch]]:
-        """Where a batch goes, and what is left of it after the functions, which see rows only."""
+        """Yield a batch's parts with their targets, after the functions, which see rows only."""
         if isinstance(batch, DeadLetters):
             assert self.dead_letters is not None, "dead letters, and no topic for them"
             return self.dead_letters, [batch.records]
@@ -333,7 +333,7 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class Report:
-    """What a writing task did: the ranges that it wrote, or why the epoch must be given up.
+    """A writing task's report: the ranges that it wrote, or why the epoch must be given up.
 
     `attempts` are those whose rows it got, `notes` what they told; see `exchange`.
     """
@@ -397,7 +397,7 @@ class WritePlan:
                     f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
                     f"writing with the same producer epoch, so this one does not"
                 )
-            heard = Heard(self.stage)
+            heard = FrameSources(self.stage)
             with clock.stopwatch() as watch:
                 produced = self._write(clock.timed(clock.WAIT, heard.with_rows(frames)))
             own = watch.times(self.stage + 1).to_note()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one pipeline keeps its decisions in Kafka."""
+    """The place where one pipeline keeps its decisions in Kafka."""
 
     transactional_id: str
     token_group: str

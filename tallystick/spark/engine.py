@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.host.parent_process import check_parent
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import FRAME_DDL, Frame
 from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import ProcessPlan
@@ -59,10 +59,10 @@ class SplitsEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """Read, transform and write all of the epoch into the producer's open transaction."""
         if self.keyed.is_idle(state) and not any(self.unread.shares):
-            return Prepared((), self.keyed.carried(state))
+            return EpochResult((), self.keyed.carried(state))
         last = self._placed(self.last(checkpoint_id))
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
         write = replace(self.write(producer), stage=epoch.stage)
@@ -71,7 +71,7 @@ class SplitsEngine:
     def _placed(self, last: EncodePlan | FanOut) -> EncodePlan | FanOut:
         """Let readers write, where their rows are on their way to partitions of the same numbers.
 
-        Behind a keyed step rows are where their key groups are, whatever their partition was.
+        After a keyed step rows are where their key groups are, whatever their partition was.
         """
         topics = {split.topic for share in self.unread.shares for split in share}
         if self.keyed.steps or len(topics) != 1:
@@ -102,7 +102,7 @@ class DataFrameEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """Encode and write all rows into the producer's open transaction."""
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
@@ -227,7 +227,7 @@ def _token() -> str:
     return secrets.token_hex(8)
 
 
-def prepared(reports: list[Report], epoch: KeyedEpoch) -> Prepared:
+def prepared(reports: list[Report], epoch: KeyedEpoch) -> EpochResult:
     """Gather the reports of an epoch; the first error met is the epoch's."""
     for report in reports:
         error_met = report.to_error()

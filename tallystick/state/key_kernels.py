@@ -11,7 +11,7 @@ NULL, PRESENT = 0, 1
 """The first byte of a key's value: nulls come first, as in Spark."""
 
 ZERO_FOLLOWS = 0xFF
-"""Stands behind a zero byte that is part of a text; a zero behind it would end the text."""
+"""Follows a zero byte that is part of a text; a zero after it would end the text."""
 
 END_SIZE = 2
 HEADER_SIZE = 3

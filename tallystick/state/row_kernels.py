@@ -65,7 +65,7 @@ def read_records(data, starts, lengths, width, records):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def read_texts(data, cursors, ends, lengths, out, offsets):  # type: ignore[no-untyped-def]
-    """Copy the bytes at each row's cursor, behind one another, and move it; the bytes or -1."""
+    """Copy the bytes at each row's cursor, one after the other, and move it; the bytes or -1."""
     written = 0
     for row in range(len(cursors)):
         at, length = cursors[row], lengths[row]

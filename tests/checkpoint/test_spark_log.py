@@ -7,12 +7,12 @@ import pytest
 
 from tallystick.checkpoint.decision_log import DecisionLog
 from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.newest_epoch import Ask, Epochs, Heard
+from tallystick.checkpoint.newest_epoch import Ask, Epochs, TokenAnswer
 from tallystick.checkpoint.spark_log import (
     COMMITS,
     METADATA,
     OFFSETS,
-    Logged,
+    LoggedBatch,
     SparkLog,
     parse_entry,
 )
@@ -99,7 +99,7 @@ def test_lost_and_torn_entries_of_epochs_with_a_manifest_are_written_again(
     checkpoint.log.mend()
 
     assert checkpoint.ends() == WHOLE
-    assert checkpoint.log.batch(3) == Logged(("v1", HEAD), (WHOLE[3],))
+    assert checkpoint.log.batch(3) == LoggedBatch(("v1", HEAD), (WHOLE[3],))
     assert all(not (checkpoint.folder / f"offsets/.{epoch}.crc").exists() for epoch in epochs)
 
 
@@ -295,8 +295,8 @@ def test_nor_is_one_whose_manifest_is_of_an_earlier_attempt_than_the_one_that_fa
     checkpoint.log_offsets(4, 5)
     checkpoint.storage.put("commits/4", b"v1\n{}")
 
-    def says(_: str, lineage: str) -> Heard:
-        return Heard(Token(4, lineage, checkpoint.storage.location, first))
+    def says(_: str, lineage: str) -> TokenAnswer:
+        return TokenAnswer(Token(4, lineage, checkpoint.storage.location, first))
 
     with pytest.raises(DataLossError, match="epoch 4 as done, but a call of its sink failed"):
         newest_committed(checkpoint.storage, says)
@@ -331,10 +331,10 @@ def test_behind_micro_batches_that_were_left_out_the_newest_written_one_is_saved
 
 
 def test_what_kafka_does_not_tell_of_a_doubtful_epoch_is_not_taken_for_undecided(checkpoint):
-    """Also behind micro-batches that were left out since."""
+    """Also after micro-batches that were left out since."""
     checkpoint.storage.put(failed_path(3), b"")
     for _ in range(2):
-        report = inspect(checkpoint.storage, ask=lambda _, __: Heard(None, "out of reach"))
+        report = inspect(checkpoint.storage, ask=lambda _, __: TokenAnswer(None, "out of reach"))
         assert {each.standing for each in report.outputs if each.epoch == 3} == {KAFKA_KNOWS}
         checkpoint.log_offsets(4, 5)
         checkpoint.storage.put("commits/4", b"v1\n{}")
@@ -355,7 +355,7 @@ def test_what_its_decider_denies_is_no_savepoint_though_spark_has_logged_it(chec
             log = DecisionLog(checkpoint.storage, SystemClock(), "t")
             log.decide(log.fence(None), token, ())
             return {}
-        return {"ask": lambda _, __: Heard(token)}
+        return {"ask": lambda _, __: TokenAnswer(token)}
 
     asked = says(2)
     with pytest.raises(DataLossError, match=r"epoch 3 as done, and its decider knows of earlier"):

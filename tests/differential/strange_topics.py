@@ -112,7 +112,7 @@ class StrangeTopics:
         first.produce("transactions", "open", partition=1)
         first.produce("transactions", "open", partition=2)
         assert first.flush(WAIT_S) == 0
-        self._produce("transactions", [{"value": "behind the open one", "partition": 2}])
+        self._produce("transactions", [{"value": "after the open one", "partition": 2}])
         self._open = first
 
     def _deleted(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import ATTEMPTS_MAX, RECOVER_EVERY, Coordinator
-from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.epoch.protocol import Phase
 from tallystick.epoch.tokens import Token
@@ -81,13 +81,13 @@ RECOVERIES = (
 )
 
 
-def held(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> Committed:
+def held(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> CommittedEpoch:
     """Kafka holds the token of this epoch, -1 being the first one of a lineage."""
     if epoch < 0:
-        return Committed(Token(epoch, "ours", "s3://checkpoint", ""), None, False)
+        return CommittedEpoch(Token(epoch, "ours", "s3://checkpoint", ""), None, False)
     before = manifest_of(epoch - 1, kind=kind) if epoch else None
     token = Token(epoch, "ours", "s3://checkpoint", f"path of {epoch}")
-    return Committed(token, manifest_of(epoch, sources, kind), True, before=before)
+    return CommittedEpoch(token, manifest_of(epoch, sources, kind), True, before=before)
 
 
 def manifest_of(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> Manifest:
@@ -142,7 +142,7 @@ def answers(  # noqa: PLR0912 - one case per action
         case c.RecoverParticipants(_, decided):
             lost = LOST if decided else ()
             for some in {(), lost[:1], lost}:
-                yield c.Recovered(some, NEWER)
+                yield c.ParticipantsRecovered(some, NEWER)
         case c.CommitParticipants():
             yield from (c.OutputSettled(()), c.OutputSettled(LOST[:1]), c.OutputSettled(LOST))
         case c.AbortTransaction():
@@ -162,9 +162,9 @@ def answers(  # noqa: PLR0912 - one case per action
         yield from map(c.ActionFailed, ERRORS if kind == PLAIN else ERRORS[::2])
 
 
-def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
-    yield Committed(None, None, manifest_exists=False)
-    yield Committed(None, None, manifest_exists=True)
+def possible_tokens(asked: int, kind: Kind) -> Iterator[CommittedEpoch]:
+    yield CommittedEpoch(None, None, manifest_exists=False)
+    yield CommittedEpoch(None, None, manifest_exists=True)
     yield from (held(epoch, kind=kind) for epoch in range(-1, EPOCHS + 1))
     yield replace(held(asked, kind=kind), before=None)
     yield held(asked, ("other ends",), kind)
@@ -178,13 +178,13 @@ def possible_tokens(asked: int, kind: Kind) -> Iterator[Committed]:
         yield replace(held(0, kind=kind), is_settled=True)
         yield replace(held(0, kind=kind), is_set_back=True)
         yield replace(held(0, kind=kind), begun=(1,), has_failed=True)
-    yield Committed(held(asked).token, None, manifest_exists=True)
-    yield Committed(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
+    yield CommittedEpoch(held(asked).token, None, manifest_exists=True)
+    yield CommittedEpoch(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
     if asked > 0:
         seed = Base("seed", replace(manifest_of(asked - 1), origin=ORIGIN))
         for path in (ORIGIN.manifest_path, "a later one"):
             token = Token(asked - 1, ORIGIN.lineage, ORIGIN.checkpoint, path)
-            yield Committed(token, None, False, True, (seed,))
+            yield CommittedEpoch(token, None, False, True, (seed,))
 
 
 Step = tuple[Coordinator, c.Action, c.Event, c.Action]
@@ -193,7 +193,7 @@ Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 def explore(kind: Kind) -> list[Step]:
     """Each reachable (state, last action) once, with every answer to it and what follows."""
     waiting, seen, steps = [], set(), []
-    # A restored checkpoint begins behind its savepoint.
+    # A restored checkpoint begins after its savepoint.
     wanted = [c.EpochRequested(request(epoch)) for epoch in (0, 1)]
     if kind.has_loop:
         wanted = [c.RecoveryWanted() if kind.only_recovers else c.EpochWanted()]
@@ -287,7 +287,7 @@ def test_an_epoch_runs_only_after_the_question_what_is_committed(all_steps):
     for state, _, event, order in all_steps:
         if isinstance(order, c.RunEpoch):
             behind_failure = isinstance(event, c.OutputConfirmed) and state._known.has_failed
-            known = c.CommittedRead | c.EpochRequested | c.EpochPlanned | c.Recovered
+            known = c.CommittedRead | c.EpochRequested | c.EpochPlanned | c.ParticipantsRecovered
             assert behind_failure or isinstance(event, known)
 
 
@@ -383,7 +383,7 @@ def test_a_recovery_begins_no_epoch_and_decides_nothing(recovery_steps):
         assert not isinstance(order, c.PlanEpoch | c.WriteManifest | c.CountOutput)
         assert not isinstance(order, c.CommitTransaction | c.CommitParticipants)
         if isinstance(order, c.RunEpoch):  # its driver ends here, and says so
-            assert isinstance(event, c.Recovered)
+            assert isinstance(event, c.ParticipantsRecovered)
             assert event.lost
             again += 1
     assert again
@@ -396,7 +396,7 @@ def test_a_recovery_ends_behind_the_other_sinks(recovery_steps):
         if isinstance(order, c.EndEpoch):
             assert order == c.EndEpoch(None)
             if state._has_participants:
-                assert isinstance(event, c.Recovered) or state._is_recovered
+                assert isinstance(event, c.ParticipantsRecovered) or state._is_recovered
                 ends += 1
     assert ends
 
@@ -485,7 +485,7 @@ def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
             is_confirmed = state.phase is Phase.CONFIRMING and state._known.has_failed
             is_settled = state.phase is Phase.READY or is_confirmed
             assert isinstance(action, c.RecoverParticipants) or is_settled
-            found += isinstance(event, c.Recovered)
+            found += isinstance(event, c.ParticipantsRecovered)
     assert found
 
 
@@ -512,7 +512,7 @@ def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
     for epoch in range(1, 3 * RECOVER_EVERY):
         token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
         steady._request = Request(epoch - 1, ("{}",), may_skip=False)
-        steady._committed = Committed(token, None, manifest_exists=False)
+        steady._committed = CommittedEpoch(token, None, manifest_exists=False)
         steady.phase = Phase.READY
         order = steady.step(c.EpochRequested(Request(epoch, ("{}",), may_skip=False)))
         due += [epoch] if isinstance(order, c.RecoverParticipants) else []
@@ -588,7 +588,7 @@ def test_a_decided_epoch_runs_again_only_if_nothing_of_it_is_visible(steps):
 def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
     seen = set()
     for state, _, event, order in steps:
-        if not isinstance(event, c.Recovered | c.OutputSettled) or not event.lost:
+        if not isinstance(event, c.ParticipantsRecovered | c.OutputSettled) or not event.lost:
             continue
         if state._known.begun:  # the gap is told first, the loss at the next start
             assert isinstance(order, c.FenceProducer | c.Stop)
@@ -602,9 +602,9 @@ def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
             assert "accept='lost-output-of-epoch-" in str(order.error)
         seen.add((type(event), type(order)))
     assert seen == {
-        (c.Recovered, c.FenceProducer),
-        (c.Recovered, c.RunEpoch),
-        (c.Recovered, c.Stop),
+        (c.ParticipantsRecovered, c.FenceProducer),
+        (c.ParticipantsRecovered, c.RunEpoch),
+        (c.ParticipantsRecovered, c.Stop),
         (c.OutputSettled, c.FenceProducer),
         (c.OutputSettled, c.Stop),
     }
@@ -618,10 +618,10 @@ def test_who_tells_of_a_loss_has_just_proved_that_it_is_not_replaced():
     state.step(c.ProducerFenced(OWNER))
     assert isinstance(state.step(newest), c.RecoverParticipants)
 
-    assert state.step(c.Recovered(LOST[:1], NEWER)) == c.FenceProducer(NEWER)
+    assert state.step(c.ParticipantsRecovered(LOST[:1], NEWER)) == c.FenceProducer(NEWER)
     state.step(c.ProducerFenced(NEWER))
     state.step(newest)
-    order = state.step(c.Recovered(LOST[:1], NEWER))
+    order = state.step(c.ParticipantsRecovered(LOST[:1], NEWER))
     assert isinstance(order, c.Stop)
     assert isinstance(order.error, DataLossError)
 
@@ -640,7 +640,7 @@ def test_what_is_lost_each_time_that_it_runs_asks_nobody_for_a_decision():
             case c.ReadCommitted():
                 action = state.step(again if runs else first)
             case c.RecoverParticipants(_, decided):
-                action = state.step(c.Recovered(LOST if decided else (), OWNER))
+                action = state.step(c.ParticipantsRecovered(LOST if decided else (), OWNER))
             case c.RunEpoch():
                 runs += 1
                 action = state.step(c.EpochRan((), committables=TWO))

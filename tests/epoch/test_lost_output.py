@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tallystick.epoch import lost_output
-from tallystick.epoch.facts import Committed, Identity
+from tallystick.epoch.facts import CommittedEpoch, Identity
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
@@ -56,13 +56,13 @@ WRITTEN = (ProducedRange("out", 0, 1, 0, 0),)
     ],
 )
 def test_an_epoch_runs_again_only_if_that_repeats_nothing(changes, before, lost, expected):
-    committed = Committed(TOKEN, replace(MANIFEST, **changes), True, before=before)
+    committed = CommittedEpoch(TOKEN, replace(MANIFEST, **changes), True, before=before)
 
     assert lost_output.is_replayable(committed, lost) is expected
 
 
 def test_nothing_is_run_again_without_a_manifest():
-    assert not lost_output.is_replayable(Committed(TOKEN, None, False), LOST)
+    assert not lost_output.is_replayable(CommittedEpoch(TOKEN, None, False), LOST)
 
 
 def test_the_error_says_which_transactions_how_many_records_of_which_input_and_the_ways_on():

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.facts import Base, Committed, Identity, Request
+from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.epoch.tokens import Token
-from tallystick.epoch.verdict import Done, Open, Refused, Run, judge, look_behind
+from tallystick.epoch.verdict import AlreadyCommitted, Open, Refusal, Run, judge, look_back
 from tallystick.errors import DataLossError, ManifestError, SparkLogError
 from tallystick.source.offsets import SourceOffsets
 from tallystick.state.catalog import StepState
@@ -26,8 +26,8 @@ def manifest(epoch: int, sources: tuple[str, ...] = ("ends",)) -> Manifest:
 
 
 def judged(token: Token | None, found: Manifest | None, exists: bool, identity: Identity = OURS):
-    verdict = judge(REQUEST, Committed(token, found, exists), identity)
-    return type(verdict.error if isinstance(verdict, Refused) else verdict)
+    verdict = judge(REQUEST, CommittedEpoch(token, found, exists), identity)
+    return type(verdict.error if isinstance(verdict, Refusal) else verdict)
 
 
 def expected(lineage: str, epoch: int, path: str, found: bool, accepts: bool) -> type:
@@ -38,7 +38,7 @@ def expected(lineage: str, epoch: int, path: str, found: bool, accepts: bool) ->
         return DataLossError
     if path and not found:
         return ManifestError
-    return Run if epoch < N else Done
+    return Run if epoch < N else AlreadyCommitted
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_token_has_its_verdict(lineage, epoch, path, found, accepts):
 def test_a_token_that_was_set_back_is_not_taken_for_epochs_that_were_left_out(decided_by, words):
     refused = on_top_of(N - 3, decided_by=decided_by, begun=(N - 2, N - 1))
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert words in str(refused.error)
     assert "may be missing" in str(refused.error)
 
@@ -80,10 +80,10 @@ def test_no_token_and_no_manifest_is_a_first_run():
 @pytest.mark.parametrize("token", [None, Token(2, "theirs", "s3://older", "p")])
 def test_files_of_state_that_no_manifest_names_are_not_forgotten(token):
     """What a restore left that was killed: a first run there would begin with empty state."""
-    committed = Committed(token, None, manifest_exists=False, has_state=True)
+    committed = CommittedEpoch(token, None, manifest_exists=False, has_state=True)
     verdict = judge(REQUEST, committed, ACCEPTING)
 
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, Refusal)
     assert "no manifest that names them" in str(verdict.error)
 
 
@@ -95,7 +95,7 @@ def test_no_token_but_manifests_is_a_loss():
 def on_top_of(epoch: int, request: Request = REQUEST, word: str = "", **found):
     """The verdict where Kafka has committed this epoch last."""
     token = Token(epoch, "ours", "s3://checkpoint", "path")
-    committed = replace(Committed(token, manifest(epoch), True, logged=("ends",)), **found)
+    committed = replace(CommittedEpoch(token, manifest(epoch), True, logged=("ends",)), **found)
     return judge(request, committed, replace(OURS, accepted=frozenset({word})))
 
 
@@ -103,7 +103,7 @@ def on_top_of(epoch: int, request: Request = REQUEST, word: str = "", **found):
 def test_where_sparks_log_has_other_offsets_than_the_manifest_it_is_put_right(epoch):
     refused = on_top_of(epoch, manifest=manifest(epoch, ("the truth",)))
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert isinstance(refused.error, SparkLogError)
     assert (refused.error.checkpoint_id, refused.error.sources) == (epoch, ("the truth",))
     assert "start the query again" in str(refused.error)
@@ -125,7 +125,7 @@ def test_an_epoch_that_was_begun_was_not_left_out_and_a_pipeline_leaves_none_out
     begun = (N - 1,) if may_skip else ()
     refused = on_top_of(N - 3, asked, begun=begun)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert type(refused.error) is DataLossError
     assert (f"accept={word!r}" in str(refused.error)) == may_skip
     assert (on_top_of(N - 3, asked, word, begun=begun) == Run()) == may_skip
@@ -136,10 +136,10 @@ def test_an_epoch_that_lacks_the_rows_of_a_second_call_needs_a_decision(epoch):
     word = f"partial-epoch-{epoch}"
     refused = on_top_of(epoch, is_partial=True)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert type(refused.error) is DataLossError
     assert f"accept={word!r}" in str(refused.error)
-    assert not isinstance(on_top_of(epoch, word=word, is_partial=True), Refused)
+    assert not isinstance(on_top_of(epoch, word=word, is_partial=True), Refusal)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_an_epoch_that_lacks_the_rows_of_a_second_call_needs_a_decision(epoch):
     ],
 )
 def test_a_refusal_says_what_to_do(token, exists, words):
-    verdict = judge(REQUEST, Committed(token, None, exists), OURS)
+    verdict = judge(REQUEST, CommittedEpoch(token, None, exists), OURS)
 
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, Refusal)
     assert words in str(verdict.error)
     assert "pipeline 'pipeline'" in str(verdict.error)
 
@@ -168,9 +168,9 @@ def test_a_refusal_says_what_to_do(token, exists, words):
     ],
 )
 def test_where_the_log_decides_a_refusal_does_not_speak_of_kafka_alone(token, exists, words):
-    verdict = judge(REQUEST, Committed(token, None, exists, decided_by=CHECKPOINT), OURS)
+    verdict = judge(REQUEST, CommittedEpoch(token, None, exists, decided_by=CHECKPOINT), OURS)
 
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, Refusal)
     assert words in str(verdict.error)
     assert "Kafka committed" not in str(verdict.error)
     assert "Raise offsets.retention.minutes" not in str(verdict.error)
@@ -196,7 +196,7 @@ def begun(token: Token | None, *bases: Base, ran: bool = False, seeded: bool = F
     """The verdict for a checkpoint with these manifests of the epoch before."""
     is_seeded = seeded or any(base.manifest.origin for base in bases)
     exists = ran or any(base.manifest.origin is None for base in bases)
-    committed = Committed(token, None, exists, is_seeded, bases)
+    committed = CommittedEpoch(token, None, exists, is_seeded, bases)
     return judge(REQUEST, committed, replace(OURS, accepted=frozenset({word})))
 
 
@@ -213,12 +213,12 @@ def test_a_savepoint_older_than_the_output_needs_a_decision_that_names_the_conse
     word = f"new-lineage-after-{token.lineage}"
     refused = begun(token, SEED)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert type(refused.error) is DataLossError
     for part in ("in-0 from offset 70", "output from epoch 5 on", f"accept={word!r}"):
         assert part in str(refused.error)
     assert begun(token, SEED, word=word) == Open(SEED.path)
-    assert isinstance(begun(token, SEED, word="new-lineage-after-some"), Refused)
+    assert isinstance(begun(token, SEED, word="new-lineage-after-some"), Refusal)
 
 
 def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
@@ -226,7 +226,7 @@ def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
     seed = replace(FORK.manifest, origin=replace(FORK.manifest.origin, manifest_path=SEED.path))
     refused = begun(None, Base(FORK.path, seed))
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert "had not run yet, perhaps this one" in str(refused.error)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     assert begun(None, Base(FORK.path, seed), word=NO_TOKEN_WORD) == Open(FORK.path)
@@ -236,7 +236,7 @@ def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():
     """Its manifest was committed under this name: so Kafka knew, and forgot."""
     refused = begun(None, SEED)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     assert begun(None, SEED, word=NO_TOKEN_WORD) == Open(SEED.path)
 
@@ -246,11 +246,11 @@ def test_a_savepoint_of_a_query_without_a_name_is_no_fork_for_its_new_id(decided
     """Spark calls it by an id, which a restore draws anew: the original may have gone on."""
     origin = replace(ORIGIN, pipeline="theirs")
     seed = Base(SEED.path, replace(SEED.manifest, origin=origin))
-    committed = Committed(None, None, False, True, (seed,), decided_by=decided_by)
+    committed = CommittedEpoch(None, None, False, True, (seed,), decided_by=decided_by)
     unnamed = replace(OURS, pipeline=OURS.lineage)
     refused = judge(REQUEST, committed, unnamed)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert "query theirs, which had no name" in str(refused.error)
     assert (".queryName('theirs')" in str(refused.error)) == (decided_by == KAFKA)
     accepting = replace(unnamed, accepted=frozenset({NO_TOKEN_WORD}))
@@ -260,10 +260,10 @@ def test_a_savepoint_of_a_query_without_a_name_is_no_fork_for_its_new_id(decided
 
 
 def test_in_a_log_of_its_own_a_restored_savepoint_always_needs_a_decision_and_is_told_why():
-    committed = Committed(None, None, False, True, (SEED,), decided_by=CHECKPOINT)
+    committed = CommittedEpoch(None, None, False, True, (SEED,), decided_by=CHECKPOINT)
     refused = judge(REQUEST, committed, OURS)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert "nothing tells whether the original went on" in str(refused.error)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     accepting = replace(OURS, accepted=frozenset({NO_TOKEN_WORD}))
@@ -273,7 +273,7 @@ def test_in_a_log_of_its_own_a_restored_savepoint_always_needs_a_decision_and_is
 @pytest.mark.parametrize("token", [None, AT_THE_SAVEPOINT])
 @pytest.mark.parametrize("seed", [SEED, FORK])
 def test_a_seed_behind_which_epochs_ran_begins_nothing_by_itself(token, seed):
-    assert isinstance(begun(token, seed, ran=True, word=NO_TOKEN_WORD), Refused)
+    assert isinstance(begun(token, seed, ran=True, word=NO_TOKEN_WORD), Refusal)
 
 
 def test_a_checkpoint_that_takes_its_name_back_goes_on_with_its_own_state():
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_takes_its_name_back_goes_on_with_its_own_state():
 def test_what_state_to_go_on_from_is_never_guessed(bases, options):
     refused = begun(BEYOND, *bases, word=OLD_WORD, **options)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert type(refused.error) is ManifestError
 
 
@@ -302,19 +302,19 @@ def test_a_base_before_epochs_that_were_left_out_has_no_state():
     """Those of a user's function have none; what a pipeline goes on from is the epoch before."""
     base = replace(WITH_STATE, manifest=replace(WITH_STATE.manifest, checkpoint_id=N - 3))
 
-    assert isinstance(begun(BEYOND, base, word=OLD_WORD), Refused)
+    assert isinstance(begun(BEYOND, base, word=OLD_WORD), Refusal)
     bare = replace(base, manifest=replace(base.manifest, state=()))
     assert begun(BEYOND, bare, word=OLD_WORD) == Open(bare.path)
 
 
-OPENED = Committed(Token(-1, "ours", "s3://checkpoint", ""), None, manifest_exists=False)
+OPENED = CommittedEpoch(Token(-1, "ours", "s3://checkpoint", ""), None, manifest_exists=False)
 
 
 def test_a_loop_does_not_guess_where_a_query_of_sparks_began() -> None:
     """`latest` would be another place now, and at each start again."""
-    refused = look_behind(OPENED, OURS)
+    refused = look_back(OPENED, OURS)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert "where its first one begins only Spark's log says" in str(refused.error)
 
 
@@ -322,11 +322,11 @@ def test_a_loop_does_not_guess_where_a_query_of_sparks_began() -> None:
 def test_a_loop_that_takes_its_name_back_goes_on_behind_what_it_knows_to_be_committed(is_settled):
     base = Base("tallystick/000000000004-1-ab.json", manifest(4))
     theirs = Token(7, "theirs", "s3://other", "p")
-    found = Committed(theirs, None, True, bases=(base,), is_settled=is_settled)
+    found = CommittedEpoch(theirs, None, True, bases=(base,), is_settled=is_settled)
 
-    judged = look_behind(found, ACCEPTING)
+    judged = look_back(found, ACCEPTING)
 
     assert (judged is None) == is_settled
     if not is_settled:
-        assert isinstance(judged, Refused)
+        assert isinstance(judged, Refusal)
         assert "no note of a run that ended in order" in str(judged.error)

@@ -3,7 +3,7 @@
     python -m tests.failover.chaos_processes driver '{"servers": …}'
 
 The tasks are processes of their own, as Spark's are. When their driver is gone they become
-zombies: they go on writing with its producer, right behind what it knows of, for a while.
+zombies: they go on writing with its producer, right after what it knows of, for a while.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tallystick.errors import EpochAbortedError, ForeignRowsError, RetriableErro
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.task import Report, WritePlan
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, TopicPartition
@@ -109,7 +109,7 @@ class TaskProcesses:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         order = json.dumps({"epoch": checkpoint_id, "producer": asdict(producer)})
         for task in self._tasks:
             assert task.stdin is not None
@@ -120,7 +120,7 @@ class TaskProcesses:
             error = report.to_error()
             if error is not None:
                 raise error
-        return Prepared(tuple(produced for report in reports for produced in report.produced))
+        return EpochResult(tuple(produced for report in reports for produced in report.produced))
 
     def _report(self, task: subprocess.Popen[str]) -> Report:
         assert task.stdout is not None
@@ -152,7 +152,7 @@ def be_task(settings: Settings, index: int) -> None:
 def be_zombie(
     settings: Settings, producer: Producer, partitions: tuple[int, ...]
 ) -> dict[str, int]:
-    """Write behind the last row of each partition, and from its first row on; how it went."""
+    """Write after the last row of each partition, and from its first row on; how it went."""
     client = Client(settings.config("zombie"))
     answers: Counter[str] = Counter()
     following = dict.fromkeys(partitions, settings.shape.row_count)

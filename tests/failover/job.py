@@ -12,7 +12,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.thread_client import client_for
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.ports import Engine, PlannedEpoch, Prepared
+from tallystick.ports import Engine, EpochResult, PlannedEpoch
 from tallystick.run.driver import Driver
 from tallystick.run.task import WritePlan
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -115,7 +115,7 @@ class Planned:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         return self.rows.run_epoch(checkpoint_id - 1, producer, state)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tallystick.kafka.records import encode
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import GROUP_FRAMES, Frame
 from tallystick.run.task import WritePlan
 from tallystick.state.catalog import StepState
@@ -100,12 +100,12 @@ class RowsEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         report = self._write_plan(producer).write(self._frames(checkpoint_id), attempt_number=0)
         error = report.to_error()
         if error is not None:
             raise error
-        return Prepared(report.produced)
+        return EpochResult(report.produced)
 
     def _frames(self, epoch: int) -> Iterator[Frame]:
         for count, frame in enumerate(self._shape.frames(epoch), start=1):

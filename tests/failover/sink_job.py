@@ -34,7 +34,7 @@ from tallystick.kafka import thread_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.lingering import list_open_ids
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.postgres.connection import close_kept
 from tallystick.run.driver import Driver
 from tallystick.run.keyed_epoch import NO_STEPS
@@ -117,7 +117,7 @@ class TasksEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         last = self.sinks.last((), checkpoint_id)
         epoch = NO_STEPS.epoch(checkpoint_id, 0, secrets.token_hex(8), state, last)
         write = replace(self.sinks.write_plan(producer), stage=epoch.stage)

@@ -28,7 +28,7 @@ class Stray:
         self._job = job
 
     def write(self, partition: int, sequence: int | None = None) -> str:
-        """One row: behind the last one of the epoch, unless told; what Kafka said to it."""
+        """One row: after the last one of the epoch, unless told; what Kafka said to it."""
         assert self._job.producer is not None
         shape = self._job.shape
         return write_as_zombie(

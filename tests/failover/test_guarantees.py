@@ -130,7 +130,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
 def test_after_a_kill_what_was_not_decided_is_there_twice_but_with_exactly_once(
     output_of: Callable[[str], Output], run: Callable[..., SinkJob], guarantee: str
 ) -> None:
-    """A kill behind the decision repeats nothing, whatever the guarantee."""
+    """A kill after the decision repeats nothing, whatever the guarantee."""
     output = output_of(guarantee)
     job = run(output.sink)
     job.run_until(1)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from tallystick.errors import TallystickError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.network import Posted
+from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.records import encode, stamp
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import TIMESTAMP_MS, ZOMBIE
@@ -44,7 +44,7 @@ class Wire:
         """Do something right after the next request of this API was sent."""
         self._after[api] = act
 
-    def post(self, node: int, request: Any, deadline: float) -> Posted:
+    def post(self, node: int, request: Any, deadline: float) -> PendingRequest:
         name = protocol.api_name(request)
         self._before.pop(name, _nothing)()
         if self._is_lost(name, "request"):
@@ -55,7 +55,7 @@ class Wire:
         self._after.pop(name, _nothing)()
         return posted
 
-    def wait(self, posted: Posted, deadline: float) -> Any:
+    def wait(self, posted: PendingRequest, deadline: float) -> Any:
         answer = self._wait(posted, deadline)
         name = self._names.pop(id(posted), "")
         if self._is_lost(name, "answer"):

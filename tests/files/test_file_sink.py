@@ -623,7 +623,7 @@ def test_a_relative_path_is_the_drivers(tmp_path, monkeypatch):
     ],
 )
 def test_a_manifest_of_somebody_else_moves_and_removes_nothing_elsewhere(tmp_path, edit):
-    """It names what is committed, and so which folder is removed behind that."""
+    """It names what is committed, and so which folder is removed after that."""
     home = tmp_path / "home"
     (home / "pending").mkdir(parents=True)
     (home / "pending" / "precious").write_text("mine")

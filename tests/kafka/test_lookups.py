@@ -166,7 +166,7 @@ def test_answers_that_nobody_waits_for_after_an_error_are_not_kept() -> None:
         for _ in range(3):
             with pytest.raises(AuthorizationError):
                 offsets.list_offsets(client, partitions, offsets.LATEST)
-        client.metadata()  # comes behind them, whoever is asked
+        client.metadata()  # comes after them, whoever is asked
         client.network.ask(1, protocol.MetadataRequest(topics=[]), client.deadline())
         connections = client.network._connections.values()
 

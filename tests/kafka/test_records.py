@@ -511,7 +511,7 @@ def test_read_committed_leaves_out_what_was_aborted() -> None:
     result = decoded(interleaved(), aborted=[(1, 0)])
 
     assert contents(result) == [b"two", b"plain", b"one", b"open"]
-    assert result.next_offset == 9  # behind the marker
+    assert result.next_offset == 9  # after the marker
 
 
 def test_read_uncommitted_leaves_out_the_markers_only() -> None:

@@ -305,7 +305,7 @@ def test_both_isolation_levels_agree_with_librdkafka_on_interleaved_transactions
     stays_open.begin_transaction()
     stays_open.produce(topic, "open", partition=0)
     stays_open.flush(TIMEOUT_S)
-    plain.produce(topic, "behind what is open", partition=0)
+    plain.produce(topic, "after what is open", partition=0)
     plain.flush(TIMEOUT_S)
 
     committed = read_with_librdkafka(options, topic, "read_committed")
@@ -319,7 +319,7 @@ def test_both_isolation_levels_agree_with_librdkafka_on_interleaved_transactions
     stays_open.abort_transaction(TIMEOUT_S)
     assert [value for _, _, value, *_ in read_with_ours(client, topic, end)] == [
         *(value for _, _, value, *_ in committed),
-        b"behind what is open",
+        b"after what is open",
     ]
 
 

@@ -207,7 +207,7 @@ def test_nobody_writes_after_closing(broker: FakeBroker) -> None:
 def test_after_a_failure_the_same_bytes_go_out_again_in_order(
     broker: FakeBroker, log: Log, fault: str, place: int
 ) -> None:
-    """The batches behind the failed one are out of order then: expected, and no reason to stop."""
+    """The batches after the failed one are out of order then: expected, and no reason to stop."""
     log.faults = [None] * place + [fault]
     writer = writer_for(broker)
 
@@ -308,7 +308,7 @@ def test_answers_behind_one_that_ends_the_epoch_are_not_kept(broker: FakeBroker,
     writer = PartitionWriter(client, PRODUCER, transaction_version=2)
     with pytest.raises(AuthorizationError):
         writer.write(frames(5))
-    client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())  # behind them
+    client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())  # after them
     connections = client.network._connections.values()
 
     assert len(broker.asked("Produce")) == 5

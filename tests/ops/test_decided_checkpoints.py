@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.newest_epoch import Heard, ask_nobody
+from tallystick.checkpoint.newest_epoch import TokenAnswer, ask_nobody
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import KAFKA
 from tallystick.epoch.micro_batches import OWN_LOOP
@@ -90,7 +90,7 @@ def test_where_the_place_of_decisions_changed_with_the_epoch_the_log_is_not_beli
     with pytest.raises(OptionError, match="only Kafka knows"):
         newest_committed(job.storage)
     token = Token(1, "L", "c", again)
-    assert newest_committed(job.storage, lambda _, __: Heard(token)).manifest_path == again
+    assert newest_committed(job.storage, lambda _, __: TokenAnswer(token)).manifest_path == again
 
 
 def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
@@ -228,8 +228,8 @@ class TestOfALoop:
             slot.unlink()
         for said in (Token(0, "L", "c", old), Token(7, "M", "c", "of another"), None):
             with pytest.raises(DataLossError, match="what is decided last cannot be told"):
-                newest_committed(job.storage, lambda _, __, said=said: Heard(said))
-            report = inspect(job.storage, ask=lambda _, __, said=said: Heard(said))
+                newest_committed(job.storage, lambda _, __, said=said: TokenAnswer(said))
+            report = inspect(job.storage, ask=lambda _, __, said=said: TokenAnswer(said))
             assert report.epoch == 1
             assert "is not known" in report.notes[-1]
 
@@ -237,9 +237,9 @@ class TestOfALoop:
         """The pipeline runs: Kafka names a manifest that is newer than the question."""
         job.prepare(2, (), "kafkas", decided_by=KAFKA)
 
-        def ask(_: str, lineage: str) -> Heard:
+        def ask(_: str, lineage: str) -> TokenAnswer:
             job._decided[2] = "of 2"
-            return Heard(Token(3, lineage, "c", job.prepare(3, (), "n", decided_by=KAFKA)))
+            return TokenAnswer(Token(3, lineage, "c", job.prepare(3, (), "n", decided_by=KAFKA)))
 
         assert newest_committed(job.storage, ask).epoch == 3
 

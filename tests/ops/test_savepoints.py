@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tallystick.checkpoint import savepoint_folder
-from tallystick.checkpoint.newest_epoch import Heard
+from tallystick.checkpoint.newest_epoch import TokenAnswer
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import Manifest
@@ -152,7 +152,7 @@ def test_an_epoch_that_spark_has_not_logged_is_not_saved(job, tmp_path):
 
 
 class TestSeveralAttempts:
-    """An attempt of the newest epoch failed behind its manifest."""
+    """An attempt of the newest epoch failed after its manifest."""
 
     @pytest.fixture
     def right(self, job) -> str:
@@ -165,7 +165,7 @@ class TestSeveralAttempts:
         saved = savepoints.create(
             job.storage,
             folder(tmp_path / "saved"),
-            ask_kafka=lambda *of: {("t", "first-lineage"): Heard(token)}[of],
+            ask_kafka=lambda *of: {("t", "first-lineage"): TokenAnswer(token)}[of],
         )
 
         assert saved.manifest_path == right
@@ -178,7 +178,7 @@ class TestSeveralAttempts:
                 savepoints.create(
                     job.storage,
                     folder(tmp_path / "saved"),
-                    ask_kafka=lambda _, __, t=token: Heard(t),
+                    ask_kafka=lambda _, __, t=token: TokenAnswer(t),
                 )
 
 
@@ -191,10 +191,10 @@ def test_the_next_epoch_tells_which_attempt_it_went_on_from(job, tmp_path, comes
         job.storage.put(job.manifest_path(nonce), job.manifest().encode())
     job.state = state
 
-    def ask(_: str, lineage: str) -> Heard:
+    def ask(_: str, lineage: str) -> TokenAnswer:
         job.run()
         os.unlink(job.folder / "commits/3")
-        return Heard(Token(3, lineage, "s3://c", "tallystick/000000000003-3-n3.json"))
+        return TokenAnswer(Token(3, lineage, "s3://c", "tallystick/000000000003-3-n3.json"))
 
     if comes_late:
         saved = savepoints.create(job.storage, folder(tmp_path / "saved"), ask_kafka=ask)

@@ -1,4 +1,4 @@
-"""What users type wrong behind `writeStream`, and what they are told."""
+"""What users type wrong after `writeStream`, and what they are told."""
 
 from collections.abc import Mapping
 

@@ -263,7 +263,7 @@ def accident(monkeypatch: pytest.MonkeyPatch) -> Callable[[Accident | None], Non
     [("prepared", ()), ("staged", ()), ("staged", ("a",))],
     ids=["prepared", "staged", "upsert"],
 )
-@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_a_commit_cut_at_every_statement_happens_once(
     postgres: PostgresServer,
     table: Create,
@@ -297,7 +297,7 @@ def test_a_commit_cut_at_every_statement_happens_once(
     assert nth < 29
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_a_task_cut_at_every_statement_leaves_nothing_or_something_to_abort(
     postgres: PostgresServer,
     name: str,
@@ -332,7 +332,7 @@ def test_a_task_cut_at_every_statement_leaves_nothing_or_something_to_abort(
 def test_an_epoch_that_runs_again_beside_what_it_left_prepared(
     postgres: PostgresServer, table: Create
 ) -> None:
-    """A prepared transaction holds its keys: the next attempt fails, and succeeds behind it."""
+    """A prepared transaction holds its keys: the next attempt fails, and succeeds after it."""
     name = table("a bigint PRIMARY KEY, b text")
     driver = opened(f"{postgres.dsn} options='-c lock_timeout=200ms'", name)
     prepared(driver, rows_of(1))

@@ -453,7 +453,7 @@ def test_functions_and_operators_of_others_are_not_called(place: Place) -> None:
 def test_operators_of_others_are_not_called_where_pg_catalog_comes_last(
     place: Place, settings: dict
 ) -> None:
-    """A search_path may name it behind a schema of everybody's: theirs fit as well, and first."""
+    """A search_path may name it after a schema of everybody's: theirs fit as well, and first."""
     schema = place.schema
     for text in (
         f"ALTER TABLE {place.table} ADD PRIMARY KEY (a)",

@@ -300,7 +300,7 @@ def test_tokens_are_pruned_and_prove_nevertheless(
     assert kept == [(2,), (310,)]
     assert [driver.commit(made[epoch]) for epoch in made] == outcomes
     driver.abort(late)
-    assert driver.commit(late) is Outcome.LOST, "it is not behind the mark"
+    assert driver.commit(late) is Outcome.LOST, "it is not after the mark"
 
 
 def test_two_tasks_do_not_wait_for_each_other(

@@ -344,7 +344,7 @@ def locked(postgres: PostgresServer, name: str) -> psycopg.Connection:
 
 
 def test_a_server_that_keeps_no_more_prepared_ones_names_the_setting() -> None:
-    """More tasks than were known at the start, as behind a shuffle: to try again is no use."""
+    """More tasks than were known at the start, as after a shuffle: to try again is no use."""
     server = PostgresServer(max_prepared_transactions="4")
     try:
         server.query(f"CREATE TABLE t ({COLUMNS})")

@@ -23,7 +23,7 @@ from tallystick.epoch.tokens import (
     takeover_count,
 )
 from tallystick.errors import DataLossError, ManifestError, StorageError
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -120,7 +120,7 @@ def test_positions_on_the_sinks_cluster_are_committed_with_the_rows_and_no_other
     assert OTHER.group not in {group for group, _ in world.sink.offsets}
 
 
-EPOCHS = COLLECT_EVERY + 1  # it clears up behind the first one, and behind the last
+EPOCHS = COLLECT_EVERY + 1  # it clears up after the first one, and after the last
 
 
 def file_of(epoch: int, word: str) -> str:
@@ -153,7 +153,7 @@ def world() -> Iterator[World]:
 
 
 def plant(world: World, files: dict[str, bytes]) -> None:
-    """Put files into the checkpoint behind its first epoch: before, it would be no new one."""
+    """Put files into the checkpoint after its first epoch: before, it would be no new one."""
     plan = world.plan_positions
 
     def plan_and_plant(starts: Any) -> Any:
@@ -314,9 +314,9 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
             storage.put(f"offsets/{each}", f"v1\n{{}}\nends {each}".encode())
 
         class Engine:
-            def run_epoch(self, checkpoint_id: int, *_: Any) -> Prepared:
+            def run_epoch(self, checkpoint_id: int, *_: Any) -> EpochResult:
                 ran.append((name, checkpoint_id))
-                return Prepared(())
+                return EpochResult(())
 
         identity = driver_module.Identity("q", name, storage.location, frozenset(words))
         driver = Driver(identity, kafka.decider(identity), storage, SystemClock())

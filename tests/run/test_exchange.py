@@ -5,7 +5,7 @@ import pytest
 
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError
-from tallystick.run.exchange import Heard, check_same_attempts
+from tallystick.run.exchange import FrameSources, check_same_attempts
 from tallystick.run.task import EncodePlan, send
 from tallystick.source.splits import share_out
 from tallystick.values import SplitRange
@@ -19,7 +19,7 @@ def heard_by_each_writer(batches):
     layout = RowLayout({"t": 3}, "t", False, None)
     plan = EncodePlan(layout, TASKS, compression="none", batch_bytes=1000)
     frames = list(send(plan, batches, source=0))
-    heard = [Heard(0) for _ in range(TASKS)]
+    heard = [FrameSources(0) for _ in range(TASKS)]
     rows = [
         [*heard[target].with_rows(f for f in frames if f.target == target)]
         for target in range(TASKS)

@@ -202,7 +202,7 @@ class Beginning:
 
 def test_what_state_starts_with_travels_with_the_first_epoch_only():
     function = vectorised(numbering, state="n bigint")
-    job = Job((step(Beginning(function, ["rows"])), replace(NUMBERING, uid="behind")))
+    job = Job((step(Beginning(function, ["rows"])), replace(NUMBERING, uid="after")))
     first = job.plan()
     assert first.plans[0].step.processor.rows == ["rows"]
     assert first.first.step.processor.rows == ["rows"]

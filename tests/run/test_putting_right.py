@@ -10,14 +10,14 @@ from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.errors import FencedError, SparkLogError
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run import driver as driver_module
 from tallystick.storage.file_storage import FileStorage, SystemClock
 
 
 class Engine:
-    def run_epoch(self, *_: Any) -> Prepared:
-        return Prepared(())
+    def run_epoch(self, *_: Any) -> EpochResult:
+        return EpochResult(())
 
 
 class Checkpoint:
@@ -49,7 +49,7 @@ class Checkpoint:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
-    """Two epochs; then the entry of the last one is replaced, and the next is planned behind it."""
+    """Two epochs; then the entry of the last one is replaced, and the next is planned after it."""
     made = Checkpoint(tmp_path)
     for epoch in range(2):
         made.plan(epoch, epoch)
@@ -63,7 +63,7 @@ def test_what_a_successor_has_committed_meanwhile_is_left_alone(checkpoint):
     reads = []
 
     def successors(event: c.Event) -> None:
-        """Behind this run's last question, and so behind its last proof that it is the owner."""
+        """After this run's last question, and so after its last proof that it is the owner."""
         if isinstance(event, c.CommittedRead):
             reads.append(event)
         if isinstance(event, c.CommittedRead) and len(reads) == 2:

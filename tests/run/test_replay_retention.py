@@ -15,7 +15,7 @@ from tallystick.epoch import retention
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, TallystickError
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.driver import Driver
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.file_sets import extend
@@ -48,7 +48,7 @@ class World:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """Go on from the state, which must be there, and be that of the epoch before."""
         self.replays += checkpoint_id in self.values
         (step,) = state or (StepState("counts", 128, 2, KEY, HASH_VERSION),)
@@ -64,13 +64,13 @@ class World:
         ]
         self.open |= set(made)
         after = extend(step, Version(checkpoint_id, f"n{number}"), [file])
-        return Prepared((), (after,), committables=tuple(made))
+        return EpochResult((), (after,), committables=tuple(made))
 
     # --- ports.Participants
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """Commit; or lose all of it, or die before or behind it."""
-        fate = self.dice.choice(["", "", "die", "lose", "lose and die", "die behind"])
+        fate = self.dice.choice(["", "", "die", "lose", "lose and die", "die after"])
         if fate == "die":
             raise DownError
         if fate.startswith("lose"):
@@ -85,7 +85,7 @@ class World:
                 done.append(each.name)
             elif each.name not in done:
                 lost.append(Lost(each, each.name))
-        if fate == "die behind":
+        if fate == "die after":
             raise DownError
         return tuple(lost)
 
@@ -106,7 +106,7 @@ class World:
     # --- what is looked at
 
     def start(self) -> Driver:
-        """A new run of the pipeline, which clears up behind every epoch."""
+        """A new run of the pipeline, which clears up after every epoch."""
         return Driver(
             Identity("job", "L", self.storage.location),
             DecisionLog(self.storage, SystemClock(), "tallystick-job", kept_slots=3),

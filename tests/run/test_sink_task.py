@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.epoch.two_phase import Committable, Owner, Place
 from tallystick.errors import BrokenInvariantError, RecordError
-from tallystick.run.exchange import Attempt, Heard
+from tallystick.run.exchange import Attempt, FrameSources
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut, check_notes, split_notes
 from tallystick.run.task import DeadLetters, send
 
@@ -56,7 +56,7 @@ def fan_out(*sinks: Notebook, letters: str = "", functions: tuple = ()) -> FanOu
 
 def sent(outlet: FanOut, *batches: object) -> tuple[list, list[Attempt]]:
     """The notes of an attempt, and which attempts were heard."""
-    heard = Heard(0)
+    heard = FrameSources(0)
     frames = send(outlet, batches, 4, attempt_number=2)
     assert list(heard.with_rows(frames)) == [], "rows do not travel"
     others, notes, _ = split_notes(heard.notes)

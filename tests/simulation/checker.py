@@ -149,7 +149,7 @@ class Checker:
             self.note(f"epoch {epoch}: foreign rows were there to be counted, and were committed")
 
     def begin(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """The pipeline goes on with a checkpoint, behind an epoch that is committed, or -1."""
+        """The pipeline goes on with a checkpoint, after an epoch that is committed, or -1."""
         self.checkpoint = checkpoint
         self.committed_epoch = epoch if checkpoint.recorded is None else max(epoch, 0)
         if self.state is not None:
@@ -265,7 +265,7 @@ def by_source(rows: Sequence[Row]) -> dict[TopicPartition, list[int]]:
 
 
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, TopicPartition, int], list[int]]:
-    """The same per lineage and, behind a keyed step, per key: only there the order is kept."""
+    """The same per lineage and, after a keyed step, per key: only there the order is kept."""
     found: dict[tuple[str, TopicPartition, int], list[int]] = {}
     for row in rows:
         if not row.foreign:

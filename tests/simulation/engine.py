@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tallystick.codec.records.encoder import EncodedBatch, stamp
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame
 from tallystick.run.task import Report, WritePlan
 from tallystick.state.catalog import StepState
@@ -147,10 +147,10 @@ class SimulatedEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
         reports = self._run_writers(producer, self._rows)
-        return Prepared(tuple(found for report in reports for found in report.produced))
+        return EpochResult(tuple(found for report in reports for found in report.produced))
 
     def _run_writers(
         self, producer: Producer, partitions: Iterable[TopicPartition]

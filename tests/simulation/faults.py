@@ -54,7 +54,7 @@ class Fault(Enum):
     MEMBERS_CUT = "two resident tasks lose their connection"
     READ_FAILED = "a resident task fails, and the others stop"
     GANG_LATE = "not all resident tasks come up"
-    ORPHANED = "a resident task goes on for a while behind the end of its gang, or of its driver"
+    ORPHANED = "a resident task goes on for a while after the end of its gang, or of its driver"
     REPORT_LATE = "what an orphan says reaches the gang that came after its own"
     FRAMES_LATE = "frames of an epoch that was given up arrive in its next run"
     RESCALED_LIVE = "a query is rescaled between two epochs"

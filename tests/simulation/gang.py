@@ -19,7 +19,7 @@ from tallystick.errors import EpochAbortedError, RetriableError
 from tallystick.run.exchange import Frame
 from tallystick.run.gang.inbox import EpochCancelledError, Inbox
 from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
-from tallystick.run.gang.share import Made, Share, Writing
+from tallystick.run.gang.share import Made, Share, WriteStep
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.task import Report
 from tests.simulation.faults import Fault, FaultPlan
@@ -99,7 +99,7 @@ class Order:
     reader_count: int
     plans: Callable[["Member"], Sequence[ProcessPlan]]
     writer_count: int
-    write: Callable[["Member"], Writing]
+    write: Callable[["Member"], WriteStep]
     attempt_number: int
 
 
@@ -155,7 +155,7 @@ class Member:
         self.process.give_back()
         self.is_hung, self.process.asleep_until = False, 0
         if self.is_cut:
-            self._world.met["a member woke up behind the end of its gang"] += 1
+            self._world.met["a member woke up after the end of its gang"] += 1
 
     def _serve(self, process: Process) -> None:
         self._gang.hear(READY, self.index, 0, None)

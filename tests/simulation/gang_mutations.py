@@ -46,7 +46,7 @@ def mutation(
 
 
 @mutation(
-    "what an orphan says counts for the gang behind its own",
+    "what an orphan says counts for the gang after its own",
     SimulatedGang,
     "is_of",
     Fault.MEMBER_HUNG,

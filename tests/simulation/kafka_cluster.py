@@ -211,7 +211,7 @@ class KafkaCluster:
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> dict[TopicPartition, int]:
-        """Committed rows of the producer epoch behind each reported range."""
+        """Committed rows of the producer epoch after each reported range."""
         found: dict[TopicPartition, int] = {}
         for written in produced:
             partition = written.topic_partition

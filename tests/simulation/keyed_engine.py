@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, RetriableError
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
@@ -131,10 +131,10 @@ class KeyedEngine(SimulatedEngine):
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
         if self._steps.is_idle(state) and not any(self._unread.ranges.values()):
-            return Prepared((), self._steps.carried(state))
+            return EpochResult((), self._steps.carried(state))
         token = self._keyed_world.nonce()
         self._encode = encode_plan(self._output)
         steps = with_records(self._steps, self._unread)
@@ -241,7 +241,7 @@ class Stages:
         self._processed[index] = self._process_keys(index)
 
     def frames_for(self, target: int) -> list[Frame]:
-        """What a task behind the keyed ones gets."""
+        """What a task after the keyed ones gets."""
         return _routed(self._processed, target)
 
     def _read_source(self, source: int) -> list[Frame]:

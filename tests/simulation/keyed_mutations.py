@@ -128,10 +128,10 @@ def _(original: Any) -> Any:
 
 
 @mutation(
-    "a snapshot goes behind the changes that follow it", ProcessPlan, "_rewritten", Fault.REWRITTEN
+    "a snapshot goes after the changes that follow it", ProcessPlan, "_rewritten", Fault.REWRITTEN
 )
 def _(original: Any) -> Any:
-    """It is told as the epoch's own: a snapshot behind the changes of that epoch."""
+    """It is told as the epoch's own: a snapshot after the changes of that epoch."""
 
     def rewritten(self: Any, *arguments: Any) -> Iterator[StateFile]:
         for file in original(self, *arguments):

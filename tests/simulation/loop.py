@@ -1,4 +1,4 @@
-"""A pipeline's own loop: it plans an epoch behind the fence, and keeps no log but the manifests."""
+"""A pipeline's own loop: it plans an epoch after the fence, and keeps no log but the manifests."""
 
 import random
 from concurrent.futures import Future

@@ -40,7 +40,7 @@ def _(original: Any) -> Any:
 @mutation(
     "the newest epoch is not settled before the next",
     verdict,
-    "look_behind",
+    "look_back",
     Fault.CRASH_BEFORE,
     decided_by=CHECKPOINT,
 )

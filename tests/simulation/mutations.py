@@ -20,7 +20,7 @@ from tallystick.epoch import manifest as m
 from tallystick.epoch import micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
-from tallystick.epoch.facts import Committed
+from tallystick.epoch.facts import CommittedEpoch
 from tallystick.epoch.tokens import Token, encode_token
 from tallystick.errors import (
     DataLossError,
@@ -275,7 +275,7 @@ def _(_: Any) -> Any:
 
 
 def _newest_manifest_decides(original: Any) -> Any:
-    def read(self: Any) -> Committed:
+    def read(self: Any) -> CommittedEpoch:
         found = original(self)
         names = list(m.manifests(self._storage.names(m.FOLDER)))
         if found.token is None or not names:
@@ -283,7 +283,7 @@ def _newest_manifest_decides(original: Any) -> Any:
         data = self._storage.get(names[-1])
         manifest = m.decode(data, names[-1])
         token = replace(found.token, checkpoint_id=manifest.checkpoint_id, manifest_path=names[-1])
-        return Committed(token, manifest, manifest_exists=True)
+        return CommittedEpoch(token, manifest, manifest_exists=True)
 
     return read
 
@@ -296,7 +296,7 @@ for fault in (Fault.LOST_PUT, Fault.LATE_PUT):
 
 def _judge(change: Callable[..., Any]) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
-        def judge(request: Any, committed: Committed, identity: Any) -> verdict.Verdict:
+        def judge(request: Any, committed: CommittedEpoch, identity: Any) -> verdict.Verdict:
             changed = change(request, committed, identity)
             return original(request, committed, identity) if changed is None else changed
 
@@ -305,44 +305,48 @@ def _judge(change: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
-def _no_first_token(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+def _no_first_token(request: Any, committed: CommittedEpoch, _: Any) -> verdict.Verdict | None:
     if committed.token is None and not committed.manifest_exists:
         return verdict.Run()
     return None
 
 
-def _none_is_first(_: Any, committed: Committed, __: Any) -> verdict.Verdict | None:
+def _none_is_first(_: Any, committed: CommittedEpoch, __: Any) -> verdict.Verdict | None:
     return verdict.Open() if committed.token is None else None
 
 
-def _any_epoch(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+def _any_epoch(request: Any, committed: CommittedEpoch, _: Any) -> verdict.Verdict | None:
     token = committed.token
     ahead = token is not None and token.checkpoint_id > request.checkpoint_id
     return verdict.Run() if ahead else None
 
 
-def _any_lineage(request: Any, committed: Committed, identity: Any) -> verdict.Verdict | None:
+def _any_lineage(request: Any, committed: CommittedEpoch, identity: Any) -> verdict.Verdict | None:
     token = committed.token
     if token is not None and token.lineage != identity.lineage:
         return verdict.Open()
     return None
 
 
-def _any_sources(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+def _any_sources(request: Any, committed: CommittedEpoch, _: Any) -> verdict.Verdict | None:
     token, manifest = committed.token, committed.manifest
     if token is not None and manifest is not None:
-        return verdict.Done(manifest) if token.checkpoint_id == request.checkpoint_id else None
+        return (
+            verdict.AlreadyCommitted(manifest)
+            if token.checkpoint_id == request.checkpoint_id
+            else None
+        )
     return None
 
 
-def _any_sources_before(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+def _any_sources_before(request: Any, committed: CommittedEpoch, _: Any) -> verdict.Verdict | None:
     token = committed.token
     if token is not None and token.checkpoint_id == request.checkpoint_id - 1:
         return verdict.Run() if committed.manifest is not None else None
     return None
 
 
-def _no_manifest_needed(request: Any, committed: Committed, _: Any) -> verdict.Verdict | None:
+def _no_manifest_needed(request: Any, committed: CommittedEpoch, _: Any) -> verdict.Verdict | None:
     token = committed.token
     if token is not None and token.checkpoint_id == request.checkpoint_id - 1:
         return verdict.Run()
@@ -389,7 +393,7 @@ def _(_: Any) -> Any:
 
 
 @mutation(
-    "what was planned behind a wrong end stays", SparkLog, "_remove", Fault.OFFSET_LOG_REPLACED
+    "what was planned after a wrong end stays", SparkLog, "_remove", Fault.OFFSET_LOG_REPLACED
 )
 def _(_: Any) -> Any:
     return lambda self, folder, batch_id: None
@@ -426,12 +430,12 @@ def _(_: Any) -> Any:
     return lambda paths, first, stop: ()
 
 
-@mutation("a lineage opens behind calls that failed", Driver, "_read_bases", *FAILS)
+@mutation("a lineage opens after calls that failed", Driver, "_read_bases", *FAILS)
 def _(original: Any) -> Any:
     return lambda self, token: replace(original(self, token), begun=())
 
 
-@mutation("a second call behind one that failed is forgotten", Driver, "_read_committed", *TWICE)
+@mutation("a second call after one that failed is forgotten", Driver, "_read_committed", *TWICE)
 def _(original: Any) -> Any:
     return lambda self: replace(original(self), is_partial=False)
 
@@ -450,13 +454,13 @@ def _(original: Any) -> Any:
 
 @mutation("a damaged token is taken for none", Driver, "_read_committed", Fault.TOKEN_OVERWRITTEN)
 def _(original: Any) -> Any:
-    def read(self: Any) -> Committed:
+    def read(self: Any) -> CommittedEpoch:
         try:
             return original(self)
         except ManifestError:
             raise
         except DataLossError:
-            return Committed(None, None, manifest_exists=False)
+            return CommittedEpoch(None, None, manifest_exists=False)
 
     return read
 

@@ -20,7 +20,7 @@ class SimulatedProduce:
     Args:
         cluster: where it writes.
         before_batch: a moment in which others run, and which the attempt may not live to see end.
-        later: what a task that is broken on purpose goes on with behind its report.
+        later: what a task that is broken on purpose goes on with after its report.
         answered: told of each batch whether Kafka took it.
     """
 

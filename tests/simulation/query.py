@@ -36,7 +36,7 @@ class Function(Enum):
 
     NONE = "the sink itself, once for each"
     USERS = "a user's, which does all that such functions do"
-    CATCHING = "a user's, which only catches what is raised behind a decision, and ends"
+    CATCHING = "a user's, which only catches what is raised after a decision, and ends"
 
 
 class Surroundings(Sender, Protocol):

@@ -11,9 +11,9 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Owner
 from tallystick.epoch.two_phase import Place as TransactionPlace
 from tallystick.errors import RetriableError
-from tallystick.ports import Prepared
+from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame
-from tallystick.run.gang.share import Made, Writing
+from tallystick.run.gang.share import Made, WriteStep
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
@@ -74,7 +74,7 @@ class Residents:
             if gang.is_lost:
                 self._attempt_number = 1
             else:
-                self._world.met["an epoch goes on in the same gang behind a failure"] += 1
+                self._world.met["an epoch goes on in the same gang after a failure"] += 1
             raise
 
     def _started(self) -> SimulatedGang:
@@ -220,13 +220,13 @@ class GangEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
         keyed, place, branches = self._keyed, self._place, self._place.branches
         if branches is not None:
             numbered, state = count_in(state), ()
         elif keyed.is_idle(state) and not any(place.unread.ranges.values()):
-            return Prepared((), keyed.carried(state))
+            return EpochResult((), keyed.carried(state))
         encode = encode_plan(place.output)
         last: EncodePlan | FanOut = encode
         rows: Mapping[TopicPartition, tuple[Row, ...]] = {}
@@ -273,7 +273,7 @@ class GangEngine:
             doors = self._place.doors(member.process, member.index)
             return [replace(plan, doors=doors) for plan in epoch.plans]
 
-        def write(member: Member) -> Writing:
+        def write(member: Member) -> WriteStep:
             if not epoch.writer_count:
                 return CollectPlan(epoch.stage)
             produce = self._produce(member)

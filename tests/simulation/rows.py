@@ -18,7 +18,7 @@ OUTPUT = tuple(TopicPartition("out", partition) for partition in range(3))
 class Row(NamedTuple):
     """One output record; which input record it stands for, and which epoch wrote it.
 
-    Behind a keyed step, also which key it was counted under, and the how manyth it was.
+    After a keyed step, also which key it was counted under, and the how manyth it was.
     """
 
     lineage: str

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import EpochAbortedError
-from tallystick.ports import Engine, Prepared
+from tallystick.ports import Engine, EpochResult
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 from tests.simulation.faults import Fault, FaultPlan
@@ -106,9 +106,9 @@ class SinkEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
-        found = Prepared(())
+        found = EpochResult(())
         if self._kafka is not None:
             found = self._kafka.run_epoch(checkpoint_id, producer, state)
         before = count_in(state)
@@ -158,7 +158,7 @@ class SinkEngine:
 
 
 def counted(rows: int) -> tuple[StepState, ...]:
-    """The state behind so many rows."""
+    """The state after so many rows."""
     return (StepState(f"rows-{rows}", 128, 1, "[]", 1),)
 
 

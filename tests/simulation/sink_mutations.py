@@ -11,7 +11,7 @@ from tallystick.epoch import lost_output, micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.epoch.two_phase import Outcome, Settled, to_abort
+from tallystick.epoch.two_phase import Outcome, Settlement, to_abort
 from tallystick.errors import ManifestError, OptionError, RetriableError
 from tallystick.run import driver as driver_module
 from tallystick.run import participants
@@ -70,7 +70,7 @@ def _(original: Any) -> Any:
 
 
 @mutation(
-    "a failure is told of the manifest only that it was noted behind",
+    "a failure is told of the manifest only that it was noted after",
     micro_batches,
     "failures",
     Fault.CAUGHT,
@@ -134,7 +134,7 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     def decide(self: Any) -> c.Action:
         judged = verdict.judge(self._asked, self._known, self._identity)
-        if isinstance(judged, verdict.Run | verdict.Done):
+        if isinstance(judged, verdict.Run | verdict.AlreadyCommitted):
             return self._go_on(judged)
         return original(self)
 
@@ -237,16 +237,16 @@ def _(original: Any) -> Any:
 
 @mutation("the first error ends the others", participants, "commit_all", Fault.SINK_AWAY)
 def _(_: Any) -> Any:
-    def commit_all(committables: Any, commit: Any, settled: Any, _: Any) -> Settled:
+    def commit_all(committables: Any, commit: Any, settled: Any, _: Any) -> Settlement:
         lost = []
         for committable in committables:
             try:
                 if commit(committable) is Outcome.LOST:
                     lost.append(committable)
             except Exception as error:
-                return Settled(tuple(lost), error)
+                return Settlement(tuple(lost), error)
             settled(committable)
-        return Settled(tuple(lost), None)
+        return Settlement(tuple(lost), None)
 
     return commit_all
 

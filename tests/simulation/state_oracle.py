@@ -39,7 +39,7 @@ class StateOracle:
         self._output = output
 
     def begin(self, lineage: str, epoch: int) -> None:
-        """The pipeline goes on behind an epoch that was committed; -1: from nothing."""
+        """The pipeline goes on after an epoch that was committed; -1: from nothing."""
         self.counts = dict(self.counts_at[epoch])
         self.starts.setdefault(lineage, dict(self.counts))
 
@@ -125,7 +125,7 @@ class StateOracle:
         for (lineage, key), counts in counted.items():
             start = self.starts.get(lineage, {}).get(key, 0)
             if counts != list(range(start + 1, start + 1 + len(counts))):
-                self._note(f"{lineage}, key {key}: counted {counts} behind {start}")
+                self._note(f"{lineage}, key {key}: counted {counts} after {start}")
 
 
 def _batches(file: StateFile, data: bytes) -> list[pa.RecordBatch]:

@@ -16,7 +16,7 @@ assert gang_mutations, "as well as this"
 SEED_COUNT_MAX = 300
 RARE = {
     "a change of a copy goes on though another one began": 600,
-    "what an orphan says counts for the gang behind its own (resident tasks)": 600,
+    "what an orphan says counts for the gang after its own (resident tasks)": 600,
     "Kafka is asked before fencing, for unstable offsets (crash_late)": 600,
 }
 """These need a rare meeting of events: two drivers in one copy of state; an orphan's report of an
@@ -26,10 +26,10 @@ FOUND_BY = {
     "Kafka is asked before fencing, for unstable offsets (crash_late)": 522,
     "a replaced driver blames the checkpoint": 78,
     "Kafka does not fence writers": 65,
-    "what an orphan says counts for the gang behind its own (resident tasks)": 456,
+    "what an orphan says counts for the gang after its own (resident tasks)": 456,
     "a snapshot is laid over an old copy": 14,
     "a copy does not check what a change starts from": 156,
-    "a failure is told of the manifest only that it was noted behind (checkpoint decides)": 50,
+    "a failure is told of the manifest only that it was noted after (checkpoint decides)": 50,
     "what a sink that is gone has prepared is passed over (kafka decides)": 73,
 }
 """Seeds that have brought these to light, tried before all others: to search for one took from a

@@ -28,8 +28,8 @@ GANG_FAULTS = (
     Fault.RESCALED_LIVE,
 )
 WHAT_COMES = (
-    "an epoch goes on in the same gang behind a failure",
-    "a member woke up behind the end of its gang",
+    "an epoch goes on in the same gang after a failure",
+    "a member woke up after the end of its gang",
     "a frame of an earlier run arrived",
     "an orphan wrote",
     "Kafka refused what an orphan wrote",

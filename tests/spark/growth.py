@@ -180,7 +180,7 @@ def transform(place: Place) -> Query:
 
 
 def foreach_batch(place: Place) -> StreamingQuery:
-    """A sink behind a query of the user's own."""
+    """A sink after a query of the user's own."""
     writer = place.rows().writeStream.option("checkpointLocation", place.checkpoint)
     return writer.foreachBatch(place.sink(name="growth")).start()
 

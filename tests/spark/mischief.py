@@ -22,7 +22,7 @@ WAIT_S = 90.0
 WORKER, FORKED = "worker", "forked"
 """Who: the member that is Spark's worker, or one that it forked."""
 READ, KEYED, WRITTEN = "read", "keyed", "written"
-"""Where: in a reader's function, in one behind a keyed step, after writing and before the report"""
+"""Where: in a reader's function, in one after a keyed step, after writing and before the report"""
 
 
 class Mischief:

@@ -23,7 +23,7 @@ KILLS = [
     ("OutputConfirmed", 3),
     ("EpochReturned", 2),  # between our commit and Spark's own
 ]
-"""The fact behind which a driver of Spark's query dies, and the how-manieth of its kind then."""
+"""The fact after which a driver of Spark's query dies, and the how-manieth of its kind then."""
 IN_EVERY_RUN = {
     ("Started", 1),
     ("EpochRequested", 1),
@@ -48,7 +48,7 @@ LOOP_KILLS = [
     ("OutputConfirmed", 3),
     ("EpochPlanned", 3),
 ]
-"""The same for a pipeline, which plans behind the fence and keeps no log."""
+"""The same for a pipeline, which plans after the fence and keeps no log."""
 LOOP_IN_EVERY_RUN = {
     ("ManifestWritten", 1),
     ("TransactionCommitted", 1),

@@ -273,5 +273,5 @@ def test_nested_columns_are_read_as_spark_reads_them(spark: SparkSession, text: 
     ).map(" ".join)
 )
 def test_any_text_is_read_or_refused_as_spark_does(spark: SparkSession, text: str) -> None:
-    if "--" not in text:  # Spark closes a bracket of its own behind the text, in the comment
+    if "--" not in text:  # Spark closes a bracket of its own after the text, in the comment
         assert by_us(text) == by_spark(spark, text)

@@ -36,7 +36,7 @@ java.io.IOException: Stream closed
 ZOMBIE = "Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider …"
 IDLE_AT = 4
-"""The epoch behind which a daemon dies, while no worker has anything to do."""
+"""The epoch after which a daemon dies, while no worker has anything to do."""
 
 
 class Daemons:
@@ -90,7 +90,7 @@ class Daemons:
         return Dying(**vars(plan))
 
     def behind_epoch(self, event: c.Event) -> None:
-        """A listener that kills the newest daemon behind an epoch."""
+        """A listener that kills the newest daemon after an epoch."""
         self.epochs += isinstance(event, c.OutputConfirmed)
         if self.epochs == IDLE_AT and isinstance(event, c.OutputConfirmed):
             _, newest = self.workers()[-1]

@@ -1,4 +1,4 @@
-"""`KafkaSink` behind a streaming query of the user's own: one transaction per micro-batch."""
+"""`KafkaSink` after a streaming query of the user's own: one transaction per micro-batch."""
 
 import time
 from collections.abc import Callable
@@ -317,7 +317,7 @@ def test_a_failure_that_is_caught_before_anything_was_committed_is_told(
 def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the_next_run(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a transaction per task the checkpoint decides, and the commits come behind it."""
+    """With a transaction per task the checkpoint decides, and the commits come after it."""
     rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
     swallowed: list[int] = []
 
@@ -471,8 +471,8 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
 @pytest.mark.parametrize(
     ("fault", "order"),
     [
-        *product(["rows of no query", "unfit"], ["alone", "behind", "before"]),
-        *product(["no listener"], ["alone", "before"]),  # there is one behind a call
+        *product(["rows of no query", "unfit"], ["alone", "after", "before"]),
+        *product(["no listener"], ["alone", "before"]),  # there is one after a call
     ],
 )
 def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
@@ -499,7 +499,7 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
         raise StorageError("the session cannot be listened to")
 
     def swallows(df: DataFrame, batch_id: int) -> None:
-        if order == "behind":
+        if order == "after":
             sink(df.where(even), batch_id)
         try:
             refused(df.where(~even), batch_id)
@@ -518,11 +518,11 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
         return
     write(flow, rows, swallows)  # Spark has it for done
     assert swallowed == [60]
-    assert len(numbers(flow)) == {"alone": 0, "behind": 30}[order]
+    assert len(numbers(flow)) == {"alone": 0, "after": 30}[order]
     flow.feed(10)
     told = error_of(lambda: write(flow, rows, flow.sink()))
     word = told.partition("accept='")[2].partition("'")[0]
-    assert word == {"alone": "without-epochs-0-to-0", "behind": "partial-epoch-0"}[order]
+    assert word == {"alone": "without-epochs-0-to-0", "after": "partial-epoch-0"}[order]
     write(flow, rows, flow.sink(accept={word}))
     assert numbers(flow)[-10:] == list(range(60, 70))
 
@@ -545,7 +545,7 @@ def test_what_a_killed_run_decided_is_committed_though_a_later_failure_was_caugh
 def test_an_epoch_that_was_begun_and_never_committed_is_no_savepoint(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One run is killed behind its manifest, another's failure is caught: Spark has it for done."""
+    """One run is killed after its manifest, another's failure is caught: Spark has it for done."""
     rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
     checkpoint = FileStorage(str(flow.checkpoint))
     flow.feed(60)

@@ -126,7 +126,7 @@ def test_a_start_that_is_refused_leaves_nothing_open(flow: Flow, postgres: OverT
 
 
 def test_a_query_that_failed_leaves_nothing_open(flow: Flow, postgres: OverTcp) -> None:
-    """Behind a source that is not ours, whose session nobody listens to otherwise."""
+    """After a source that is not ours, whose session nobody listens to otherwise."""
     assert flow.spark is not None
     opened = Open(flow, postgres)
     rows = flow.spark.readStream.format("rate").load().selectExpr("string(value) AS value")
@@ -134,9 +134,9 @@ def test_a_query_that_failed_leaves_nothing_open(flow: Flow, postgres: OverTcp) 
 
     def fails(batch: object, batch_id: int) -> None:
         sink(batch, batch_id)
-        raise RuntimeError("behind the epoch")
+        raise RuntimeError("after the epoch")
 
-    with pytest.raises(StreamingQueryException, match="behind the epoch"):
+    with pytest.raises(StreamingQueryException, match="after the epoch"):
         finish(
             rows.writeStream.option("checkpointLocation", str(flow.checkpoint))
             .trigger(processingTime="0 seconds")

@@ -1,6 +1,6 @@
 """State and output are one: whatever is killed, each key's count goes from 1 to n, each n once.
 
-`KEYED_KILLS=60` makes a long run of the first test, with a kill behind every fact.
+`KEYED_KILLS=60` makes a long run of the first test, with a kill after every fact.
 """
 
 import os
@@ -26,7 +26,7 @@ EPOCH_RECORDS = {"jobs": 300, "resident": 30}
 """An epoch of resident tasks takes a tenth of the time: neither run is over when it is killed."""
 FEW_KILLS = [("EpochRan", 1, 0.0), RANDOM, ("TransactionCommitted", 3, 0.0)]
 MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS), *[RANDOM] * 12]
-"""The fact behind which the driver dies, the how-manieth of its kind, how much later at most."""
+"""The fact after which the driver dies, the how-manieth of its kind, how much later at most."""
 EXECUTIONS = ("jobs", "resident")
 
 

@@ -1,6 +1,6 @@
 """The tools on checkpoints of a loop of our own: savepoints, `inspect`, `read_state`, metrics.
 
-No log of Spark's says there what is done. So each is also tried behind a death that leaves a
+No log of Spark's says there what is done. So each is also tried after a death that leaves a
 manifest of which only the decider knows whether it counts.
 """
 
@@ -70,7 +70,7 @@ class Tools:
     def run_and_die(self, fact: str, count: int = 40) -> None:
         """Read so many more records in an epoch that gets no further than a fact."""
         self.counting.feed(count)
-        with pytest.raises(RuntimeError, match="died behind"):
+        with pytest.raises(RuntimeError, match="died after"):
             self.flow.run(self.counting.pipeline(), execution=LOOP, listener=Facts(fact, die))
 
     def inspect(self, checkpoint: Path | None = None, ask: Ask | None = None) -> Report:
@@ -92,7 +92,7 @@ class Tools:
 
 
 def die(event: c.Event) -> None:
-    raise RuntimeError(f"died behind {type(event).__name__}")
+    raise RuntimeError(f"died after {type(event).__name__}")
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_where_a_latest_start_was_is_in_its_savepoint(
     flow.feed(40)
     latest = flow.pipeline(starting_offsets="latest")
     if fact:
-        with pytest.raises(RuntimeError, match="died behind"):
+        with pytest.raises(RuntimeError, match="died after"):
             flow.run(latest, execution=LOOP, listener=Facts(fact, die))
         assert inspect(folder(flow.checkpoint)).epoch == 0
     else:
@@ -280,7 +280,7 @@ def test_what_is_decided_and_not_settled_is_not_saved(
     flow.feed(100)
     flow.run(of_loop(), execution=LOOP)
     flow.feed(60)
-    with pytest.raises(RuntimeError, match="died behind"):
+    with pytest.raises(RuntimeError, match="died after"):
         flow.run(of_loop(), execution=LOOP, listener=Facts("TransactionCommitted", die))
     servers = str(flow.kafka.kafka_options["kafka.bootstrap.servers"])
     asked = ("--bootstrap-servers", servers)
@@ -372,7 +372,7 @@ def test_what_a_dead_loop_has_decided_is_committed_by_a_recovery_in_every_sink(
     flow.feed(100)
     flow.run(sunk.pipeline(), execution=LOOP)
     flow.feed(60)
-    with pytest.raises(RuntimeError, match="died behind"):
+    with pytest.raises(RuntimeError, match="died after"):
         flow.run(sunk.pipeline(), execution=LOOP, listener=Facts("TransactionCommitted", die))
     servers = str(flow.kafka.kafka_options["kafka.bootstrap.servers"])
     where = ("--bootstrap-servers", servers, "--checkpoint", str(flow.checkpoint))

@@ -149,7 +149,7 @@ def test_output_that_the_sink_cannot_write_is_told_with_the_columns_there_are(tm
 
 
 def test_what_only_rows_can_tell_is_left_to_them():
-    """Columns behind a map_batches are not known; a function with all it needs travels."""
+    """Columns after a map_batches are not known; a function with all it needs travels."""
     sink = ts.KafkaSink("localhost:1", topic="out")
 
     def shout(rows: pa.RecordBatch) -> pa.RecordBatch:

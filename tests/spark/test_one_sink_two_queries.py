@@ -1,4 +1,4 @@
-"""One `KafkaSink` object behind several running queries: each has a driver and cluster of its own.
+"""One `KafkaSink` object after several running queries: each has a driver and cluster of its own.
 
 Spark's and Kafka's sides are fakes, so that one query can be held up while it opens.
 """
@@ -202,7 +202,7 @@ def test_calls_of_one_function_from_several_threads_take_turns(queries: Queries)
             second.result(0.2)
         queries.may_open.set()
         first.result(WAIT_S)
-        with pytest.raises(SecondCallError):  # its turn came behind the first one's
+        with pytest.raises(SecondCallError):  # its turn came after the first one's
             second.result(WAIT_S)
 
     assert queries.opened == ["slow"], "a run opens once"
@@ -211,7 +211,7 @@ def test_calls_of_one_function_from_several_threads_take_turns(queries: Queries)
 @pytest.mark.parametrize(
     ("first_batch", "note"),
     [(1, f"partial-{1:012d}-1-ab"), (0, f"failed-{1:012d}")],
-    ids=["behind it", "before it"],
+    ids=["after it", "before it"],
 )
 def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
     queries: Queries, first_batch: int, note: str

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 def die(event: c.Event) -> None:
     """The driver gets no further than this, and tidies nothing up."""
-    raise RuntimeError(f"died behind {type(event).__name__}")
+    raise RuntimeError(f"died after {type(event).__name__}")
 
 
 @pytest.fixture(params=["resident", "jobs"])
@@ -38,7 +38,7 @@ def run_and_die(flow: Flow, transactions: str, fact: str, execution: Any) -> Non
     flow.feed(100)
     flow.run(pipeline(flow, transactions), execution=execution)
     flow.feed(60)
-    with pytest.raises(RuntimeError, match=f"died behind {fact}"):
+    with pytest.raises(RuntimeError, match=f"died after {fact}"):
         flow.run(pipeline(flow, transactions), execution=execution, listener=Facts(fact, die))
 
 

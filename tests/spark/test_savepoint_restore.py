@@ -81,7 +81,7 @@ def counting(flow: Flow) -> Counting:
 def leave_a_failed_attempt(checkpoint: FileStorage) -> None:
     """A manifest of the newest epoch that Kafka does not name, and without the state.
 
-    Nor is there a note which of the two counts, as behind a run that died.
+    Nor is there a note which of the two counts, as after a run that died.
     """
     newest = m.manifests(checkpoint.names(m.FOLDER))[-1]
     checkpoint.delete(settled_path(newest))

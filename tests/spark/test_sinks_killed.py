@@ -1,8 +1,8 @@
 """Several sinks of one pipeline never disagree, whatever is killed, paused or broken, and when.
 
 After every death and restart each of them holds the input, exactly once, and nothing lingers. Runs
-of this process die without a word to anyone, behind every fact of the protocol; driver processes
-are killed with all that is theirs. `SINK_KILLS=all` kills those behind every fact too.
+of this process die without a word to anyone, after every fact of the protocol; driver processes
+are killed with all that is theirs. `SINK_KILLS=all` kills those after every fact too.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.spark.topics import read_committed
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
 Kill = tuple[str, int]
-"""The fact behind which a run dies, and the how-manieth of its kind in that run."""
+"""The fact after which a run dies, and the how-manieth of its kind in that run."""
 Chain = list[Kill]
 """Deaths that follow on each other, before a run that comes to its end."""
 IS_LONG = os.environ.get("SINK_KILLS") == "all"
@@ -196,7 +196,7 @@ def test_a_task_whose_worker_is_killed_is_tried_again(
 ) -> None:
     """Its first attempt had written to every sink, and prepared nowhere. It is the last epoch.
 
-    Spark's attempt, which the epoch does not notice; behind a resident task the epoch runs again.
+    Spark's attempt, which the epoch does not notice; after a resident task the epoch runs again.
     """
     all_of(name, sunk)
     driver = drivers.take()
@@ -237,7 +237,7 @@ PAUSES = [("epoch", "OutputCounted"), ("task", "OutputCounted"), ("task", "Trans
 def test_a_paused_driver_that_wakes_up_behind_its_successor_harms_nothing(
     sunk: Sunk, drivers: Drivers, transactions: str, fact: str
 ) -> None:
-    """Before its decision, which comes too late; and behind it: all is settled by another."""
+    """Before its decision, which comes too late; and after it: all is settled by another."""
     sunk.kafka(transactions=transactions).prepared().files()
     sunk.flow.feed(90)
     zombie = drivers.take()

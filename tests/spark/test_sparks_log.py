@@ -1,4 +1,4 @@
-"""Spark's log of a query behind `KafkaSink`: a power cut takes of it, or it is replaced."""
+"""Spark's log of a query after `KafkaSink`: a power cut takes of it, or it is replaced."""
 
 import json
 import shutil

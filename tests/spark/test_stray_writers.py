@@ -69,7 +69,7 @@ class Stray:
 def test_stray_rows_found_by_the_count_abort_the_epoch_and_it_runs_again(
     flow: Flow, touched: bool
 ) -> None:
-    """Wherever they stand: behind the rows of a task, or in a partition that none wrote to."""
+    """Wherever they stand: after the rows of a task, or in a partition that none wrote to."""
     keys = 7 if touched else 1  # one key leaves two partitions empty
     flow.feed(70, keys=keys)
     stray = Stray(flow, "EpochRan", touched=touched)

@@ -1,4 +1,4 @@
-"""`writeStream.format("tallystick")`: a transaction per task, committed behind one decision."""
+"""`writeStream.format("tallystick")`: a transaction per task, committed after one decision."""
 
 import builtins
 import json
@@ -40,7 +40,7 @@ KILLS = [
         else []
     ),
 ]
-"""The fact behind which Spark's driver dies, and the how-manieth of its kind in that run."""
+"""The fact after which Spark's driver dies, and the how-manieth of its kind in that run."""
 ENDS = [
     "TaskPrepared",
     "EpochRan",
@@ -50,7 +50,7 @@ ENDS = [
     "OutputSettled",
     "CommitReturned",
 ]
-"""Facts behind which an error ends the query, and Spark asks for an abort."""
+"""Facts after which an error ends the query, and Spark asks for an abort."""
 NewTopic = Callable[..., str]
 
 
@@ -214,7 +214,7 @@ def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epo
 def test_a_driver_that_was_replaced_decides_nothing(
     flow: Flow, writers: Drivers, tmp_path: Path
 ) -> None:
-    """It hangs behind its tasks; another one runs the epoch, and goes on; then it wakes up."""
+    """It hangs after its tasks; another one runs the epoch, and goes on; then it wakes up."""
     flow.feed(60)
     facts, released = tmp_path / "facts", tmp_path / "released"
     driver = writers.take()
@@ -334,7 +334,7 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for something that will be, behind the start of a query."""
+    """Wait for something that will be, after the start of a query."""
     deadline = time.monotonic() + driver_process.WAIT_S
     while not holds():
         assert time.monotonic() < deadline, "it never came about"

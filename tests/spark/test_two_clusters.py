@@ -66,7 +66,7 @@ def test_positions_are_shown_where_the_source_is(
         monkeypatch.setattr(KafkaBroker, "commit_offsets", refuse)
         epoch_count = run()
         # Of epochs that end while Kafka is asked only the newest counts.
-        assert 2 <= len(refusals) <= epoch_count + 2, "with an epoch, and once more behind them"
+        assert 2 <= len(refusals) <= epoch_count + 2, "with an epoch, and once more after them"
         assert shown() == OFFSET_INVALID
         monkeypatch.setattr(KafkaBroker, "commit_offsets", commit)
         assert run() == 0
@@ -108,7 +108,7 @@ def test_two_clusters_hold_the_same_whatever_dies_between_their_commits(
             def die(event: object) -> None:
                 seen.append(type(event).__name__)
                 if seen[-1] == dies_at and seen.count(dies_at) == 2:
-                    raise RuntimeError(f"died behind {dies_at}")
+                    raise RuntimeError(f"died after {dies_at}")
 
             return pipeline.start(
                 spark,

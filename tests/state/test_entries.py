@@ -1,4 +1,4 @@
-"""Whose an entry is, by the byte behind its key group."""
+"""Whose an entry is, by the byte after its key group."""
 
 import pyarrow as pa
 

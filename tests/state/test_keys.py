@@ -40,7 +40,7 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 def in_order(value: Any) -> tuple[Any, ...]:
-    """Spark's order: null, then the values, NaN behind all; texts by their UTF-8."""
+    """Spark's order: null, then the values, NaN after all; texts by their UTF-8."""
     if value is None:
         return (0,)
     if isinstance(value, float):

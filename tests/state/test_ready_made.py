@@ -309,7 +309,7 @@ def moment(time_ms: int) -> dt.datetime:
 def test_sessions_in_any_order_of_rows(
     epochs: list[tuple[list[tuple[str, int]], int]], gap: int
 ) -> None:
-    """Rows behind the watermark never come; what is emitted is what all rows together make."""
+    """Rows after the watermark never come; what is emitted is what all rows together make."""
     task = OneTask(sessions(gap, "x"), KEY)
     watermark, seen, emitted = 0, {"a": [], "b": []}, []
     for records, step in [*epochs, ([], 100)]:

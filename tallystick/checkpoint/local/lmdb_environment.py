@@ -94,7 +94,7 @@ class Environment:
 
     @property
     def is_current(self) -> bool:
-        """Whether this process opened it, and it is still what lies at its path."""
+        """True if this process opened it, and it is still what lies at its path."""
         return self._pid == os.getpid() and self._inode == _inode(self.path)
 
     def begin(self, *, write: bool = False) -> "lmdb.Transaction[bytes]":
@@ -112,7 +112,7 @@ class Environment:
         self._resize(2 * self.lmdb.info()["map_size"])
 
     def is_bloated(self) -> bool:
-        """Whether the file is much larger than what is in it; LMDB never gives pages back."""
+        """True if the file is much larger than what is in it; LMDB never gives pages back."""
         found = self.lmdb.stat()
         pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
         size = (self.path / "data.mdb").stat().st_size
@@ -199,7 +199,7 @@ def discard(path: Path) -> None:
 
 
 def boot_folder(root: Path) -> Path:
-    """Where the files of this boot are: no other's can be trusted."""
+    """Return the folder for the files of this boot: no other's can be trusted."""
     if _BOOT_ID.exists():
         return root / f"boot-{_BOOT_ID.read_text().strip()}"
     return root / f"boot-unknown-{os.getpid()}"

@@ -61,7 +61,7 @@ _Steps = list[KeyGroupRange | pa.RecordBatch]
 
 
 class _About(NamedTuple):
-    """What the store says of itself.
+    """The store's description of itself.
 
     Args:
         version: None while a change is under way, or was given up.

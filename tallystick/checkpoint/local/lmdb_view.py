@@ -47,12 +47,12 @@ def stored_value(key: bytes, value: bytes) -> bytes:
 
 
 def has_long_keys(keys: pa.BinaryArray) -> bool:
-    """Whether one of them must be shortened."""
+    """True if one of them must be shortened."""
     return bool(len(keys)) and pc.max(pc.binary_length(keys)).as_py() >= STORED_KEY_MAX
 
 
 def bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
-    """The first possible key of the key groups, and the first one behind them."""
+    """The first possible key of the key groups, and the first one after them."""
     return groups.first.to_bytes(2, "big"), (groups.last + 1).to_bytes(2, "big")
 
 

@@ -26,7 +26,7 @@ _storages: WorkerCache[str, FileStorage] = WorkerCache()
 
 @dataclass(frozen=True)
 class LocalState:
-    """What a worker has of a checkpoint.
+    """A worker's copies of a checkpoint's state.
 
     Args:
         checkpoint: its URI.

@@ -1,1 +1,1 @@
-"""What a resident task does with an order, whoever gives it."""
+"""The work of a resident task on an order, whoever gives it."""

@@ -22,7 +22,7 @@ class EpochCancelledError(Exception):
     """The epoch is given up: another task failed."""
 
 
-class _Kept(NamedTuple):
+class _SpilledFrame(NamedTuple):
     """A frame whose data is in the file of its run."""
 
     frame: Frame
@@ -30,8 +30,8 @@ class _Kept(NamedTuple):
     size: int
 
 
-class Changed(Protocol):
-    """What a task waits on; see `threading.Condition`."""
+class ChangeSignal(Protocol):
+    """A signal that a task waits for; see `threading.Condition`."""
 
     def __enter__(self) -> object:
         """Take the lock."""
@@ -51,7 +51,7 @@ class Changed(Protocol):
 
 
 class Inbox:
-    """What peers, and this member itself, sent for its tasks.
+    """Frames that peers, and this member itself, sent for its tasks.
 
     Args:
         held_bytes_max: how many bytes of frames wait in memory.
@@ -59,11 +59,11 @@ class Inbox:
     """
 
     def __init__(
-        self, held_bytes_max: int = HELD_BYTES_MAX, changed: Changed | None = None
+        self, held_bytes_max: int = HELD_BYTES_MAX, changed: ChangeSignal | None = None
     ) -> None:
         self._held_bytes_max = held_bytes_max
-        self._changed: Changed = Condition() if changed is None else changed
-        self._channels: dict[tuple[int, int, int, int], deque[Frame | _Kept]] = {}
+        self._changed: ChangeSignal = Condition() if changed is None else changed
+        self._channels: dict[tuple[int, int, int, int], deque[Frame | _SpilledFrame]] = {}
         self._ended: set[tuple[int, int, int]] = set()
         self._files: dict[int, IO[bytes]] = {}
         self._run = 0
@@ -78,7 +78,7 @@ class Inbox:
 
     def begin(self, run: int) -> None:
         """Forget what came for earlier runs."""
-        assert run > self._run, f"run {run} begins behind run {self._run}"
+        assert run > self._run, f"run {run} begins after run {self._run}"
         with self._changed:
             self._run = run
             for key in [key for key in self._channels if key[0] < run]:
@@ -110,7 +110,7 @@ class Inbox:
         with self._changed:
             if run < self._run:
                 return
-            kept: Frame | _Kept = frame
+            kept: Frame | _SpilledFrame = frame
             if self._held_bytes + len(frame.data) > self._held_bytes_max:
                 kept = self._kept(run, frame)
             else:
@@ -168,14 +168,14 @@ class Inbox:
             file = self._files[run].fileno()
         return first.frame._replace(data=_read(file, first.size, first.place))
 
-    def _kept(self, run: int, frame: Frame) -> _Kept:
+    def _kept(self, run: int, frame: Frame) -> _SpilledFrame:
         if run not in self._files:
             self._files[run] = overflow_file()  # closed by begin
         file = self._files[run]
         place = file.seek(0, io.SEEK_END)
         file.write(frame.data)
         file.flush()
-        return _Kept(frame._replace(data=b""), place, len(frame.data))
+        return _SpilledFrame(frame._replace(data=b""), place, len(frame.data))
 
 
 def _read(file: int, size: int, place: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the members of a gang answer to an order, and what the driver makes of it."""
+"""The answers of a gang's members to an order, and what the driver makes of them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +13,7 @@ class Replies:
     """The answers to one order.
 
     Invariant: none is missing when `is_waiting` ends; so every member has stopped what it did for
-    the order, and its frames and writes are behind it.
+    the order, and its frames and writes are after it.
 
     Args:
         run: the order's number; answers to others are not counted.
@@ -30,7 +30,7 @@ class Replies:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether members have not answered yet."""
+        """True if members have not answered yet."""
         return bool(self._missing)
 
     def take(self, kind: str, index: int, run: int, found: Any) -> bool:

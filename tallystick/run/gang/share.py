@@ -16,15 +16,15 @@ Beside = Callable[[Result], Result]
 """Begins something beside what this process does, and returns how its result is waited for."""
 
 
-class Writing(Protocol):
-    """What the last tasks of an epoch do; see `task.WritePlan`."""
+class WriteStep(Protocol):
+    """The work of an epoch's last tasks; see `task.WritePlan`."""
 
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """Write all frames; report once, and never write after."""
         ...
 
 
-class Sending(Protocol):
+class PeerStream(Protocol):
     """Frames of one stage on their way to one peer."""
 
     def add(self, run: int, stage: int, frame: Frame) -> None:
@@ -59,7 +59,7 @@ class Share:
         count: int,
         inbox: Inbox,
         peers: Iterable[int],
-        send_to: Callable[[int], Sending],
+        send_to: Callable[[int], PeerStream],
         on_task: Callable[[int], None],
         beside: Beside,
     ) -> None:
@@ -77,7 +77,7 @@ class Share:
         source_count: int,
         plans: Sequence[ProcessPlan],
         writer_count: int,
-        write: Writing,
+        write: WriteStep,
         attempt_number: int = 0,
         *,
         is_cut: bool = False,
@@ -140,7 +140,7 @@ class Share:
 
     def _deliver(self, run: int, stage: int, source_count: int, made: Made) -> None:
         """Send what the tasks of this member make to the members whose tasks get it."""
-        sending: Mapping[int, Sending] = {peer: self._send_to(peer) for peer in self._peers}
+        sending: Mapping[int, PeerStream] = {peer: self._send_to(peer) for peer in self._peers}
         for source in self._mine(source_count):
             with _closing(made(source)) as frames:
                 for frame in frames:
@@ -156,14 +156,14 @@ class Share:
             each.flush()
 
 
-def _written(write: Writing, made: Iterable[Frame]) -> Report:
+def _written(write: WriteStep, made: Iterable[Frame]) -> Report:
     with _closing(made) as frames:
         return write.write(frames, 0)
 
 
 @contextlib.contextmanager
 def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
-    """What a task makes, which lets go of everything when it is not made to its end."""
+    """Yield what a task makes, and let go of everything when it is not taken to its end."""
     frames = iter(made)
     try:
         yield frames

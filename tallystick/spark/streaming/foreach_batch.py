@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
-from tallystick.checkpoint.spark_log import Logged, SparkLog
+from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.micro_batches import failed_path, partial_path, second_call
 from tallystick.epoch.transactional_ids import check_name
 from tallystick.errors import DataLossError, QueryEndedError, TallystickError
-from tallystick.ports import Engine, Prepared
+from tallystick.ports import Engine, EpochResult
 from tallystick.run.driver import Driver
 from tallystick.spark.streaming.executions import (
     QueryRun,
@@ -55,7 +55,7 @@ class Batch:
 
     rows: DataFrame
     batch_id: int
-    logged: Logged
+    logged: LoggedBatch
     log: SparkLog
 
     @property
@@ -89,7 +89,7 @@ class _Witness:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
         self.has_run = True
         return self.engine.run_epoch(checkpoint_id, producer, state)

@@ -40,7 +40,7 @@ class SourceClient:
 
 @dataclass(slots=True)
 class Counts:
-    """What was done for one query, in this process."""
+    """The counts of one query in this process."""
 
     commits: int = 0
     positions: int = 0
@@ -63,7 +63,7 @@ def shown_in_transaction(run_id: str, cluster_id: str) -> None:
 
 
 def in_transaction(run_id: str, cluster_id: str) -> bool:
-    """Whether positions on this cluster are left to the transactions of the run."""
+    """True if positions on this cluster are left to the transactions of the run."""
     return cluster_id in _with_transactions.get(run_id, ())
 
 
@@ -73,7 +73,7 @@ def forget_transactions(run_id: str) -> None:
 
 
 class GroupOffsets:
-    """What the consumer groups of one query run show. One thread at a time.
+    """The positions that the consumer groups of one query run show. One thread at a time.
 
     Args:
         query: its name or id, for messages and counts.
@@ -226,7 +226,7 @@ class GroupOffsetsBeside:
 
     @property
     def is_due(self) -> bool:
-        """Whether the newest positions were not shown, and nobody is about to."""
+        """True if the newest positions were not shown, and nobody is about to."""
         with self._changed:
             return self._wanted is None and not self._is_busy and not self._is_shown
 
@@ -268,7 +268,7 @@ class GroupOffsetsBeside:
             self._groups.close()
 
     def _next(self) -> tuple[SourceOffsets, bool] | None:
-        """What is to be shown; waits for it. None: nothing any more."""
+        """Wait for positions to show, and return them; None: there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted is not None or self._is_closing)
             wanted, self._wanted = None if self._is_given_up else self._wanted, None
@@ -277,7 +277,7 @@ class GroupOffsetsBeside:
 
 
 def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartition, int]]:
-    """The positions to show; where two sources share a group and a partition, the one behind."""
+    """The positions to show; where two sources share a group and a partition, the lower one."""
     places: dict[Place, dict[TopicPartition, int]] = {}
     for source in sources:
         if not source.group:

@@ -56,7 +56,7 @@ Observer = Callable[[str, Mapping[str, Any] | None], None]
 """Told a query's name, or id, and each progress, Spark's or our loop's; None once it has ended."""
 OBSERVERS: list[Observer] = []
 
-Logged = list[SourceOffsets]
+LoggedBatch = list[SourceOffsets]
 """From Spark's log: the end offsets of those sources of a micro-batch that are ours."""
 
 _listening: set[str] = set()
@@ -146,7 +146,7 @@ class Run(Thread):
         self._told = -1 if self._first is None else self._first
         self._caught_up = False
         self._changed = Condition()
-        self._newest: StreamingQueryProgress | Logged | None = None
+        self._newest: StreamingQueryProgress | LoggedBatch | None = None
         self._woken = True
         self._ending = False
         self._replaced = False
@@ -202,7 +202,7 @@ class Run(Thread):
             return self._ending
 
     def _try(self, do: Callable[[], None]) -> None:
-        """What Kafka refuses is told by `GroupOffsets`; this is for what else may be in the way."""
+        """Log whatever fails, but for what Kafka refuses, which `GroupOffsets` logs."""
         try:
             do()
         except Exception as error:

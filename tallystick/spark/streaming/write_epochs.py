@@ -55,7 +55,7 @@ from tallystick.errors import (
     OptionError,
     TallystickError,
 )
-from tallystick.ports import Participants, Prepared
+from tallystick.ports import EpochResult, Participants
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import OpenSinks
 from tallystick.state.catalog import StepState
@@ -295,7 +295,7 @@ class PreparedEpoch:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> Prepared:
+    ) -> EpochResult:
         """See `ports.Engine.run_epoch`: it has been run.
 
         Raises:
@@ -311,7 +311,7 @@ class PreparedEpoch:
                 f"sink's option transaction.timeout.ms."
             )
         # How tasks may be run again, and beside each other, is known to Spark's driver only.
-        return Prepared((), committables=self._committables, has_strays=True)
+        return EpochResult((), committables=self._committables, has_strays=True)
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`."""

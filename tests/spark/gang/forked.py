@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tallystick.host.stopwatch import WRITE
 from tallystick.run.exchange import Frame
-from tallystick.run.task import Opened, Passing, Report, send
+from tallystick.run.task import OpenOutlet, Report, StatelessOutlet, send
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
@@ -78,7 +78,7 @@ class ForkedContext:
 
 
 def forked(run: Callable[[], Any]) -> int:
-    """Run something in a fork, which never gets behind it: there the tests would go on."""
+    """Run something in a fork, which never gets after it: there the tests would go on."""
     pid = os.fork()
     if pid:
         return pid
@@ -134,9 +134,9 @@ class Numbers:
     size: int = 20
     part: ClassVar[str] = WRITE
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
         """See `Outlet`."""
-        return Passing(self.frames, source, attempt)
+        return StatelessOutlet(self.frames, source, attempt)
 
     def frames(self, number: Any, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
         """One."""
@@ -173,7 +173,7 @@ class Processing:
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteStep:
     """Reports what it got."""
 
     act: Callable[[int], None] = lambda count: None
@@ -192,7 +192,7 @@ def order(
     *,
     reading: Reading | None = None,
     steps: tuple[Processing, ...] = (),
-    writing: Writing | None = None,
+    writing: WriteStep | None = None,
     size: int = 20,
     writers: int = 3,
 ) -> Order:
@@ -201,7 +201,7 @@ def order(
         "unread": SimpleNamespace(shares=shares, plan=reading or Reading(), is_cut=False),
         "first": Numbers(steps[0].parallelism if steps else writers, size),
         "plans": steps,
-        "write": writing or Writing(),
+        "write": writing or WriteStep(),
     }
     return Order(run=run, writer_count=writers, **made)
 

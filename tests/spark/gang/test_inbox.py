@@ -128,7 +128,7 @@ def test_a_frame_larger_than_all_the_memory_arrives() -> None:
 def test_memory_is_free_again_for_frames_that_come_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames in memory behind frames in the file keep their order."""
+    """Frames in memory after frames in the file keep their order."""
     inbox = Inbox(held_bytes_max=100)
     inbox.begin(1)
     for at, size in enumerate((80, 50, 20, 60)):

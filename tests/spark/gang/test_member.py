@@ -27,7 +27,7 @@ from tests.spark.gang.forked import (
     Numbers,
     Processing,
     Reading,
-    Writing,
+    WriteStep,
     end,
     forked,
     gang_of,
@@ -106,7 +106,7 @@ def test_a_member_killed_in_an_epoch_ends_the_gang_and_all_its_processes(
         SHARES,
         reading=Reading(die if place == "read" else ignore),
         steps=steps,
-        writing=Writing(die if place == "write" else ignore),
+        writing=WriteStep(die if place == "write" else ignore),
     )
     with pytest.raises(GangLostError, match="'numbers' is gone"):
         gang.run(deadly)
@@ -363,7 +363,7 @@ def test_what_is_made_is_written_while_more_is_made(
             time.sleep(0.01)
 
     @dataclass(frozen=True)
-    class Noting(Writing):
+    class Noting(WriteStep):
         def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
             def noted() -> Iterator[Frame]:
                 for frame in frames:
@@ -390,7 +390,7 @@ def test_who_fails_while_it_writes_has_stopped_writing_when_the_driver_hears_of_
             time.sleep(0.01)
 
     @dataclass(frozen=True)
-    class Slow(Writing):
+    class Slow(WriteStep):
         def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
             try:
                 next(frames)

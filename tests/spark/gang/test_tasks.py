@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.run.task import Opened, Passing, Report
+from tallystick.run.task import OpenOutlet, Report, StatelessOutlet
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import member
 from tallystick.spark.gang.gang import GangLostError, GangStoppedError, Size
@@ -19,7 +19,7 @@ from tests.spark.gang.forked import (
     ForkedContext,
     Numbers,
     Reading,
-    Writing,
+    WriteStep,
     end,
     numbers_of,
     wait_until_gone,
@@ -34,19 +34,19 @@ pytestmark = pytest.mark.timeout(120)
 class Counting(Numbers):
     """Adds a hundred times the number of the attempt."""
 
-    def begun(self, source: int, attempt: int, attempt_number: int) -> Opened:
+    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
         """See `Outlet`."""
 
         def frames(number: int, *given: int) -> Any:
             return self.frames(number + 100 * attempt_number, *given)
 
-        return Passing(frames, source, attempt)
+        return StatelessOutlet(frames, source, attempt)
 
 
 def run(tasks: GangTasks, reading: Reading | None = None) -> list[int]:
     unread: Any = SimpleNamespace(shares=SHARES, plan=reading or Reading(), is_cut=False)
     epoch: Any = SimpleNamespace(first=Counting(2), plans=(), writer_count=2)
-    write: Any = Writing()
+    write: Any = WriteStep()
     reports: list[Report] = tasks.run(unread, epoch, write)
     return numbers_of(reports)
 
@@ -58,7 +58,7 @@ def tasks_of(size: Size, context: Any = None) -> GangTasks:
 def test_attempts_behind_a_lost_gang_say_that_others_may_have_begun_something(
     tmp_path: Path,
 ) -> None:
-    """Then other sinks are looked through behind each commit for what a zombie prepared."""
+    """Then other sinks are looked through after each commit for what a zombie prepared."""
     tasks, marker = tasks_of(Size(1, 2)), str(tmp_path / "killed")
 
     def die(_: int) -> None:
@@ -85,7 +85,7 @@ def test_a_gang_that_comes_up_when_its_query_has_ended_does_not_stay() -> None:
         tasks.prepare()
         time.sleep(pause_s)
         tasks.close()
-        with tasks._lock:  # behind who starts it
+        with tasks._lock:  # after who starts it
             wait_until_gone(context.pids)
         with pytest.raises(GangStoppedError):
             tasks.start()

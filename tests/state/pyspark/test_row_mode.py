@@ -555,7 +555,7 @@ def test_all_that_is_due_is_found_and_nothing_else(committed, put, removed, unti
     before = Overlay(DictView({}))
     build(before, committed)
     entries = dict(zip(*(column.to_pylist() for column in before.changes().columns), strict=True))
-    for group in others:  # what else a group has, before and behind the index
+    for group in others:  # what else a group has, before and after the index
         entries |= {group.to_bytes(2, "big") + tail: b"x" for tail in (b"\x01a", b"\xfd", b"\xfea")}
     view = DictView(entries)
     index = build(Overlay(view), put)
