@@ -11,7 +11,7 @@ import pyarrow as pa
 from tallystick.codec.rows import RowLayout
 from tallystick.kafka.records import decode, stamp
 from tallystick.ports import EpochResult
-from tallystick.run.exchange import Frame, TokenAnswer
+from tallystick.run.exchange import Frame, FrameSources
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import KeyedStep
@@ -177,7 +177,7 @@ def finish(planned: KeyedEpoch, written: list[list[Frame]]) -> tuple[EpochResult
     """What the writing tasks and the driver make of it."""
     reports, rows = [], []
     for frames in written:
-        heard = TokenAnswer(planned.stage)
+        heard = FrameSources(planned.stage)
         rows += [row for f in heard.with_rows(frames) for row in values_of(f)]
         reports.append(Report(attempts=heard.attempts, notes=tuple(heard.notes)))
     return planned.prepared(reports), rows

@@ -590,7 +590,7 @@ def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OptionError, match=r"must be writable.*file/out"):
         opened(tmp_path / "file" / "out")
-    with pytest.raises(OptionError, match=r"path of a file sink ftp://host/out: expected a path"):
+    with pytest.raises(OptionError, match=r"path of a file sink ftp://host/out: the scheme"):
         opened("ftp://key:hunter2@host/out")
 
 

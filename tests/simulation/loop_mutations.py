@@ -70,7 +70,7 @@ def _(original: Any) -> Any:
     def commit(self: Any, action: Any) -> Any:
         done = original(self, action)
         if self.coordinator.manifest_path(action.token.checkpoint_id):
-            self._storage.put(settled_path(action.token.manifest_path), b"")
+            self._folder.storage.put(settled_path(action.token.manifest_path), b"")
         return done
 
     return commit

@@ -94,7 +94,7 @@ def _(original: Any) -> Any:
             return c.ManifestWritten(m.manifest_path(action.manifest, "late"))
         event = original(self, action, running)
         if isinstance(action, c.CommitTransaction) and action.token.manifest_path:
-            self._storage.put(action.token.manifest_path, self.late_manifest.encode())
+            self._folder.storage.put(action.token.manifest_path, self.late_manifest.encode())
         return event
 
     return perform
@@ -277,10 +277,10 @@ def _(_: Any) -> Any:
 def _newest_manifest_decides(original: Any) -> Any:
     def read(self: Any) -> CommittedEpoch:
         found = original(self)
-        names = list(m.manifests(self._storage.names(m.FOLDER)))
+        names = list(m.manifests(self._folder.storage.names(m.FOLDER)))
         if found.token is None or not names:
             return found
-        data = self._storage.get(names[-1])
+        data = self._folder.storage.get(names[-1])
         manifest = m.decode(data, names[-1])
         token = replace(found.token, checkpoint_id=manifest.checkpoint_id, manifest_path=names[-1])
         return CommittedEpoch(token, manifest, manifest_exists=True)

@@ -40,7 +40,7 @@ FAULTLESS_SEED_COUNT = 3
 
 def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
     """One life of a world that has what the mutation breaks."""
-    return simulate(
+    outcome = simulate(
         seed,
         kinds,
         mutation.is_keyed,
@@ -48,6 +48,9 @@ def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
         has_loop=mutation.has_loop,
         has_gang=mutation.has_gang,
     )
+    mistakes = [each for each in outcome.violations if "has no attribute" in each]
+    assert not mistakes, "the mutation itself is wrong: what it changes was changed"
+    return outcome
 
 
 def failing_seed(mutation: Mutation, seeds: Iterable[int]) -> int | None:
