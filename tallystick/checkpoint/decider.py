@@ -90,4 +90,4 @@ def _decode(data: bytes) -> DeciderName:
         "Who decides the epochs of this checkpoint cannot be told. Nothing was changed. Put back "
         "a whole copy of the checkpoint; or start from a new one, stating where to read from."
     )
-    return unseal(data, PATH, (VERSION,), remedy, lambda held: DeciderName(**held))
+    return unseal(data, PATH, VERSION, remedy, lambda held: DeciderName(**held))

@@ -247,7 +247,7 @@ def _decode(slot: int, data: bytes) -> Entry:
         "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "
         "the checkpoint; or start from a new one, stating where to read from."
     )
-    return unseal(data, slot_path(slot), (VERSION,), remedy, entry)
+    return unseal(data, slot_path(slot), VERSION, remedy, entry)
 
 
 def _fenced(newest: Entry | None) -> FencedError:

@@ -16,16 +16,16 @@ Invariants:
       checkpoint's log of decisions. Where that cannot be asked, nobody guesses.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tallystick.checkpoint.decider import decider_of
 from tallystick.checkpoint.decision_log import newest_entry
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.integrity import read_manifest
 from tallystick.epoch.manifest import (
     CHECKPOINT,
-    KAFKA,
     Manifest,
     attempt_of,
     decode,
@@ -44,8 +44,6 @@ from tallystick.epoch.tokens import Token
 from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 
-DECIDING_EPOCHS = 2
-"""Of so many of the newest epochs the deciders are asked: a change of mode is at most one old."""
 NOT_ASKED = "only Kafka knows whether it is decided, and was not asked (--bootstrap-servers)"
 
 
@@ -242,12 +240,8 @@ class Epochs:
             return False
         if path in map(self._base_of, later):
             return False
-        if manifest.decided_by == CHECKPOINT:
-            token = logged_decision(self._checkpoint)
-        else:
-            token = ask(manifest.producer.transactional_id, manifest.lineage).token
-        is_known = token is not None and token.lineage == manifest.lineage
-        return is_known and token is not None and token.checkpoint_id < epoch
+        token = self._token(ask, manifest.lineage).token
+        return token is not None and token.checkpoint_id < epoch
 
     def _base_of(self, path: str) -> str:
         """The manifest that an epoch went on from; "": it is damaged, or there is none."""
@@ -256,44 +250,45 @@ class Epochs:
         except ManifestError:
             return ""
 
+    def _token(self, ask: Ask, lineage: str) -> TokenAnswer:
+        """Return the newest token of this lineage, from where this checkpoint's decisions are."""
+        decider = decider_of(self._checkpoint)
+        if decider is None:
+            return TokenAnswer(None)
+        if decider.decided_by == CHECKPOINT:
+            entry = newest_entry(self._checkpoint)
+            token = None if entry is None else entry.token
+            is_own = token is not None and token.lineage == lineage
+            return TokenAnswer(token if is_own else None)
+        answer = ask(decider.transactional_id, lineage)
+        if answer.token is not None and answer.token.lineage == lineage:
+            return answer
+        no_token = _no_token(decider.transactional_id, answer.token)
+        return TokenAnswer(None, answer.doubt or no_token)
+
     def _decided(self, ask: Ask, lineage: str, settled: int) -> TokenAnswer:
-        """The newest token of this lineage, of wherever decisions are kept; and a doubt about it.
+        """Return the newest token of this lineage, and why it may not be the newest.
 
         Where no epoch has left a manifest after the newest that is settled, no doubt matters:
         nothing else can have been decided.
         """
-        entry = newest_entry(self._checkpoint)
-        tokens = []
-        epochs = sorted({*map(epoch_of, self.paths)})[-DECIDING_EPOCHS:]
-        newest = [self.manifest(path) for path in self.paths if epoch_of(path) in epochs]
-        doubts = []
-        for transactional_id in deciders(newest, lineage):
-            heard = ask(transactional_id, lineage)
-            if heard.token is not None and heard.token.lineage == lineage:
-                tokens.append(heard.token)
-            else:
-                doubts.append(heard.doubt or _no_token(transactional_id, heard.token))
-        if entry is not None and entry.token is not None:
-            tokens.append(entry.token)  # the last: of one epoch Kafka's decision is the newer one
-        own = [token for token in tokens if token.lineage == lineage]
-        last = max(own, key=lambda token: token.checkpoint_id, default=None)
-        epoch = -1 if last is None else last.checkpoint_id
-        if len({each.manifest_path for each in own if each.checkpoint_id == epoch}) > 1:
-            return TokenAnswer(last, f"epoch {epoch} is decided in two places, with two manifests")
-        is_sure = not epochs or not any(map(self.doubts, self.of(epochs[-1])))
-        if not epochs or epochs[-1] <= max(settled if is_sure else -1, epoch):
-            return TokenAnswer(last)
-        if self.is_loops and not doubts and last is None:
-            doubts.append("the log of decisions (tallystick/decisions) says nothing")
-        return TokenAnswer(last, doubts[0] if doubts else "")
+        if not self.paths:
+            return TokenAnswer(None)
+        token, doubt = self._token(ask, lineage)
+        begun = epoch_of(self.paths[-1])
+        is_sure = not any(map(self.doubts, self.of(begun)))
+        decided = -1 if token is None else token.checkpoint_id
+        if begun <= max(settled if is_sure else -1, decided):
+            return TokenAnswer(token)
+        if self.is_loops and not doubt and token is None:
+            doubt = "the log of decisions (tallystick/decisions) says nothing"
+        return TokenAnswer(token, doubt)
 
     def _by_the_log(self, epoch: int, paths: list[str]) -> str:
         """The manifest of the epoch on the way back from the newest decision; "": none is."""
         token = logged_decision(self._checkpoint)
         if token is None or token.checkpoint_id < epoch:
             return ""
-        if any(self.manifest(path).decided_by != CHECKPOINT for path in paths):
-            return ""  # the place of decisions has changed with this very epoch
         path = token.manifest_path
         while path and epoch_of(path) > epoch:
             data = self._checkpoint.get(path)
@@ -317,17 +312,6 @@ def logged_decision(checkpoint: Storage) -> Token | None:
     entry = newest_entry(checkpoint)
     token = None if entry is None else entry.token
     return token if token is not None and token.manifest_path else None
-
-
-def deciders(manifests: Iterable[Manifest], lineage: str) -> list[str]:
-    """The transactional ids whose transactions decided, or may decide, one of these epochs."""
-    return sorted(
-        {
-            each.producer.transactional_id
-            for each in manifests
-            if each.decided_by == KAFKA and each.lineage == lineage and each.origin is None
-        }
-    )
 
 
 def _no_token(transactional_id: str, found: Token | None) -> str:

@@ -14,16 +14,11 @@ from tallystick.epoch.two_phase import Committable
 from tallystick.state.catalog import StepState
 from tallystick.values import ProducedRange, Producer
 
-VERSION = 3
-STATE_VERSION = 2
-"""Without committables and base, and decided by Kafka; written where that is so."""
-FIRST_VERSION = 1
-"""Without state and origin too."""
+VERSION = 1
 KAFKA = "kafka"
 CHECKPOINT = "checkpoint"
 SEED = "seed"
 """How the random part of a seed's name begins; those of other manifests are hexadecimal."""
-READABLE_VERSIONS = (FIRST_VERSION, STATE_VERSION, VERSION)
 FOLDER = "tallystick"
 """Where manifests live, below the checkpoint location that Spark has too."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
@@ -108,16 +103,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Serialise, and prove that it reads back: a bug must show here, not at the restart."""
-        held = self.to_fields()
-        version = VERSION
-        is_bare = not self.committables and not self.base_path
-        if is_bare and self.decided_by == KAFKA:  # so a release before can go on
-            version = STATE_VERSION
-            del held["committables"], held["decided_by"], held["base_path"]
-            if not self.state and self.origin is None:
-                version = FIRST_VERSION
-                del held["state"], held["origin"]
-        data = seal(version, held)
+        data = seal(VERSION, self.to_fields())
         assert decode(data, "the manifest just written") == self
         return data
 
@@ -132,7 +118,7 @@ def decode(data: bytes, path: str) -> Manifest:
         "Nothing was changed. Restore the file from a backup of the checkpoint, or start the "
         "pipeline from a new checkpoint and state where to read from."
     )
-    return unseal(data, f"manifest {path}", READABLE_VERSIONS, way_on, from_fields)
+    return unseal(data, f"manifest {path}", VERSION, way_on, from_fields)
 
 
 def from_fields(fields: dict[str, Any]) -> Manifest:
@@ -141,7 +127,7 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
     Raises:
         ValueError, or another that `unseal` knows: the JSON is not of ours.
     """
-    origin = fields.get("origin")
+    origin = fields["origin"]
     manifest = Manifest(
         checkpoint_id=fields["checkpoint_id"],
         pipeline=fields["pipeline"],
@@ -149,11 +135,11 @@ def from_fields(fields: dict[str, Any]) -> Manifest:
         sources=tuple(fields["sources"]),
         produced=tuple(ProducedRange(**produced) for produced in fields["produced"]),
         producer=Producer(**fields["producer"]),
-        state=tuple(StepState.from_json(step) for step in fields.get("state", ())),
+        state=tuple(StepState.from_json(step) for step in fields["state"]),
         origin=None if origin is None else Origin(**origin),
-        committables=tuple(map(Committable.from_fields, fields.get("committables", ()))),
-        decided_by=fields.get("decided_by", KAFKA),
-        base_path=fields.get("base_path", ""),
+        committables=tuple(map(Committable.from_fields, fields["committables"])),
+        decided_by=fields["decided_by"],
+        base_path=fields["base_path"],
     )
     for text in (manifest.pipeline, manifest.lineage, manifest.base_path, *manifest.sources):
         if not isinstance(text, str):

@@ -63,7 +63,7 @@ def decode(data: bytes, path: str) -> Savepoint:
         "Nothing was changed. Put back a whole copy of it, or use another one; if it is of no use, "
         "remove its folder by hand."
     )
-    return unseal(data, f"savepoint {path}", (VERSION,), way_on, _savepoint)
+    return unseal(data, f"savepoint {path}", VERSION, way_on, _savepoint)
 
 
 def _savepoint(held: dict[str, Any]) -> Savepoint:

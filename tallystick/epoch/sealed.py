@@ -7,7 +7,7 @@ signature, so what is built of the text has to check itself too.
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tallystick.errors import ManifestError
@@ -28,7 +28,7 @@ def seal(version: int, held: Mapping[str, Any]) -> bytes:
 def unseal(
     data: bytes,
     what: str,
-    readable: Collection[int],
+    version: int,
     way_on: str,
     build: Callable[[dict[str, Any]], Built],
 ) -> Built:
@@ -37,7 +37,7 @@ def unseal(
     Args:
         data: of the file.
         what: it is, and its path: for the messages.
-        readable: the versions that this release reads.
+        version: the one that this release reads.
         way_on: what to do if it is damaged, as sentences.
         build: makes the value of what was held; whatever it refuses is the file's fault.
 
@@ -52,11 +52,10 @@ def unseal(
         )
     try:
         held: dict[str, Any] = json.loads(line)
-        version = held.pop("version", None)
-        if version not in readable:
-            up_to = "up to version" if len(readable) > 1 else "version"
+        found = held.pop("version", None)
+        if found != version:
             raise ManifestError(
-                f"{what}: format version {version}, this release reads {up_to} {max(readable)}. "
+                f"{what}: format version {found}, this release reads version {version}. "
                 f"Run the release that wrote it, or a newer one."
             )
         return build(held)

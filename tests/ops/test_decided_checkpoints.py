@@ -80,19 +80,6 @@ def test_the_next_attempts_tell_it_where_the_log_was_lost(job):
     assert newest_committed(job.storage).manifest_path == right
 
 
-def test_where_the_place_of_decisions_changed_with_the_epoch_the_log_is_not_believed(job):
-    """It was lost whole, and run again with Kafka in charge: the log does not know."""
-    job.run(1)
-    decided(job, 1, "lost")
-    again = job.prepare(1, (), "again", decided_by=KAFKA)
-    job.finish(1)
-
-    with pytest.raises(OptionError, match="only Kafka knows"):
-        newest_committed(job.storage)
-    token = Token(1, "L", "c", again)
-    assert newest_committed(job.storage, lambda _, __: TokenAnswer(token)).manifest_path == again
-
-
 def test_an_epoch_that_is_decided_and_not_settled_is_not_saved(job, tmp_path):
     job.run(2)
     decided(job, 2)
