@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import ID_PREFIX
@@ -13,6 +14,17 @@ BATCH_BYTES = 900_000
 BATCH_BYTES_MIN = 1024
 COMPRESSION = "lz4"
 TIMEOUT_WARNING_SHARE: float = Timeout._field_defaults["warn_share"]
+
+
+class SettingNames(NamedTuple):
+    """The names of settings as the user wrote them, for messages: of `KafkaSink`, or of options."""
+
+    transaction_timeout: str = "transaction_timeout_ms"
+    batch_bytes: str = "batch_bytes"
+    max_recovery: str = "max_recovery_ms"
+
+
+AS_FIELDS = SettingNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,8 @@ class KafkaOutput:
     """The topic for records that cannot be parsed; None: there may be none."""
     id_prefix: str = ID_PREFIX
     """Put before the pipeline's name in transactional ids."""
+    names: SettingNames = AS_FIELDS
+    """What messages call these settings."""
 
     @property
     def timeout(self) -> Timeout:

@@ -14,7 +14,13 @@ from tallystick.kafka.config import (
     TRANSACTION_TIMEOUT_MS,
     KafkaConfig,
 )
-from tallystick.kafka.output import BATCH_BYTES, BATCH_BYTES_MIN, COMPRESSION, KafkaOutput
+from tallystick.kafka.output import (
+    BATCH_BYTES,
+    BATCH_BYTES_MIN,
+    COMPRESSION,
+    KafkaOutput,
+    SettingNames,
+)
 from tallystick.options.table import (
     GROUP_OPTION,
     Kind,
@@ -28,6 +34,7 @@ from tallystick.options.table import (
 )
 
 CHECKPOINT = "checkpointLocation"
+NAMES = SettingNames("transaction.timeout.ms", "batch.bytes", "max.recovery.time.ms")
 _ROWS = "What is written"
 _COMMIT = "When it becomes visible"
 
@@ -92,6 +99,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             token_topic=found["token.topic"] or found["topic"],
             json=found["value.format"] == "json",
             guarantee=Guarantee(found["guarantee"]),
+            names=NAMES,
         ),
         checkpoint=found[CHECKPOINT],
         query_name=found["queryName"],
