@@ -171,6 +171,15 @@ _VALUES = "What a record becomes"
 _WORLD = "When the topics change"
 _GROUP = "The consumer group"
 
+PASSED_OVER = {
+    "kafkaConsumer.pollTimeoutMs": "a fetch ends with kafka.request.timeout.ms",
+    "fetchOffset.numRetries": "calls are tried again until kafka.delivery.timeout.ms",
+    "fetchOffset.retryIntervalMs": "calls are tried again until kafka.delivery.timeout.ms",
+    "groupIdPrefix": "nothing joins a group; the one that shows positions is kafka.group.id",
+    "maxRecordsPerPartition": "minPartitions and maxBytesPerTask cut what a task reads",
+}
+"""Options of Spark's connector that no row depends on, and why they have no effect."""
+
 SOURCE = OptionTable("source", "start from", (
     Option("subscribe", Kind("topic names, by comma", _read_topics), None,
            "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
@@ -242,7 +251,7 @@ SOURCE = OptionTable("source", "start from", (
            "Commit the positions to the group: inside the epoch's transaction where the sink is `KafkaSink` on the same cluster, else right after the micro-batch was committed.", "false", _GROUP, "true", "commit_offsets", "stream"),
     Option(TICK_INTERVAL, whole("ms", 0), 0, "How often to plan an epoch without records; 0: never.", "1000", "", field="tick_interval_ms"),
     Option(TICK_COUNT, whole("whole number", 0), 0, "How many of them at once after one with records; 0: none.", "1", "", field="tick_count_max"),
-))  # fmt: skip
+), PASSED_OVER)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

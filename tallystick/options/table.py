@@ -6,13 +6,17 @@ own Kafka connector where it has the option, else Flink's, so that a query needs
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from typing import Any
 
 from tallystick.errors import OptionError
+
+logger = logging.getLogger(__name__)
 
 KAFKA_PREFIX = "kafka."
 GROUP_OPTION = "kafka.group.id"
@@ -160,6 +164,8 @@ class OptionTable:
     purpose: str
     """The words that complete "expected the brokers to …"."""
     options: tuple[Option, ...]
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Options of Spark's connector that no row depends on, and why they have no effect."""
 
     def of(self, arguments: object) -> dict[str, Any]:
         """Check arguments that stand for options, and return the fields that they make.
@@ -189,6 +195,7 @@ class OptionTable:
             OptionError: an option is unknown or not of its type, or no brokers are named.
         """
         by_name = {each.name.lower(): each for each in self.options}
+        without_effect = {name.lower(): name for name in self.passed_over}
         given: dict[str, Any] = {}
         client: dict[str, str] = {}
         for key, value in options.items():
@@ -197,6 +204,8 @@ class OptionTable:
                 given[by_name[name].name] = by_name[name].read(str(value))
             elif name.startswith(KAFKA_PREFIX):
                 client[name.removeprefix(KAFKA_PREFIX)] = str(value)
+            elif name in without_effect:
+                _say_passed_over(without_effect[name], self.passed_over[without_effect[name]])
             else:
                 raise OptionError(f"unknown option {name!r} of the tallystick {self._hint(name)}")
         if not client.get("bootstrap.servers"):
@@ -220,3 +229,9 @@ class OptionTable:
             "\n".join([f"### {section}", "", head, *(each.row for each in options)])
             for section, options in groupby(shown, key=lambda option: option.section)
         )
+
+
+@cache
+def _say_passed_over(name: str, reason: str) -> None:
+    """Say once in a process that an option has no effect."""
+    logger.warning("option %s has no effect: %s. Leave it out", name, reason)

@@ -1,10 +1,16 @@
 """What users type wrong, and what they are told."""
 
+from pathlib import Path
+
 import pytest
 
 from tallystick.errors import OptionError
+from tallystick.kafka import config
+from tallystick.kafka.config import TUNING
+from tallystick.options import table
 from tallystick.options.source import (
     OFFSETS_MAX,
+    PASSED_OVER,
     SOURCE,
     is_bounded,
     parse_source_options,
@@ -196,3 +202,41 @@ def test_epochs_are_bounded_unless_all_is_asked_for():
         own = {**GOOD} if asked is None else {**GOOD, "MAXOFFSETSPERTRIGGER": asked}
         assert parse_source_options(own).offset_count_max == count
         assert is_bounded(own) == (asked is not None)
+
+
+@pytest.mark.parametrize("name", [*PASSED_OVER, *(f"kafka.{each}" for each in sorted(TUNING))])
+def test_what_only_tunes_another_connector_is_passed_over_with_a_warning(name, caplog):
+    for said in (table._say_passed_over, config._say_passed_over):
+        said.cache_clear()
+
+    assert parse(**{name.upper(): "7"}) == parse()
+    assert [name in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_the_docs_name_what_is_passed_over():
+    page = Path("docs/reading-from-kafka.md").read_text()
+    section = page.partition('## Coming from `format("kafka")`')[2].partition("\n## ")[0]
+    for name in PASSED_OVER:
+        assert f"`{name}`" in section
+
+
+def test_a_setting_that_has_one_value_here_may_be_written_down():
+    assert parse(**{"kafka.isolation.level": "read_committed", "kafka.acks": "-1"}) == parse()
+    with pytest.raises(
+        OptionError, match=r"level is 'read_uncommitted': it must be one"
+    ):
+        parse(**{"kafka.isolation.level": "read_uncommitted"})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("kafka.auto.offset.reset", "use startingOffsets"),
+        ("kafka.interceptor.classes", "no Java class can run here"),
+        ("kafka.ssl.cipher.suites", "OPENSSL_CONF"),
+        ("kafka.ssl.truststore.passwort", "is no option that Tallystick knows"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_to_do_instead(name, told):
+    with pytest.raises(OptionError, match=told):
+        parse(**{name: "x"})
