@@ -190,6 +190,12 @@ def possible_tokens(asked: int, kind: Kind) -> Iterator[CommittedEpoch]:
 Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 
 
+def comparable(value: object) -> object:
+    """Return what is equal for equal values; errors are only the same."""
+    held = value.error if isinstance(value, c.Stop) else value
+    return repr(held) if isinstance(held, Exception) else value
+
+
 def explore(kind: Kind) -> list[Step]:
     """Each reachable (state, last action) once, with every answer to it and what follows."""
     waiting, seen, steps = [], set(), []
@@ -208,7 +214,7 @@ def explore(kind: Kind) -> list[Step]:
             order = following.step(event)
             steps.append((state, action, event, order))
             after_commit = isinstance(event, c.TransactionCommitted)
-            key = (repr(vars(following)), repr(order), after_commit)
+            key = (*map(comparable, (*vars(following).values(), order)), after_commit)
             if key not in seen:
                 seen.add(key)
                 waiting.append((following, order, event))
