@@ -61,14 +61,13 @@ class Entry(NamedTuple):
         slot: its number.
         run: who owns the pipeline since.
         token: what is decided last; None: nothing yet.
-        transactional_id: under which it runs, and before which its sinks' ids begin; "" where an
-            earlier release wrote the slot.
+        transactional_id: under which it runs, and before which its sinks' ids begin.
     """
 
     slot: int
     run: str
     token: Token | None
-    transactional_id: str = ""
+    transactional_id: str
 
 
 def slot_path(slot: int) -> str:
@@ -98,7 +97,7 @@ def transactional_ids(storage: Storage) -> frozenset[str]:
     """
     found = ((slot, storage.get(slot_path(slot))) for slot in _slots(storage)[-NEWEST_SLOTS:])
     entries = (_decode(slot, data) for slot, data in found if data is not None)
-    return frozenset(each.transactional_id for each in entries if each.transactional_id)
+    return frozenset(each.transactional_id for each in entries)
 
 
 class DecisionLog:
@@ -241,7 +240,7 @@ def _decode(slot: int, data: bytes) -> Entry:
     def entry(held: dict[str, Any]) -> Entry:
         token = held["token"]
         decided = None if token is None else decode_token(*token)
-        return Entry(slot, held["run"], decided, held.get("id", ""))
+        return Entry(slot, held["run"], decided, held["id"])
 
     remedy = (
         "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "

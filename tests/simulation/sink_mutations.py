@@ -418,6 +418,6 @@ def _(original: Any) -> Any:
         try:
             return original(slot, data)
         except ManifestError:
-            return Entry(slot, "?", None)
+            return Entry(slot, "?", None, "")
 
     return decode
