@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tallystick.epoch.protocol import NEXT_PHASES, Phase
+from tallystick.ops import metrics
 from tallystick.options.sink import SINK
 from tallystick.options.source import SOURCE
 from tests.test_tidy import MAY_IMPORT, PACKAGE, PURE
@@ -65,6 +66,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "phases": phases,
     "source_options": SOURCE.page,
     "sink_options": SINK.page,
+    "metrics": metrics.page,
 }
 
 

@@ -1,24 +1,25 @@
-"""Positions, lag and losses of running queries for Prometheus; nothing is kept unless asked for.
+"""Epochs, positions, lag and losses of running queries for Prometheus.
 
     import tallystick.ops.metrics
     tallystick.ops.metrics.serve(9400)              # a page of its own, or:
     tallystick.ops.metrics.register(my_registry)    # along with what you have
 
-Series of a query are there from its first epoch until it ends; what is counted stays. A query has
-one series per partition, or one per topic (`partition=""`, sums) where it reads more than
-`PARTITION_SERIES_MAX` partitions: so a pattern that matches too much costs no monitoring system.
+Nothing is kept unless asked for. Series of a query are there from its first epoch until it ends;
+what is counted stays. A query has one series per partition, or one per topic (`partition=""`, sums)
+where it reads more than `PARTITION_SERIES_MAX` partitions: so a pattern that matches too much costs
+no monitoring system.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tallystick.spark.listeners import LATE_ROWS
+from tallystick.spark.listeners import PIPELINES, PipelineCounts
 from tallystick.spark.progress import SourceProgress, source_progress
 from tallystick.spark.streaming import offset_reporter
 from tallystick.spark.streaming.group_offsets import COUNTS
@@ -26,7 +27,51 @@ from tallystick.values import TopicPartition
 
 PARTITION_SERIES_MAX = 1_000
 """Sources with more partitions than this have one series per topic."""
-SOURCE_LABELS = ("query", "source", "topic", "partition")
+BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+PIPELINE, STEP, TOPIC = ("query",), ("query", "step"), ("query", "topic")
+PARTITION = ("query", "source", "topic", "partition")
+
+
+class MetricEntry(NamedTuple):
+    """One metric.
+
+    Args:
+        name: as Prometheus shows it.
+        kind: `COUNTER`, `GAUGE` or `HISTOGRAM`.
+        labels: their names; `query` is the name of the pipeline or query.
+        meaning: a sentence.
+        pipelines_only: queries of Structured Streaming do not have it.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+    pipelines_only: bool = False
+
+
+TABLE = (
+    MetricEntry("tallystick_source_position", GAUGE, PARTITION, "Next offset to read."),
+    MetricEntry("tallystick_source_latest_offset", GAUGE, PARTITION, "End of what can be read."),
+    MetricEntry("tallystick_source_lag_offsets", GAUGE, PARTITION, "Offsets that are left to read."),
+    MetricEntry("tallystick_source_skipped_offsets_total", COUNTER, TOPIC, "Offsets that were lost unread and passed over, as a policy of the source says."),
+    MetricEntry("tallystick_group_offset_failures_total", COUNTER, PIPELINE, "How often positions could not be shown in a consumer group; they are sent again."),
+    MetricEntry("tallystick_epochs_total", COUNTER, PIPELINE, "Epochs committed."),
+    MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "How long epochs took, by part; `triggerExecution` is the whole (see Performance)."),
+    MetricEntry("tallystick_epoch_failures_total", COUNTER, ("query", "error"), "What failed in epochs, by the class of the error; what may pass is tried again.", True),
+    MetricEntry("tallystick_epoch_open_since_seconds", GAUGE, PIPELINE, "When the epoch in flight was planned, as Unix time; 0: none is in flight.", True),
+    MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
+    MetricEntry("tallystick_starts_total", COUNTER, PIPELINE, "How often this process has started the pipeline.", True),
+    MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks.", True),
+    MetricEntry("tallystick_late_rows_total", COUNTER, STEP, "Rows that a keyed step dropped, since they came later than its watermark.", True),
+    MetricEntry("tallystick_watermark_seconds", GAUGE, STEP, "The step's watermark, as Unix time.", True),
+    MetricEntry("tallystick_state_bytes", GAUGE, STEP, "Bytes of the files that the committed state is read from.", True),
+    MetricEntry("tallystick_state_files", GAUGE, STEP, "How many files these are.", True),
+)  # fmt: skip
+"""All there are; docs/operations.md shows this table."""
+Sample = tuple[str, tuple[str, ...], float]
+"""The name of a metric, the values of its labels, and its value."""
 
 
 class SourceMetrics(Collector):
@@ -38,6 +83,10 @@ class SourceMetrics(Collector):
         self._counted: dict[str, int] = {}
         self._epochs: Counter[str] = Counter()
         self._skipped: Counter[tuple[str, str]] = Counter()
+        seconds = _of("tallystick_epoch_seconds")
+        self._seconds = Histogram(
+            seconds.name, seconds.meaning, seconds.labels, buckets=BUCKETS_S, registry=None
+        )
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
         """Take in what an epoch did; None: the query has ended. See `offset_reporter.Observer`."""
@@ -54,49 +103,44 @@ class SourceMetrics(Collector):
                 return
             self._counted[query_id] = batch_id
             self._epochs[query] += 1
+            for part, took_ms in progress["durationMs"].items():
+                self._seconds.labels(query, part).observe(took_ms / 1000)
             for source in sources:
                 for partition, (start, stop) in source.skipped.items():
                     self._skipped[query, partition.topic] += stop - start
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client`."""
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
+        for sample in self._samples():
+            found[sample[0]].append(sample)
+        for each in TABLE:
+            if each.kind == HISTOGRAM:
+                yield from self._seconds.collect()
+                continue
+            made = CounterMetricFamily if each.kind == COUNTER else GaugeMetricFamily
+            family = made(each.name, each.meaning, labels=each.labels)
+            for _, labels, value in found[each.name]:
+                family.add_metric(labels, value)
+            yield family
+
+    def _samples(self) -> Iterator[Sample]:
         with self._lock:
             latest = dict(self._latest)
             epochs, skipped = dict(self._epochs), dict(self._skipped)
-        position = _gauge("tallystick_source_position", "Next offset to read.")
-        end = _gauge("tallystick_source_latest_offset", "End of what can be read.")
-        lag = _gauge("tallystick_source_lag_offsets", "Offsets that are left to read.")
         for query, sources in latest.items():
             for source in sources:
-                _add(position, query, source, source.positions)
-                _add(end, query, source, source.latest)
-                _add(lag, query, source, source.lag)
-        yield from (position, end, lag)
-        lost = CounterMetricFamily(
-            "tallystick_source_skipped_offsets",
-            "Offsets that were lost unread and passed over, as a policy of the source says.",
-            labels=("query", "topic"),
-        )
-        for (query, topic), count in skipped.items():
-            lost.add_metric((query, topic), count)
-        done = CounterMetricFamily("tallystick_epochs", "Epochs committed.", labels=("query",))
+                yield from _per_partition("position", query, source, source.positions)
+                yield from _per_partition("latest_offset", query, source, source.latest)
+                yield from _per_partition("lag_offsets", query, source, source.lag)
+        for labels, count in skipped.items():
+            yield "tallystick_source_skipped_offsets_total", labels, count
         for query, count in epochs.items():
-            done.add_metric((query,), count)
-        failures = CounterMetricFamily(
-            "tallystick_group_offset_failures",
-            "How often positions could not be shown in a consumer group; they are sent again.",
-            labels=("query",),
-        )
+            yield "tallystick_epochs_total", (query,), count
         for query, counts in list(COUNTS.items()):
-            failures.add_metric((query,), counts.failures)
-        late = CounterMetricFamily(
-            "tallystick_late_rows",
-            "Rows that a keyed step dropped, since they came later than its watermark.",
-            labels=("query", "step"),
-        )
-        for labels, count in list(LATE_ROWS.items()):
-            late.add_metric(labels, count)
-        yield from (lost, done, failures, late)
+            yield "tallystick_group_offset_failures_total", (query,), counts.failures
+        for pipeline, counted in list(PIPELINES.items()):
+            yield from _of_pipeline(pipeline, counted)
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> SourceMetrics:
@@ -129,23 +173,48 @@ def serve(port: int, host: str = "127.0.0.1") -> None:
     register(registry)
 
 
-def _gauge(name: str, what: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, what, labels=SOURCE_LABELS)
+def page() -> str:
+    """Return the part of the docs that lists the metrics."""
+    rows = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    for each in TABLE:
+        only = " Pipelines only." if each.pipelines_only else ""
+        labels = ", ".join(each.labels)
+        rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.meaning}{only} |")
+    return "\n".join(rows)
 
 
-def _add(
-    family: GaugeMetricFamily,
-    query: str,
-    source: SourceProgress,
-    values: Mapping[TopicPartition, int],
-) -> None:
-    index = str(source.index)
+def _of(name: str) -> MetricEntry:
+    return next(each for each in TABLE if each.name == name)
+
+
+def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
+    one = (name,)
+    yield "tallystick_starts_total", one, counts.starts
+    yield "tallystick_rows_written_total", one, counts.rows_written
+    yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
+    yield "tallystick_epoch_open_since_seconds", one, counts.open_since_ms / 1000
+    for error, count in list(counts.failures.items()):
+        yield "tallystick_epoch_failures_total", (name, error), count
+    for step, count in list(counts.late_rows.items()):
+        yield "tallystick_late_rows_total", (name, step), count
+    for state in counts.state:
+        of_step = (name, state.uid)
+        yield "tallystick_state_bytes", of_step, sum(file.size for file in state.files)
+        yield "tallystick_state_files", of_step, len(state.files)
+        if state.watermark_ms is not None:
+            yield "tallystick_watermark_seconds", of_step, state.watermark_ms / 1000
+
+
+def _per_partition(
+    what: str, query: str, source: SourceProgress, values: Mapping[TopicPartition, int]
+) -> Iterable[Sample]:
+    name, index = f"tallystick_source_{what}", str(source.index)
     if len(source.positions) <= PARTITION_SERIES_MAX:
         for partition, value in values.items():
-            family.add_metric((query, index, partition.topic, str(partition.partition)), value)
+            yield name, (query, index, partition.topic, str(partition.partition)), value
         return
     totals: Counter[str] = Counter()
     for partition, value in values.items():
         totals[partition.topic] += value
     for topic, total in totals.items():
-        family.add_metric((query, index, topic, ""), total)
+        yield name, (query, index, topic, ""), total

@@ -1,22 +1,47 @@
-"""Listeners of a driver: late rows for metrics, warnings before a transaction times out."""
+"""Listeners of a driver: counts for metrics, warnings before a transaction times out."""
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tallystick.epoch import protocol
 from tallystick.epoch.two_phase import Timeout
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.run.driver import Listener
+from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 
-LATE_ROWS: Counter[tuple[str, str]] = Counter()
-"""By the pipeline's name and the step's uid, since this process began."""
+logger = logging.getLogger(__name__)
 
 
-class LateRows:
-    """A listener that counts them, and passes every event on.
+@dataclass(slots=True)
+class PipelineCounts:
+    """The counts of one pipeline, since this process began."""
+
+    starts: int = 0
+    """How often it was started."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """What failed in epochs, by the class of the error; most of it is tried again."""
+    rows_written: int = 0
+    """The rows of committed epochs, in all sinks."""
+    late_rows: Counter[str] = field(default_factory=Counter)
+    """The rows that a keyed step dropped as late, by its uid."""
+    state: tuple[StepState, ...] = ()
+    """The committed state."""
+    committed_ms: int = 0
+    """When this process committed an epoch last, in ms since 1970; 0: it has not."""
+    open_since_ms: int = 0
+    """When the epoch in flight was planned, in ms since 1970; 0: none is in flight."""
+
+
+PIPELINES: defaultdict[str, PipelineCounts] = defaultdict(PipelineCounts)
+"""By the pipeline's name."""
+
+
+class EpochCounts:
+    """A listener that counts what epochs do, and passes every event on.
 
     An epoch counts once, when it is committed, as its output does; where the answer to the commit
     is lost, it is left out.
@@ -27,28 +52,47 @@ class LateRows:
     """
 
     def __init__(self, pipeline: str, listener: Listener | None) -> None:
-        self._pipeline = pipeline
+        self._counts = PIPELINES[pipeline]
+        self._counts.starts += 1
         self._listener = listener
-        self._ran: tuple[tuple[str, int], ...] = ()
+        self._ran: protocol.EpochRan | None = None
 
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
+        counts = self._counts
         match event:
-            case (
-                protocol.EpochRequested() | protocol.ProducerFenced()
-            ):  # what ran before is not committed next
-                self._ran = ()
+            case protocol.ProducerFenced():  # what ran before is not committed next
+                self._ran, counts.open_since_ms = None, 0
+            case protocol.EpochRequested():
+                self._ran, counts.open_since_ms = None, _now_ms()
+            case protocol.EpochPlanned(sources):
+                counts.open_since_ms = 0 if sources is None else _now_ms()
             case protocol.EpochRan():
-                self._ran = event.late
+                self._ran = event
             case protocol.TransactionCommitted():
-                for step, count in self._ran:
-                    LATE_ROWS[self._pipeline, step] += count
-                self._ran = ()
+                self._commit()
+            case protocol.ActionFailed(error):
+                counts.failures[type(error).__name__] += 1
+            case protocol.TransactionAborted():
+                counts.open_since_ms = 0
         if self._listener is not None:
             self._listener(event)
 
+    def _commit(self) -> None:
+        counts, ran = self._counts, self._ran
+        counts.open_since_ms = 0
+        if ran is None:
+            return
+        self._ran = None
+        counts.committed_ms, counts.state = _now_ms(), ran.state
+        counts.rows_written += sum(each.record_count for each in ran.produced)
+        counts.rows_written += sum(each.record_count for each in ran.committables)
+        for step, count in ran.late:
+            counts.late_rows[step] += count
 
-logger = logging.getLogger(__name__)
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class EpochAge:

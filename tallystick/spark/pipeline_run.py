@@ -44,7 +44,7 @@ from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.listeners import LateRows
+from tallystick.spark.listeners import EpochCounts
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -98,7 +98,7 @@ class PipelineRun:
         self.name = name
         self.cluster = cluster
         self._topology = topology
-        self.parts = PartTimes(LateRows(name, listener))
+        self.parts = PartTimes(EpochCounts(name, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self._source_cluster = ""

@@ -222,9 +222,7 @@ def test_the_docs_name_what_is_passed_over():
 
 def test_a_setting_that_has_one_value_here_may_be_written_down():
     assert parse(**{"kafka.isolation.level": "read_committed", "kafka.acks": "-1"}) == parse()
-    with pytest.raises(
-        OptionError, match=r"level is 'read_uncommitted': it must be one"
-    ):
+    with pytest.raises(OptionError, match=r"level is 'read_uncommitted': it must be one"):
         parse(**{"kafka.isolation.level": "read_uncommitted"})
 
 

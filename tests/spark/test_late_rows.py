@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from tallystick.epoch import protocol as c
 from tallystick.ops import metrics
-from tallystick.spark.listeners import LATE_ROWS, LateRows
+from tallystick.spark.listeners import PIPELINES, EpochCounts
 from tallystick.values import Producer
 
 RAN = c.EpochRan((), (), (("visits", 3), ("totals", 1)))
@@ -16,7 +16,7 @@ FAILED = c.ActionFailed(OSError("no answer"))
 
 @pytest.fixture(autouse=True)
 def _no_counts_of_others() -> None:
-    LATE_ROWS.clear()
+    PIPELINES.clear()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_late_rows_count_when_their_epoch_is_committed(events, count):
     registry = CollectorRegistry()
     metrics.register(registry)
     heard: list[c.Event] = []
-    listener = LateRows("job", heard.append)
+    listener = EpochCounts("job", heard.append)
 
     for event in events:
         listener(event)
