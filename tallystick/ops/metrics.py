@@ -57,6 +57,7 @@ TABLE = (
     MetricEntry("tallystick_source_lag_offsets", GAUGE, PARTITION, "Offsets that are left to read."),
     MetricEntry("tallystick_source_skipped_offsets_total", COUNTER, TOPIC, "Offsets that were lost unread and passed over, as a policy of the source says."),
     MetricEntry("tallystick_group_offset_failures_total", COUNTER, PIPELINE, "How often positions could not be shown in a consumer group; they are sent again."),
+    MetricEntry("tallystick_read_offsets_total", COUNTER, PIPELINE, "Offsets that committed epochs span, markers of transactions included.", True),
     MetricEntry("tallystick_epochs_total", COUNTER, PIPELINE, "Epochs committed."),
     MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "How long epochs took, by part; `triggerExecution` is the whole (see Performance)."),
     MetricEntry("tallystick_epoch_failures_total", COUNTER, ("query", "error"), "What failed in epochs, by the class of the error; what may pass is tried again.", True),
@@ -82,6 +83,7 @@ class SourceMetrics(Collector):
         self._latest: dict[str, list[SourceProgress]] = {}
         self._counted: dict[str, int] = {}
         self._epochs: Counter[str] = Counter()
+        self._read: Counter[str] = Counter()
         self._skipped: Counter[tuple[str, str]] = Counter()
         seconds = _of("tallystick_epoch_seconds")
         self._seconds = Histogram(
@@ -103,6 +105,8 @@ class SourceMetrics(Collector):
                 return
             self._counted[query_id] = batch_id
             self._epochs[query] += 1
+            if size := progress.get("epochSize"):  # a pipeline's
+                self._read[query] += size["offsets"]
             for part, took_ms in progress["durationMs"].items():
                 self._seconds.labels(query, part).observe(took_ms / 1000)
             for source in sources:
@@ -127,7 +131,7 @@ class SourceMetrics(Collector):
     def _samples(self) -> Iterator[Sample]:
         with self._lock:
             latest = dict(self._latest)
-            epochs, skipped = dict(self._epochs), dict(self._skipped)
+            epochs, read, skipped = dict(self._epochs), dict(self._read), dict(self._skipped)
         for query, sources in latest.items():
             for source in sources:
                 yield from _per_partition("position", query, source, source.positions)
@@ -137,6 +141,8 @@ class SourceMetrics(Collector):
             yield "tallystick_source_skipped_offsets_total", labels, count
         for query, count in epochs.items():
             yield "tallystick_epochs_total", (query,), count
+        for query, count in read.items():
+            yield "tallystick_read_offsets_total", (query,), count
         for query, counts in list(COUNTS.items()):
             yield "tallystick_group_offset_failures_total", (query,), counts.failures
         for pipeline, counted in list(PIPELINES.items()):
