@@ -5,9 +5,8 @@ from typing import Any
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client, Node
-from tallystick.kafka.error_policy import said
+from tallystick.kafka.error_policy import Attempts, said
 
 TOPIC = 2
 BROKER = 4

@@ -4,7 +4,7 @@ Invariants:
     * A request object is made anew for each try: it carries the version of the broker it went to.
     * Every try is bounded by request.timeout.ms, every call by delivery.timeout.ms. A call that
       ends at its deadline has an unknown outcome (BrokerUnavailableError).
-    * An obstacle that may pass is waited for; anything else is raised at once (`reactions`).
+    * An obstacle that may pass is waited for; anything else is raised at once (`error_policy`).
     * Not thread-safe, and not to be shared across a fork: one client per process that works.
 """
 
@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, describe, refusal
+from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
 from tallystick.kafka.network import Network, PendingRequest
 from tallystick.kafka.partitions import shortened
 from tallystick.values import TopicPartition

@@ -6,9 +6,8 @@ from typing import Any
 
 from tallystick.errors import OptionError
 from tallystick.kafka import admin, protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.error_policy import ABSENT, STALE
+from tallystick.kafka.error_policy import ABSENT, STALE, Attempts
 from tallystick.kafka.preflight import ClusterFacts
 from tallystick.kafka.topic_ids import topic_id_text
 from tallystick.source.subscription import FoundTopic

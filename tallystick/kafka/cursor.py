@@ -3,7 +3,7 @@
 import time
 from uuid import UUID
 
-from tallystick.kafka.attempts import Attempts
+from tallystick.kafka.error_policy import Attempts
 from tallystick.kafka.topic_ids import NO_ID, topic_id_from
 from tallystick.values import SplitRange
 

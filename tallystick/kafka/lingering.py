@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tallystick.epoch.transactional_ids import PooledId, owned, transactional_id
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client, Node
+from tallystick.kafka.error_policy import Attempts
 
 logger = logging.getLogger(__name__)
 
