@@ -9,7 +9,7 @@ from typing import Any
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.error_policy import Attempts, describe
-from tallystick.kafka.partitions import shortened
+from tallystick.kafka.protocol import shortened
 from tallystick.kafka.records import EncodedBatch, stamp
 from tallystick.values import Producer, TopicPartition
 

@@ -13,7 +13,7 @@ from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, list_offsets
-from tallystick.kafka.partitions import by_topic, partitions_of
+from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.kafka.records import BatchHeader, batch_headers
 from tallystick.values import ProducedRange, Producer, TopicPartition
 

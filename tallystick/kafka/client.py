@@ -21,7 +21,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
 from tallystick.kafka.network import Network, PendingRequest
-from tallystick.kafka.partitions import shortened
+from tallystick.kafka.protocol import shortened
 from tallystick.values import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0

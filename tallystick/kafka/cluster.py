@@ -9,7 +9,7 @@ from tallystick.kafka import admin, protocol
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.error_policy import ABSENT, STALE, Attempts
 from tallystick.kafka.preflight import ClusterFacts
-from tallystick.kafka.topic_ids import topic_id_text
+from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.subscription import FoundTopic
 
 METADATA_LAG_MAX_S = 2.0

@@ -4,7 +4,7 @@ import time
 from uuid import UUID
 
 from tallystick.kafka.error_policy import Attempts
-from tallystick.kafka.topic_ids import NO_ID, topic_id_from
+from tallystick.kafka.protocol import NO_ID, topic_id_from
 from tallystick.values import SplitRange
 
 SILENCE_S = 5.0

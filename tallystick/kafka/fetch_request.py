@@ -16,7 +16,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
 from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.topic_ids import NO_ID
+from tallystick.kafka.protocol import NO_ID
 from tallystick.values import TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]

@@ -25,8 +25,8 @@ from tallystick.kafka.fetch_request import (
     parts_by_cursor,
     take_turn,
 )
+from tallystick.kafka.protocol import NO_ID
 from tallystick.kafka.records import decode
-from tallystick.kafka.topic_ids import NO_ID
 from tallystick.source.losses import LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 

@@ -11,7 +11,7 @@ from tallystick.errors import (
     TopicRecreatedError,
 )
 from tallystick.kafka.cursor import Cursor
-from tallystick.kafka.topic_ids import topic_id_text
+from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.losses import FAIL, KEEP, LossPolicy
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, Client
-from tallystick.kafka.partitions import by_topic, partitions_of
+from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import TopicPartition
 

@@ -38,8 +38,8 @@ from tallystick.kafka.open_transactions import give_up
 from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_recovery, refuse
+from tallystick.kafka.protocol import topic_id_text
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
-from tallystick.kafka.topic_ids import topic_id_text
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from tallystick.kafka.error_policy import (
     said,
 )
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.partitions import by_topic, shortened
+from tallystick.kafka.protocol import by_topic, shortened
 from tallystick.kafka.records import EncodedBatch, stamp
 from tallystick.kafka.thread_client import client_for
 from tallystick.values import ProducedRange, Producer, TopicPartition

@@ -13,7 +13,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 

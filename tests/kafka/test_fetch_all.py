@@ -24,8 +24,8 @@ from tallystick.kafka import cursor, fetch_scheduler
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.offsets import EARLIEST
+from tallystick.kafka.protocol import NO_ID, topic_id_text
 from tallystick.kafka.records import encode, stamp
-from tallystick.kafka.topic_ids import NO_ID, topic_id_text
 from tallystick.source.losses import LENIENT, LossPolicy
 from tallystick.values import Producer, SplitRange
 

@@ -10,7 +10,7 @@ from fake_broker import CODES, FakeBroker, answer, part
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import cluster, offsets, protocol
 from tallystick.kafka.client import Client
-from tallystick.kafka.topic_ids import topic_id_from, topic_id_text
+from tallystick.kafka.protocol import topic_id_from, topic_id_text
 from tallystick.source.subscription import FoundTopic
 from tallystick.values import TopicPartition
 

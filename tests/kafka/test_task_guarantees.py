@@ -35,7 +35,7 @@ from tallystick.kafka.acks0 import UnawaitedWriter
 from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.values import TopicPartition
