@@ -14,9 +14,9 @@ from uuid import UUID
 from tallystick.errors import DataLossError
 from tallystick.kafka import lost_records, offsets
 from tallystick.kafka.client import Client
-from tallystick.kafka.cursor import Cursor
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
 from tallystick.kafka.fetch_request import (
+    Cursor,
     Isolation,
     Part,
     SplitRequest,

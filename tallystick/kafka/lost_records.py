@@ -10,7 +10,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka.cursor import Cursor
+from tallystick.kafka.fetch_request import Cursor
 from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.losses import FAIL, KEEP, LossPolicy
 

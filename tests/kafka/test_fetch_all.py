@@ -20,7 +20,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import cursor, fetch_scheduler
+from tallystick.kafka import fetch_request, fetch_scheduler
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.offsets import EARLIEST
@@ -540,8 +540,8 @@ def test_signs_of_a_loss_with_other_answers_between_them_do_not_add_up(between: 
 
 
 def test_signs_of_a_loss_that_are_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "SILENCE_S", 0.2)
-    found = cursor.Cursor(SplitRange("orders", 0, 0, 8))
+    monkeypatch.setattr(fetch_request, "SILENCE_S", 0.2)
+    found = fetch_request.Cursor(SplitRange("orders", 0, 0, 8))
     found.doubt(fetch_scheduler.REMOVED)
     time.sleep(0.21)
 
