@@ -20,7 +20,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import fetch_request, fetch_scheduler
+from tallystick.kafka import fetch_request, fetcher
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.offsets import EARLIEST
@@ -154,7 +154,7 @@ def all_of(logs: Logs, *partitions: int) -> Read:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.3)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.3)
 
 
 # --- turns and requests -----------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_look_up_does_not_wait_behind_a_fetch() -> None:
         client = Client(broker.config(request_timeout_ms="2000"))
         broker.handlers["Fetch"] = lambda request: time.sleep(0.5) or logs.fetch(request)
         client.metadata(["orders"])
-        reading = fetch_scheduler.Turns(client, whole(logs), LENIENT, 1 << 20, "read_committed")
+        reading = fetcher.Turns(client, whole(logs), LENIENT, 1 << 20, "read_committed")
         reading._ask()
         began = time.monotonic()
         for _ in range(3):
@@ -542,10 +542,10 @@ def test_signs_of_a_loss_with_other_answers_between_them_do_not_add_up(between: 
 def test_signs_of_a_loss_that_are_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_request, "SILENCE_S", 0.2)
     found = fetch_request.Cursor(SplitRange("orders", 0, 0, 8))
-    found.doubt(fetch_scheduler.REMOVED)
+    found.doubt(fetcher.REMOVED)
     time.sleep(0.21)
 
-    assert found.doubt(fetch_scheduler.REMOVED) == 0
+    assert found.doubt(fetcher.REMOVED) == 0
 
 
 def lose_one(broker: FakeBroker, logs: Logs, how: str) -> None:

@@ -15,7 +15,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import admin, fetch_scheduler
+from tallystick.kafka import admin, fetcher
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -134,7 +134,7 @@ def test_a_topic_that_was_created_again_is_told_from_the_one_that_is_meant(
     client: Client, broker: KafkaBroker, topic: str, fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     fill(topic, 3, 10)
     old = splits_of(broker, topic)
     texts(client, old)  # the client remembers the old one
@@ -151,7 +151,7 @@ def test_a_topic_that_is_created_again_midway_is_not_read_on(
     client: Client, broker: KafkaBroker, topic: str, fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     for _ in range(20):
         fill(topic, 1, 5)
     split = SplitRange(topic, 0, 0, 100)
@@ -169,7 +169,7 @@ def test_a_topic_that_is_created_again_midway_is_not_read_on(
 def test_a_missing_partition_is_told_in_seconds(
     client: Client, topic: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     fill(topic, 3, 10)
     splits = [SplitRange(topic, partition, 0, 10) for partition in range(5)]
 
