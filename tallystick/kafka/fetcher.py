@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tallystick.errors import DataLossError
 from tallystick.kafka import lost_records, offsets
-from tallystick.kafka.client import Client
+from tallystick.kafka.client import Client, client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
 from tallystick.kafka.fetch_request import (
@@ -39,7 +39,6 @@ from tallystick.kafka.fetch_request import (
 )
 from tallystick.kafka.protocol import NO_ID
 from tallystick.kafka.records import decode, decode_pieces
-from tallystick.kafka.thread_client import client_for
 from tallystick.source.losses import LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 

@@ -17,7 +17,7 @@ from typing import Any
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
 from tallystick.kafka.audit import batch_at_sequence, producer_states
-from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.client import Client, Coordinator, client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import (
     AGAIN,
@@ -31,7 +31,6 @@ from tallystick.kafka.error_policy import (
 from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import by_topic, shortened
 from tallystick.kafka.records import EncodedBatch, stamp
-from tallystick.kafka.thread_client import client_for
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5
