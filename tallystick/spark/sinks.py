@@ -18,9 +18,9 @@ from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.kafka import rights
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.lingering import OPEN
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_all, refuse
+from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import Note, OpenSinks

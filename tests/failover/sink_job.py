@@ -33,7 +33,7 @@ from tallystick.errors import RetriableError
 from tallystick.kafka import client as kafka_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.lingering import list_open_ids
+from tallystick.kafka.transactions import list_open_ids
 from tallystick.ports import EpochResult
 from tallystick.postgres.connection import close_kept
 from tallystick.run.driver import Driver

@@ -14,7 +14,7 @@ from tallystick.errors import BrokerUnavailableError, EpochAbortedError
 from tallystick.kafka import offsets
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.lingering import Finder, list_open_ids
+from tallystick.kafka.transactions import Finder, list_open_ids
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
 
@@ -155,7 +155,7 @@ def found_at(broker: FakeBroker, times: int = 1) -> set[str]:
     client = Client(broker.config())
     finder = Finder(client, {"new", "old"}, "out")
     for _ in range(times):
-        found = {str(each.pooled_id) for each in finder.open_transactions()}
+        found = {str(each) for each in finder.open_transactions()}
     client.close()
     return found
 
