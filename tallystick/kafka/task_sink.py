@@ -35,12 +35,12 @@ from tallystick.epoch.two_phase import (
     Timeout,
 )
 from tallystick.errors import EpochAbortedError, OptionError
-from tallystick.kafka import cluster, outcome, rights
+from tallystick.kafka import cluster, outcome
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_recovery, refuse
+from tallystick.kafka.preflight import check, check_recovery, missing_rights, refuse
 from tallystick.kafka.protocol import topic_id_text
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
 from tallystick.kafka.transactions import Finder, TransactionDescription, give_up
@@ -236,7 +236,7 @@ class KafkaTaskSink:
     def _check(self, facts: RunFacts) -> None:
         output = self._output
         wanted = (*writing(output.topics), *self._rights_of_transactions())
-        missing = () if facts.are_checked else rights.missing(self._client, wanted)
+        missing = () if facts.are_checked else missing_rights(self._client, wanted)
         if not missing:
             cluster.partition_counts(self._client, output.topics | {output.token_topic})
         problems: list[str] = []
