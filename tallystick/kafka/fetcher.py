@@ -23,7 +23,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from tallystick.errors import DataLossError
-from tallystick.kafka import lost_records, offsets
+from tallystick.kafka import cluster, lost_records
 from tallystick.kafka.client import Client, client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
@@ -40,6 +40,7 @@ from tallystick.kafka.fetch_request import (
 from tallystick.kafka.protocol import NO_ID
 from tallystick.kafka.records import decode, decode_pieces
 from tallystick.source.losses import LossPolicy
+from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import SplitRange, TopicPartition
 
 FETCH_BYTES_MAX = 8 << 20
@@ -372,9 +373,7 @@ class Turns:
     def _find_again(self, cursors: list[Cursor]) -> None:
         """Positions outside their logs: before what is left, or after the end."""
         partitions = [cursor.partition for cursor in cursors]
-        earliest = offsets.list_offsets(
-            self._client, partitions, offsets.EARLIEST, absent_after_s=0
-        )
+        earliest = cluster.list_offsets(self._client, partitions, EARLIEST, absent_after_s=0)
         end = self._ends(partitions)
         for cursor in cursors:
             first, last = earliest.get(cursor.partition), end.get(cursor.partition)
@@ -416,10 +415,10 @@ class Turns:
 
     def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the logs end; a new leader tells only when it is sure (KIP-207)."""
-        return offsets.list_offsets(
+        return cluster.list_offsets(
             self._client,
             partitions,
-            offsets.LATEST,
-            isolation=offsets.READ_UNCOMMITTED,
+            LATEST,
+            isolation=cluster.READ_UNCOMMITTED,
             absent_after_s=0,
         )

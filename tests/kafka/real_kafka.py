@@ -7,7 +7,7 @@ from typing import Any
 
 import confluent_kafka
 
-from tallystick.kafka import offsets, protocol
+from tallystick.kafka import cluster, protocol
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
@@ -15,6 +15,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.source.subscription import LATEST
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 GROUP = "tallystick-test-token"
@@ -79,9 +80,7 @@ def read(client: Client, topic: str, stop: int, isolation: Any = "read_committed
 
 
 def end_of(client: Client, partition: TopicPartition) -> int:
-    found = offsets.list_offsets(
-        client, [partition], offsets.LATEST, isolation=offsets.READ_UNCOMMITTED
-    )
+    found = cluster.list_offsets(client, [partition], LATEST, isolation=cluster.READ_UNCOMMITTED)
     return found[partition]
 
 

@@ -12,12 +12,12 @@ from real_kafka import GROUP, Write, commit, delete_before, numbers
 from task_sinks import until
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
-from tallystick.kafka import admin, offsets
+from tallystick.kafka import admin, cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.source.subscription import FoundTopic
+from tallystick.source.subscription import LATEST, FoundTopic
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import ProducedRange, SplitRange, TopicPartition
 
@@ -43,11 +43,11 @@ def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> 
     """Deleting and creating take effect on brokers a little later."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        ends = offsets.list_offsets(
+        ends = cluster.list_offsets(
             client,
             [partition],
-            offsets.LATEST,
-            isolation=offsets.READ_UNCOMMITTED,
+            LATEST,
+            isolation=cluster.READ_UNCOMMITTED,
             absent_after_s=0,
         )
         if ends.get(partition) == end:

@@ -19,9 +19,10 @@ from tallystick.errors import (
 )
 from tallystick.kafka import fetcher
 from tallystick.kafka.client import Client
+from tallystick.kafka.cluster import list_offsets
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.offsets import EARLIEST, list_offsets
 from tallystick.kafka.records import encode, stamp
+from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.timeout(60)

@@ -11,10 +11,11 @@ from task_sinks import committed, opened, place_of, rows_of, state_of, until, wr
 
 from tallystick.epoch.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError
-from tallystick.kafka import offsets
+from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import Finder, list_open_ids
+from tallystick.source.subscription import LATEST
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
 
@@ -35,7 +36,7 @@ def pipeline() -> str:
 def last_stable(client: Client, topic: str) -> int:
     """Where a read_committed reader has to stop."""
     partition = TopicPartition(topic, 0)
-    return offsets.list_offsets(client, [partition], offsets.LATEST)[partition]
+    return cluster.list_offsets(client, [partition], LATEST)[partition]
 
 
 @pytest.mark.broker
