@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tallystick.errors import OptionError
-from tallystick.kafka import admin, protocol
-from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client
-from tallystick.kafka.error_policy import ABSENT, STALE, Attempts
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.kafka import protocol
+from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node
+from tallystick.kafka.error_policy import ABSENT, STALE, Attempts, said
 from tallystick.kafka.preflight import ClusterFacts
 from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
@@ -26,13 +26,15 @@ FACT_APIS = (
     protocol.DescribeProducersRequest,
     protocol.AddPartitionsToTxnRequest,
 )
-FACT_CONFIGS = (
+FACT_SETTINGS = (
     "transaction.max.timeout.ms",
     "transaction.partition.verification.enable",
     "offsets.retention.minutes",
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+BROKER = 4
+"""DescribeConfigs' type of a broker."""
 
 
 def cluster_id(client: Client) -> str:
@@ -208,7 +210,7 @@ def cluster_facts(client: Client) -> ClusterFacts:
     highest = {api.api_key: int(api.max_version) for api in versions.api_keys}
     client.metadata()
     node = client.network.candidates()[0]
-    configs = admin.describe_configs(client, admin.BROKER, str(node), FACT_CONFIGS)
+    configs = _settings_of(client, node)
     told: Mapping[str, str] = configs or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
@@ -224,6 +226,34 @@ def cluster_facts(client: Client) -> ClusterFacts:
         message_bytes_max=_number(told.get("message.max.bytes")),
         session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
     )
+
+
+def _settings_of(client: Client, node: int) -> Mapping[str, str] | None:
+    """Return a broker's `FACT_SETTINGS`; those that it does not have are absent.
+
+    None when DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
+    """
+    resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
+
+    def make() -> Any:
+        resource = resource_class(
+            resource_type=BROKER,
+            resource_name=str(node),
+            configuration_keys=sorted(FACT_SETTINGS),
+        )
+        return protocol.DescribeConfigsRequest(
+            resources=[resource], include_synonyms=False, include_documentation=False
+        )
+
+    def codes(response: Any) -> list[tuple[int, str]]:
+        return [(result.error_code, f"broker {node}{said(result)}") for result in response.results]
+
+    try:
+        # A broker knows its own settings only, and refuses to speak of another's.
+        result = client.call(make, Node(node), codes).results[0]
+    except AuthorizationError:
+        return None
+    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
 
 def transaction_version(client: Client) -> int | None:
