@@ -30,14 +30,14 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
 from tallystick.host.worker_cache import WorkerCache
-from tallystick.kafka import idempotent_producers, protocol
-from tallystick.kafka.acks0 import UnawaitedWriter
+from tallystick.kafka import protocol, task_transaction
 from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.kafka.task_transaction import UnawaitedWriter
 from tallystick.testing.topics import create_topic
 from tallystick.values import TopicPartition
 
@@ -315,19 +315,19 @@ def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
     pipeline: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotent_producers, "_idle", WorkerCache())
+    monkeypatch.setattr(task_transaction, "_idle_producers", WorkerCache())
     with opened(config, topic, pipeline, guarantee=Guarantee.AT_LEAST_ONCE) as sink:
         plan = sink.plan()
-        last = idempotent_producers.take(client, config, plan.cluster_id)
-        last = replace(last, producer_epoch=idempotent_producers.EPOCH_MAX - 1)
-        idempotent_producers.give_back(last, config, plan.cluster_id)
+        last = task_transaction.take_producer(client, config, plan.cluster_id)
+        last = replace(last, producer_epoch=task_transaction.EPOCH_MAX - 1)
+        task_transaction.give_producer_back(last, config, plan.cluster_id)
         for text in "abc":
             task = plan.begin(place_of(pipeline))
             task.write(rows_of(text))
             assert list(task.prepare()) == []
     assert read_in_order(config, topic) == ["a", "b", "c"]
     ids = producers_of(client, TopicPartition(topic, 0))
-    assert ids.pop(last.producer_id) == idempotent_producers.EPOCH_MAX
+    assert ids.pop(last.producer_id) == task_transaction.EPOCH_MAX
     assert list(ids.values()) == [1]
 
 
