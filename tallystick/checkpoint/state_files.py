@@ -36,7 +36,7 @@ from tallystick.state.changelog import (
 from tallystick.state.entries import living
 from tallystick.state.file_sets import Load, Step, collectable, needed, steps_from
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.overlay import ENTRIES, StateView
+from tallystick.state.overlay import ENTRIES, StateView, one_batch
 
 WHOLE_FILE_BYTES = 256 << 10
 """A file up to this size is read whole, whatever is wanted of it: a request costs more."""
@@ -44,6 +44,8 @@ WHOLE_FILE_BYTES = 256 << 10
 ROUNDS_MAX = 100
 COLLECTED_MAX = 2000
 """So many files are removed between two epochs, which is a matter of seconds."""
+CHUNK_BYTES = 16 << 20
+"""About so many bytes of files are in memory at a time, when somebody looks inside."""
 
 
 class RestoreCost(NamedTuple):
@@ -184,6 +186,27 @@ def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa
     loads = needed(step.files, groups)
     newest = newest_entries([batch for load in loads for batch in reader.read(load)])
     return newest.filter(pc.is_valid(newest.column(1)))
+
+
+def contents_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.RecordBatch:
+    """Return the entries of some key groups, sorted by key; `ENTRIES`.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+        OptionError: they are too many for one batch.
+    """
+    what = f"the entries of key groups {groups.first} to {groups.last} of step {step.uid}"
+    return one_batch(read_entries(step, groups, storage), what, "spread them over more key groups")
+
+
+def chunks_of(step: StepState, groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
+    """The key groups in parts that are small enough to hold, as far as single groups are."""
+    size = sum(
+        file.size * file.groups.intersection(groups).count // file.groups.count
+        for file in step.files
+    )
+    count = max(1, min(groups.count, -(-size // CHUNK_BYTES)))
+    yield from groups.parts(count)
 
 
 def write_changelog(

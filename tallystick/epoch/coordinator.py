@@ -54,7 +54,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.epoch import lost_output, protocol, strays, verdict
+from tallystick.epoch import lost_output, protocol, refusals, verdict
 from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
 from tallystick.epoch.micro_batches import second_call
@@ -356,7 +356,7 @@ class Coordinator:
         reported = {p.topic_partition: p.last_sequence for p in self._manifest.produced}
         if last_sequences is not None and dict(last_sequences) != reported:
             return self._broken(
-                strays.miscount(self._asked.checkpoint_id, reported, last_sequences)
+                refusals.miscount(self._asked.checkpoint_id, reported, last_sequences)
             )
         self._become(Phase.COMMITTING)
         return protocol.CommitTransaction(
@@ -381,8 +381,8 @@ class Coordinator:
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
         assert self._manifest is not None
         epoch = self._manifest.checkpoint_id
-        if foreign_rows and strays.accepting_word(epoch) not in self._identity.accepted:
-            return self._stop(strays.foreign_rows_error(epoch, foreign_rows))
+        if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
+            return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
         if epoch < self._asked.checkpoint_id:
             return self._run_after_newest()
         self._become(Phase.READY)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, list_offsets
-from tallystick.kafka.partitions import by_topic, partitions_of
+from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.kafka.records import BatchHeader, batch_headers
+from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, FencedError
-from tallystick.kafka import audit, cluster, group_offsets, offsets, protocol
+from tallystick.kafka import audit, cluster, group_offsets, protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.group_offsets import Offsets
@@ -207,14 +207,14 @@ class KafkaBroker:
         *,
         absent_after_s: float | None = None,
     ) -> dict[TopicPartition, int]:
-        """Return where the logs begin or end; see `offsets.list_offsets`."""
-        return offsets.list_offsets(self.client, partitions, at, absent_after_s=absent_after_s)
+        """Return where the logs begin or end; see `cluster.list_offsets`."""
+        return cluster.list_offsets(self.client, partitions, at, absent_after_s=absent_after_s)
 
     def offsets_for_times(
         self, times: Mapping[TopicPartition, int], *, absent_after_s: float | None = None
     ) -> dict[TopicPartition, int | None]:
-        """Return the first record at or after a time; see `offsets.offsets_for_times`."""
-        return offsets.offsets_for_times(self.client, times, absent_after_s=absent_after_s)
+        """Return the first record at or after a time; see `cluster.offsets_for_times`."""
+        return cluster.offsets_for_times(self.client, times, absent_after_s=absent_after_s)
 
     def committed_offsets(
         self, group: str, partitions: Iterable[TopicPartition]

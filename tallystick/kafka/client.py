@@ -4,11 +4,13 @@ Invariants:
     * A request object is made anew for each try: it carries the version of the broker it went to.
     * Every try is bounded by request.timeout.ms, every call by delivery.timeout.ms. A call that
       ends at its deadline has an unknown outcome (BrokerUnavailableError).
-    * An obstacle that may pass is waited for; anything else is raised at once (`reactions`).
+    * An obstacle that may pass is waited for; anything else is raised at once (`error_policy`).
     * Not thread-safe, and not to be shared across a fork: one client per process that works.
 """
 
+import gc
 import math
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -17,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tallystick.errors import EpochAbortedError, TallystickError
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, describe, refusal
+from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
 from tallystick.kafka.network import Network, PendingRequest
-from tallystick.kafka.partitions import shortened
+from tallystick.kafka.protocol import shortened
 from tallystick.values import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0
@@ -391,3 +393,25 @@ class Client:
                 raise refusal(error_name, doing, subject, fenced=fenced)
             names.append(error_name)
         return names
+
+
+_clients: WorkerCache[tuple[int, KafkaConfig], Client] = WorkerCache(Client.close)
+"""They outlive the tasks of a worker process, so connections do too."""
+
+
+def client_for(config: KafkaConfig) -> Client:
+    """Return the thread's client of a cluster; never one that was made before a fork.
+
+    Args:
+        config: how the cluster is reached.
+    """
+
+    def make() -> Client:
+        client = Client(config)
+        # Spark's daemon has each worker collect garbage after every task, which visits all objects
+        # of all modules: 35 to 70 ms. What was loaded by now stays, and need not be visited again.
+        gc.collect()
+        gc.freeze()
+        return client
+
+    return _clients.get((threading.get_ident(), config), make)

@@ -1,20 +1,22 @@
-"""A cluster's account of itself: topics, versions, settings."""
+"""A cluster's account of itself: topics, where their logs begin and end, versions, settings."""
 
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tallystick.errors import OptionError
-from tallystick.kafka import admin, protocol
-from tallystick.kafka.attempts import Attempts
-from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.error_policy import ABSENT, STALE
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.kafka import protocol
+from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node
+from tallystick.kafka.error_policy import ABSENT, STALE, Attempts, said
 from tallystick.kafka.preflight import ClusterFacts
-from tallystick.kafka.topic_ids import topic_id_text
-from tallystick.source.subscription import FoundTopic
+from tallystick.kafka.protocol import topic_id_text
+from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
+from tallystick.values import TopicPartition
 
 METADATA_LAG_MAX_S = 2.0
 """How long a topic that was just created may be unknown to some broker."""
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
 FACT_APIS = (
     protocol.ProduceRequest,
     protocol.InitProducerIdRequest,
@@ -24,13 +26,15 @@ FACT_APIS = (
     protocol.DescribeProducersRequest,
     protocol.AddPartitionsToTxnRequest,
 )
-FACT_CONFIGS = (
+FACT_SETTINGS = (
     "transaction.max.timeout.ms",
     "transaction.partition.verification.enable",
     "offsets.retention.minutes",
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+BROKER = 4
+"""DescribeConfigs' type of a broker."""
 
 
 def cluster_id(client: Client) -> str:
@@ -113,6 +117,89 @@ def _look_for(
     return found, absent
 
 
+def list_offsets(
+    client: Client,
+    partitions: Iterable[TopicPartition],
+    at: int,
+    *,
+    isolation: int = READ_COMMITTED,
+    absent_after_s: float | None = None,
+) -> dict[TopicPartition, int]:
+    """Return where the log of each partition begins, or ends.
+
+    Args:
+        client: of the cluster.
+        partitions: which.
+        at: EARLIEST; or LATEST: the end, which for read_committed is the last stable offset.
+        isolation: READ_COMMITTED or READ_UNCOMMITTED.
+        absent_after_s: partitions that Kafka goes on calling unknown for so long are left out;
+            None: they are asked for until the deadline.
+
+    Raises:
+        AuthorizationError: a topic may not be described.
+        BrokerUnavailableError: the deadline passed.
+    """
+    assert at in (EARLIEST, LATEST), f"{at}: for timestamps there is offsets_for_times"
+    times = dict.fromkeys(partitions, at)
+    return _list_offsets(client, times, isolation, absent_after_s)
+
+
+def offsets_for_times(
+    client: Client,
+    times: Mapping[TopicPartition, int],
+    *,
+    absent_after_s: float | None = None,
+) -> dict[TopicPartition, int | None]:
+    """The first committed record of each partition at or after a time; None: there is none.
+
+    Kafka counts the markers that end transactions too: it may be one, the next record after it.
+
+    Args:
+        client: of the cluster.
+        times: ms since 1970, by partition.
+        absent_after_s: see `list_offsets`.
+
+    Raises:
+        The same as `list_offsets`.
+    """
+    assert all(time_ms >= 0 for time_ms in times.values()), times
+    found = _list_offsets(client, times, READ_COMMITTED, absent_after_s)
+    return {partition: None if offset < 0 else offset for partition, offset in found.items()}
+
+
+def _list_offsets(
+    client: Client,
+    times: Mapping[TopicPartition, int],
+    isolation: int,
+    absent_after_s: float | None,
+) -> dict[TopicPartition, int]:
+    topic_class = protocol.ListOffsetsRequest.ListOffsetsTopic
+    part_class = topic_class.ListOffsetsPartition
+
+    def part(topic: str, index: int) -> Any:
+        partition = TopicPartition(topic, index)
+        return part_class(
+            partition_index=index,
+            current_leader_epoch=client.leader_epochs.get(partition, NO_EPOCH),
+            timestamp=times[partition],
+        )
+
+    def make(asked: list[TopicPartition]) -> Any:
+        return protocol.ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[
+                topic_class(name=topic, partitions=[part(topic, index) for index in indexes])
+                for topic, indexes in protocol.by_topic(asked).items()
+            ],
+            min_version=2,
+            max_version=9,
+        )
+
+    answers = client.ask_leaders(times, make, protocol.partitions_of, absent_after_s=absent_after_s)
+    return {partition: int(answer.offset) for partition, answer in answers.items()}
+
+
 def cluster_facts(client: Client) -> ClusterFacts:
     """Return the facts that the pre-flight check needs.
 
@@ -123,7 +210,7 @@ def cluster_facts(client: Client) -> ClusterFacts:
     highest = {api.api_key: int(api.max_version) for api in versions.api_keys}
     client.metadata()
     node = client.network.candidates()[0]
-    configs = admin.describe_configs(client, admin.BROKER, str(node), FACT_CONFIGS)
+    configs = _settings_of(client, node)
     told: Mapping[str, str] = configs or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
@@ -139,6 +226,34 @@ def cluster_facts(client: Client) -> ClusterFacts:
         message_bytes_max=_number(told.get("message.max.bytes")),
         session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
     )
+
+
+def _settings_of(client: Client, node: int) -> Mapping[str, str] | None:
+    """Return a broker's `FACT_SETTINGS`; those that it does not have are absent.
+
+    None when DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
+    """
+    resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
+
+    def make() -> Any:
+        resource = resource_class(
+            resource_type=BROKER,
+            resource_name=str(node),
+            configuration_keys=sorted(FACT_SETTINGS),
+        )
+        return protocol.DescribeConfigsRequest(
+            resources=[resource], include_synonyms=False, include_documentation=False
+        )
+
+    def codes(response: Any) -> list[tuple[int, str]]:
+        return [(result.error_code, f"broker {node}{said(result)}") for result in response.results]
+
+    try:
+        # A broker knows its own settings only, and refuses to speak of another's.
+        result = client.call(make, Node(node), codes).results[0]
+    except AuthorizationError:
+        return None
+    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
 
 def transaction_version(client: Client) -> int | None:

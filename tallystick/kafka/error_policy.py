@@ -1,9 +1,11 @@
-"""The meaning of Kafka's error codes: what to do next, and which of our errors to raise.
+"""The meaning of Kafka's error codes: what to do next, which of our errors to raise, when to retry.
 
 Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not tell
 "same place again" from "look for the leader first", and count some final ones as neither.
 """
 
+import random
+import time
 from typing import Any
 
 from tallystick.errors import (
@@ -87,10 +89,7 @@ ACL = {
     ("TopicAuthorizationFailed", "AddPartitionsToTxn"): "WRITE on the topic",
     ("TopicAuthorizationFailed", "Metadata"): "DESCRIBE (or READ, or WRITE) on the topic",
     ("TopicAuthorizationFailed", "ListOffsets"): "DESCRIBE (or READ) on the topic",
-    ("TopicAuthorizationFailed", "DescribeConfigs"): "DESCRIBE_CONFIGS on the topic",
     ("TopicAuthorizationFailed", "CreateTopics"): "CREATE on the topic or the cluster",
-    ("TopicAuthorizationFailed", "DeleteTopics"): "DELETE on the topic",
-    ("TopicAuthorizationFailed", "DeleteRecords"): "DELETE on the topic",
     ("ClusterAuthorizationFailed", "CreateTopics"): "CREATE on the topic or the cluster",
     ("ClusterAuthorizationFailed", "DescribeConfigs"): "DESCRIBE_CONFIGS on the cluster",
     ("ClusterAuthorizationFailed", "InitProducerId"): "WRITE on a topic",
@@ -104,6 +103,10 @@ ACL_USUAL = {
     "ClusterAuthorizationFailed": "DESCRIBE on the cluster",
     "TransactionalIdAuthorizationFailed": "WRITE on the transactional id",
 }
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 1.0
+TRY_MIN_S = 0.1
+"""A try with less time than this left is not worth it."""
 
 
 def refusal(
@@ -154,6 +157,48 @@ def unavailable(doing: str, subject: str, reason: str, seconds: float) -> Broker
         f"{doing} for {subject}: no usable answer within {seconds:.1f} s; the last obstacle was "
         f"{reason}. Whether Kafka acted on it is unknown."
     )
+
+
+class Attempts:
+    """How long and how often: the pauses of one retry loop, and its end.
+
+    Args:
+        deadline: `time.monotonic` when to give up.
+        doing: the API that is asked, for the error.
+        subject: what it is asked about, for the error.
+        first_s: the longest that the first pause may be; each further one may be twice as long.
+    """
+
+    def __init__(
+        self, deadline: float, doing: str, subject: str, first_s: float = BACKOFF_MIN_S
+    ) -> None:
+        self.deadline = deadline
+        self._longest_s = first_s
+        self._doing = doing
+        self._subject = subject
+        self._started = time.monotonic()
+        self._reason = ""
+
+    def pause(self, reason: str) -> None:
+        """Wait before the next try; raises as `delay`."""
+        time.sleep(self.delay(reason))
+
+    def delay(self, reason: str) -> float:
+        """How many seconds the next try should wait.
+
+        Raises:
+            BrokerUnavailableError: the deadline has come.
+        """
+        longest_s, self._longest_s = self._longest_s, min(BACKOFF_MAX_S, 2 * self._longest_s)
+        # The last try is given some time too: one that is cut short only hides what is in the way.
+        left = self.deadline - time.monotonic() - TRY_MIN_S
+        if left <= 0:
+            if reason.startswith(TimeoutError.__name__):
+                reason = self._reason or reason
+            spent = time.monotonic() - self._started
+            raise unavailable(self._doing, self._subject, reason, spent)
+        self._reason = reason
+        return min(left, longest_s * random.uniform(0.5, 1.0))
 
 
 def describe(error: BaseException) -> str:

@@ -1,10 +1,11 @@
-"""One Fetch request about many splits, and its answer split by split.
+"""The position of each split, one Fetch request about many, and its answer split by split.
 
 Invariant: a request names each partition once, in the order in which the splits are due. Brokers
 fill an answer in that order, so the first partition always gets at least one whole batch (KIP-74).
 """
 
 import struct
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from uuid import UUID
 from tallystick.codec.records.compression import Buffer
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
-from tallystick.kafka.cursor import Cursor
+from tallystick.kafka.error_policy import Attempts
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.topic_ids import NO_ID
-from tallystick.values import TopicPartition
+from tallystick.kafka.protocol import NO_ID, topic_id_from
+from tallystick.values import SplitRange, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 PARTITIONS_MAX = 64
@@ -28,11 +29,77 @@ FETCH_WAIT_MS = 500
 """How long a broker may hold back an empty answer."""
 BY_ID = 13
 """The version from which topics are named by their id (KIP-516)."""
+SILENCE_S = 5.0
+"""Signs of a loss that are further apart say nothing about the time between them."""
 
 _BATCH = struct.Struct(">qi11xi")
 """Of a batch's header: base offset, length, last offset delta."""
 _LENGTH_FROM = 12
 _LENGTH_MIN = 49
+
+
+class Cursor:
+    """The position of one split: the next offset to ask for.
+
+    Args:
+        split: what to read.
+    """
+
+    def __init__(self, split: SplitRange) -> None:
+        self.split = split
+        self.partition = split.topic_partition
+        self.position = split.start_offset
+        self.topic_id = topic_id_from(split.topic_id)
+        self.due = 0.0
+        """`time.monotonic` before which it is not to be asked again."""
+        self.attempts: Attempts | None = None
+        """The failures since the last progress; None without any."""
+        self._doubt = ""
+        self._doubt_since = 0.0
+        self._doubted_at = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """True if all of it was read."""
+        return self.position >= self.split.stop_offset
+
+    def belongs_to(self, topic_id: UUID | None) -> bool:
+        """True if the topic that is shown now can be the one that the split means."""
+        known = topic_id is not None and topic_id != NO_ID and self.topic_id != NO_ID
+        return not known or topic_id == self.topic_id
+
+    def advance(self, next_offset: int, topic_id: UUID | None) -> None:
+        """Take over how far an answer went, and from which topic it was."""
+        assert next_offset > self.position, (self.split, self.position, next_offset)
+        self.position = next_offset
+        if topic_id is not None and topic_id != NO_ID:
+            self.topic_id = topic_id
+        self.attempts = None
+        self._doubt = ""
+
+    def doubt(self, what: str) -> float:
+        """Note what an answer is a sign of; for how many seconds all of them have said the same.
+
+        Args:
+            what: the kind of loss; empty when the answer speaks against any.
+        """
+        now = time.monotonic()
+        if self._doubt != what or now - self._doubted_at > SILENCE_S:
+            self._doubt, self._doubt_since = what, now
+        self._doubted_at = now
+        return now - self._doubt_since
+
+    def take_back(self, *doubts: str) -> None:
+        """An answer speaks against these losses, and says nothing about others."""
+        if self._doubt in doubts:
+            self._doubt = ""
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count time in which nobody was asking."""
+        self._doubt_since += seconds
+        self._doubted_at += seconds
+        if self.attempts is not None:
+            self.attempts.deadline += seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,31 +7,54 @@ Invariants:
       says so; the other splits do not notice.
     * Splits take turns. While one answer is decoded, each leader has at most one request under
       way; only one answer at a time is in memory.
+
+A split waits for its leader to be looked up, then for its turn at that leader, then for an answer;
+with one it joins the end of the leader's line again, so all take turns. Whatever goes wrong with it
+sends it back to the look-up after a pause of its own: the others do not wait for it.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
-from tallystick.kafka.client import Client
+from tallystick.errors import DataLossError
+from tallystick.kafka import cluster, lost_records
+from tallystick.kafka.client import Client, client_for
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.fetch_request import Isolation, Part
-from tallystick.kafka.fetch_scheduler import Turns
-from tallystick.kafka.records import decode_pieces
-from tallystick.kafka.thread_client import client_for
+from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
+from tallystick.kafka.fetch_request import (
+    Cursor,
+    Isolation,
+    Part,
+    SplitRequest,
+    fetch_request,
+    part_of,
+    parts_by_cursor,
+    take_turn,
+)
+from tallystick.kafka.protocol import NO_ID
+from tallystick.kafka.records import decode, decode_pieces
 from tallystick.source.losses import LossPolicy
-from tallystick.values import SplitRange
-
-__all__ = ["Isolation", "KafkaFetch", "fetch", "fetch_all"]
+from tallystick.source.subscription import EARLIEST, LATEST
+from tallystick.values import SplitRange, TopicPartition
 
 FETCH_BYTES_MAX = 8 << 20
 """How much one answer may hold; a larger record comes all the same (KIP-74)."""
 STRICT = LossPolicy()
 NOTICEABLE_S = 0.01
 """A shorter absence of the reader is not worth a correction of deadlines."""
+CERTAIN_AFTER_S = 5.0
+"""For how long all answers must show the same loss until it is believed: a broker that lags behind
+shows a topic as gone, or as an older one, and a leader that was deposed a log that is too short."""
+REMOVED = "removed"
+RECREATED = "recreated"
+SHORT = "short"
+"""What may be wrong with a split: its topic is gone, or another one; its log ends too early."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +151,274 @@ def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.Rec
         if piece.batch.num_rows:
             yield piece.batch
     assert piece.next_offset == part.stop, (split, part.start, part.stop, piece.next_offset)
+
+
+class Turns:
+    """All splits of one reader.
+
+    Args:
+        client: of the cluster.
+        splits: what to read.
+        policy: what to do about losses.
+        max_bytes: how much to ask a leader for at once.
+        isolation: whether records of open and aborted transactions are left out.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        splits: Iterable[SplitRange],
+        policy: LossPolicy,
+        max_bytes: int,
+        isolation: Isolation,
+    ) -> None:
+        self._client = client
+        self._policy = policy
+        self._max_bytes = max_bytes
+        self._isolation: Isolation = isolation
+        self._homeless = [Cursor(split) for split in splits if split.offset_count]
+        self._lines: dict[int, deque[Cursor]] = {}
+        self._under_way: dict[int, SplitRequest] = {}
+
+    def receive(self, parts: deque[Part]) -> bool:
+        """Wait for an answer, ask for more, and hand over what came; False when all is read."""
+        if not self._under_way:
+            self._ask()
+        if self._under_way:
+            parts.extend(self._next_answer())
+            self._ask()  # before anybody decodes
+        elif self._homeless:
+            time.sleep(max(0.0, min(each.due for each in self._homeless) - time.monotonic()))
+        return bool(parts or self._under_way or self._homeless or any(self._lines.values()))
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count time in which the caller did other things."""
+        cursors = list(self._homeless)
+        cursors += [cursor for line in self._lines.values() for cursor in line]
+        cursors += [cursor for asked in self._under_way.values() for cursor in asked.cursors]
+        for cursor in cursors:
+            cursor.forgive(seconds)
+
+    def close(self) -> None:
+        """Nobody waits any more for what is under way."""
+        for asked in self._under_way.values():
+            self._client.network.discard(asked.posted)
+        self._under_way.clear()
+
+    # --- ask ----------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        due = [cursor for cursor in self._homeless if cursor.due <= now]
+        if due:
+            self._homeless = [cursor for cursor in self._homeless if cursor.due > now]
+            self._look_up(due)
+        for node, line in self._lines.items():
+            if line and node not in self._under_way:
+                self._post(node, take_turn(line))
+
+    def _look_up(self, due: list[Cursor]) -> None:
+        client = self._client
+        led = client.by_leader({cursor.partition for cursor in due}, self._deadline(due))
+        nodes = {partition: node for node, led_by in led.items() for partition in led_by}
+        for cursor in due:
+            topic_id = client.topic_ids.get(cursor.split.topic)
+            obstacle = client.leader_obstacle(cursor.partition)
+            if not cursor.belongs_to(topic_id):
+                loss = lost_records.recreated(cursor, topic_id)
+                self._suspect(cursor, RECREATED, loss, "another topic id")
+            elif cursor.partition in nodes:
+                cursor.take_back(REMOVED, RECREATED)
+                self._lines.setdefault(nodes[cursor.partition], deque()).append(cursor)
+            elif obstacle in ABSENT:
+                servers = client.config.bootstrap_servers
+                loss_of_all = lost_records.removed(cursor, servers, self._policy)
+                self._suspect(cursor, REMOVED, loss_of_all, obstacle)
+            else:
+                self._pause(cursor, obstacle)
+
+    def _post(self, node: int, chosen: list[Cursor]) -> None:
+        topic_ids = self._named_by(chosen)
+        cursors = [
+            each
+            for each in chosen
+            if topic_ids[each.split.topic] is not None
+            and each.belongs_to(topic_ids[each.split.topic])
+        ]
+        for cursor in chosen:
+            if cursor not in cursors:  # another split's look-up has shown another topic, or none
+                self._client.forget_leaders([cursor.partition])
+                self._homeless.append(cursor)
+        if not cursors:
+            return
+        epochs = self._client.leader_epochs
+        request = fetch_request(cursors, topic_ids, epochs, self._max_bytes, self._isolation)
+        until = self._client.try_until(self._deadline(cursors))
+        try:
+            posted = self._client.network.post(node, request, until)
+        except OSError as error:
+            self._strand(node, cursors, error)
+        else:
+            self._under_way[node] = SplitRequest(
+                posted, until, request.API_VERSION, cursors, topic_ids
+            )
+
+    def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
+        """By topic, the id to ask with: the shown one (NO_ID: it has none), else a split's own."""
+        shown = self._client.topic_ids
+        topic_ids: dict[str, UUID | None] = {}
+        for cursor in cursors:
+            topic = cursor.split.topic
+            if topic_ids.get(topic) is None:
+                own = None if cursor.topic_id == NO_ID else cursor.topic_id
+                topic_ids[topic] = (shown[topic] or NO_ID) if topic in shown else own
+        return topic_ids
+
+    def _deadline(self, cursors: Iterable[Cursor]) -> float:
+        own = (cursor.attempts.deadline for cursor in cursors if cursor.attempts is not None)
+        return min(own, default=self._client.deadline())
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def _next_answer(self) -> list[Part]:
+        network = self._client.network
+        oldest = min(self._under_way.values(), key=lambda asked: asked.until)
+        posted = [asked.posted for asked in self._under_way.values()]
+        answered = network.answered(posted, oldest.until)
+        overdue = not answered or oldest.until <= time.monotonic()
+        if overdue and oldest.posted not in answered:
+            answered = [oldest.posted]  # a silent one, which must not hide behind the others
+            until = oldest.until
+        else:  # however late: nobody may have looked
+            until = self._client.deadline(self._client.config.request_timeout_ms)
+        asked = self._under_way.pop(answered[0].node)
+        try:
+            response = network.wait(asked.posted, until)
+        except OSError as error:
+            self._strand(asked.posted.node, asked.cursors, error)
+            return []
+        return self._sort(asked, response)
+
+    def _sort(self, asked: SplitRequest, response: Any) -> list[Part]:
+        """Sort the splits of an answer by those with records, without, and in trouble."""
+        parts: list[Part] = []
+        empty: list[tuple[Part, Any]] = []
+        out_of_range: list[Cursor] = []
+        for cursor, error_name, answer in parts_by_cursor(asked, response):
+            if error_name == "OffsetOutOfRange":
+                out_of_range.append(cursor)
+            elif error_name is not None:
+                self._overcome(cursor, error_name)
+            else:
+                part = part_of(cursor, answer)
+                if part.stop > part.start:
+                    cursor.advance(part.stop, asked.topic_ids[cursor.split.topic])
+                    parts.append(part)
+                else:
+                    empty.append((part, answer))
+        line = self._lines[asked.posted.node]
+        line.extend(part.cursor for part in parts if not part.cursor.is_done)
+        for part, answer in reversed(empty):
+            if parts and part.cursor is not asked.cursors[0]:
+                line.appendleft(part.cursor)  # the answer was full; the first one always gets some
+            else:
+                self._wait_for_records(part, answer)
+        if out_of_range:
+            self._find_again(out_of_range)
+        return parts
+
+    def _overcome(self, cursor: Cursor, error_name: str) -> None:
+        """Wait where that can help, and raise where it cannot."""
+        if error_name.isalnum() and error_name not in AGAIN:
+            raise refusal(error_name, "Fetch", str(cursor.split))
+        if error_name in STALE:
+            self._client.forget_leaders([cursor.partition])
+        self._client.obstacles[f"Fetch: {error_name}"] += 1
+        self._pause(cursor, error_name)
+
+    def _strand(self, node: int, cursors: Iterable[Cursor], error: OSError) -> None:
+        """A broker is not to be had: look up the leaders of all that wait for it."""
+        obstacle = describe(error)
+        self._client.obstacles[f"Fetch: {obstacle}"] += 1
+        line = self._lines[node]
+        self._homeless += line
+        self._client.forget_leaders(cursor.partition for cursor in [*cursors, *line])
+        line.clear()
+        for cursor in cursors:
+            self._pause(cursor, obstacle)
+
+    def _pause(self, cursor: Cursor, obstacle: str, doubt: str = "") -> None:
+        """Look it up again later; `doubt` is the loss that the obstacle is a sign of, if any."""
+        cursor.doubt(doubt)
+        if cursor.attempts is None:
+            cursor.attempts = Attempts(self._client.deadline(), "Fetch", str(cursor.split))
+        cursor.due = time.monotonic() + cursor.attempts.delay(obstacle)
+        self._homeless.append(cursor)
+
+    # --- losses -------------------------------------------------------------------------------
+
+    def _is_certain(self, cursor: Cursor, doubt: str) -> bool:
+        """Note one more sign of a loss; whether it was seen for long enough to be believed."""
+        most_s = self._client.config.delivery_timeout_ms / 1000 / 2  # with time left to settle it
+        return cursor.doubt(doubt) >= min(CERTAIN_AFTER_S, most_s)
+
+    def _suspect(self, cursor: Cursor, doubt: str, loss: DataLossError, obstacle: str) -> None:
+        """Look again for a while; then the metadata are right."""
+        self._client.forget_leaders([cursor.partition])
+        if self._is_certain(cursor, doubt):
+            lost_records.settle(cursor, loss, self._policy)
+        else:
+            self._pause(cursor, obstacle, doubt)
+
+    def _find_again(self, cursors: list[Cursor]) -> None:
+        """Positions outside their logs: before what is left, or after the end."""
+        partitions = [cursor.partition for cursor in cursors]
+        earliest = cluster.list_offsets(self._client, partitions, EARLIEST, absent_after_s=0)
+        end = self._ends(partitions)
+        for cursor in cursors:
+            first, last = earliest.get(cursor.partition), end.get(cursor.partition)
+            if first is None or last is None or first <= cursor.position <= last:
+                self._client.forget_leaders([cursor.partition])
+                self._pause(cursor, "OffsetOutOfRange")
+            elif cursor.position < first:
+                loss = lost_records.expired(cursor, first)
+                lost_records.skip(cursor, first, loss, self._policy)
+                if not cursor.is_done:
+                    self._homeless.append(cursor)
+            elif self._is_certain(cursor, SHORT):
+                lost_records.settle(cursor, lost_records.truncated(cursor, last), self._policy)
+            else:  # said by a leader that may be deposed without knowing it
+                self._client.forget_leaders([cursor.partition])
+                self._pause(cursor, "OffsetOutOfRange", SHORT)
+
+    def _wait_for_records(self, part: Part, answer: Any) -> None:
+        """An empty answer: the leader lags behind, or the log has become too short."""
+        cursor = part.cursor
+        stop = cursor.split.stop_offset
+        if len(part.records):  # not one whole batch: raises when it is because of damage
+            decode(part.records, topic_partition=cursor.partition, start_offset=part.start,
+                   stop_offset=stop, aborted=None, headers=False)  # fmt: skip
+        doubt = SHORT if answer.high_watermark < stop else ""
+        if doubt and self._is_certain(cursor, doubt):
+            end = self._ends([cursor.partition]).get(cursor.partition, stop)
+            if end < stop:
+                lost_records.settle(cursor, lost_records.truncated(cursor, end), self._policy)
+                return
+        if doubt:
+            self._client.forget_leaders([cursor.partition])
+        self._pause(
+            cursor,
+            f"an empty answer at offset {cursor.position}, where the last stable offset is "
+            f"{answer.last_stable_offset} and the end of the log {answer.high_watermark}",
+            doubt,
+        )
+
+    def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return where the logs end; a new leader tells only when it is sure (KIP-207)."""
+        return cluster.list_offsets(
+            self._client,
+            partitions,
+            LATEST,
+            isolation=cluster.READ_UNCOMMITTED,
+            absent_after_s=0,
+        )

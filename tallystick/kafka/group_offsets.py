@@ -6,7 +6,7 @@ from typing import Any
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.error_policy import said
-from tallystick.kafka.partitions import by_topic
+from tallystick.kafka.protocol import by_topic
 from tallystick.values import TopicPartition
 
 NO_OFFSET = -1

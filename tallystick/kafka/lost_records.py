@@ -10,8 +10,8 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka.cursor import Cursor
-from tallystick.kafka.topic_ids import topic_id_text
+from tallystick.kafka.fetch_request import Cursor
+from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.losses import FAIL, KEEP, LossPolicy
 
 logger = logging.getLogger(__name__)

@@ -24,11 +24,10 @@ from typing import Any, Self
 from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import BrokerUnavailableError, DataLossError, FencedError
 from tallystick.kafka import cluster, group_offsets, protocol
-from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.error_policy import ABORT, FENCED
+from tallystick.kafka.error_policy import ABORT, FENCED, Attempts
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 REFUSED = FENCED | ABORT

@@ -10,12 +10,14 @@ Invariant: nothing of kafka-python's exceptions or log lines leaves this module.
 silenced because they print requests, and so credentials and records.
 """
 
+import base64
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 import kafka.errors
 from kafka.net.sasl import get_sasl_mechanism
@@ -48,8 +50,10 @@ from kafka.protocol.producer import (
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from tallystick.errors import TallystickError
+from tallystick.values import TopicPartition
 
 __all__ = [
+    "NO_ID",
     "SOFTWARE_NAME",
     "SOFTWARE_VERSION",
     "AddOffsetsToTxnRequest",
@@ -79,11 +83,16 @@ __all__ = [
     "TxnOffsetCommitRequest",
     "VersionRange",
     "api_name",
+    "by_topic",
     "decode_response",
     "encode_request",
     "error_name",
+    "partitions_of",
     "sasl_mechanism",
     "set_version",
+    "shortened",
+    "topic_id_from",
+    "topic_id_text",
 ]
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
@@ -95,6 +104,8 @@ VersionRange = tuple[int, int]
 """The lowest and the highest version of one API."""
 RESPONSE_HEADER_MAX = 1 << 16
 """More than any response header: four bytes, and tagged fields of which Kafka defines none."""
+NO_ID = UUID(int=0)
+"""What a broker answers that knows no topic ids (KIP-516)."""
 
 
 def error_name(code: int) -> str | None:
@@ -130,6 +141,42 @@ def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broke
             f"{broker} {offered}. Use a broker of Kafka 3.6 or newer."
         )
     request.API_VERSION = min(high, theirs[1])
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by topic, as Kafka's requests want them."""
+    found: dict[str, list[int]] = {}
+    for partition in partitions:
+        found.setdefault(partition.topic, []).append(partition.partition)
+    return found
+
+
+def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
+    """The parts of a response that has them by topic name, as most of Kafka's do."""
+    for topic in response.topics:
+        for part in topic.partitions:
+            yield TopicPartition(topic.name, part.partition_index), part
+
+
+def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
+    """Partitions in words, of many only the first."""
+    names = [str(partition) for partition in sorted(partitions)]
+    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
+    return ", ".join(names[:count_max]) + more
+
+
+def topic_id_text(topic_id: UUID | None) -> str:
+    """22 characters of base64url, as Kafka's own tools print it; "" for no id."""
+    if topic_id is None or topic_id == NO_ID:
+        return ""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def topic_id_from(text: str) -> UUID:
+    """Read back what `topic_id_text` made."""
+    if not text:
+        return NO_ID
+    return UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ from collections.abc import Iterable, Mapping
 
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.rights import Right, committing, writing
-from tallystick.epoch.transactional_ids import SEPARATOR, token_group, transactional_id
+from tallystick.epoch.transactional_ids import (
+    SEPARATOR,
+    PooledId,
+    token_group,
+    transactional_id,
+)
 from tallystick.epoch.two_phase import (
     Committable,
     Guarantee,
@@ -30,16 +35,15 @@ from tallystick.epoch.two_phase import (
     Timeout,
 )
 from tallystick.errors import EpochAbortedError, OptionError
-from tallystick.kafka import cluster, outcome, rights
+from tallystick.kafka import cluster, outcome
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
-from tallystick.kafka.lingering import Finder, OpenTransaction
-from tallystick.kafka.open_transactions import give_up
 from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_recovery, refuse
+from tallystick.kafka.preflight import check, check_recovery, missing_rights, refuse
+from tallystick.kafka.protocol import topic_id_text
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
-from tallystick.kafka.topic_ids import topic_id_text
+from tallystick.kafka.transactions import Finder, TransactionDescription, give_up
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +201,7 @@ class KafkaTaskSink:
             return ()
         version = cluster.transaction_version(self._client) or 0
         cluster_id = cluster.cluster_id(self._client)
-        return tuple(_found(each, version, cluster_id) for each in found)
+        return tuple(_found(*each, version, cluster_id) for each in found.items())
 
     def describe(self, committable: Committable) -> str:
         """See `TwoPhaseCommitSink.describe`."""
@@ -232,7 +236,7 @@ class KafkaTaskSink:
     def _check(self, facts: RunFacts) -> None:
         output = self._output
         wanted = (*writing(output.topics), *self._rights_of_transactions())
-        missing = () if facts.are_checked else rights.missing(self._client, wanted)
+        missing = () if facts.are_checked else missing_rights(self._client, wanted)
         if not missing:
             cluster.partition_counts(self._client, output.topics | {output.token_topic})
         problems: list[str] = []
@@ -257,19 +261,21 @@ class KafkaTaskSink:
         return committing(first, token_group(first), self._output.token_topic, prefix=prefix)
 
 
-def _found(found: OpenTransaction, transaction_version: int, cluster_id: str) -> Committable:
+def _found(
+    pooled_id: PooledId, found: TransactionDescription, transaction_version: int, cluster_id: str
+) -> Committable:
     """Return what is known of a transaction that was found open."""
     transaction = TaskTransaction(
-        transactional_id=str(found.pooled_id),
+        transactional_id=found.transactional_id,
         producer_id=found.producer_id,
         producer_epoch=found.producer_epoch,
         transaction_version=transaction_version,
         cluster_id=cluster_id,
     )
     return Committable(
-        sink=found.pooled_id.sink,
+        sink=pooled_id.sink,
         checkpoint_id=EPOCH_UNKNOWN,
-        task=found.pooled_id.task,
+        task=pooled_id.task,
         name=transaction.name,
         record_count=0,
         begun_ms=found.begun_ms,

@@ -5,12 +5,18 @@ Invariants:
       cluster's transaction.version, and what an earlier user of the id left open is aborted.
     * The token is staged inside the transaction, after all rows were acknowledged.
     * A task never ends a transaction that it has prepared: that is the driver's, see `outcome`.
+    * An idempotent producer without a transactional id has one writer per epoch. Brokers remember
+      an id for a day in each partition that it wrote to (producer.id.expiration.ms), so an id per
+      task and epoch would fill their memory: a process keeps its ids. Such a producer may raise its
+      own epoch, and begins at sequence 0 in it; what is still under way of an older epoch is
+      refused by then (KIP-360).
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import pyarrow as pa
 
@@ -21,14 +27,14 @@ from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.parent_process import check_parent
 from tallystick.host.worker_cache import WorkerCache
-from tallystick.kafka import idempotent_producers
-from tallystick.kafka.acks0 import UnawaitedWriter
+from tallystick.kafka import protocol
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.client import Client
+from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.error_policy import Attempts, describe
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.records import EncodedBatch, encode
+from tallystick.kafka.records import EncodedBatch, encode, stamp
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -37,10 +43,16 @@ GROUP_BATCHES = 64
 """How much is worth a round trip, and small enough to hold."""
 ABORT_TIMEOUT_MS = 2_000
 """How long a failed attempt tries to give up its transaction at once; else it is found later."""
+EPOCH_MAX = 32_766
+"""Kafka's own bound: the number is a short one, and its last value is never given out."""
+NOBODY = Producer("", -1, -1)
+"""Who writes without a producer id: Kafka checks no sequence."""
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
 _idle: WorkerCache[tuple[KafkaConfig, int], KafkaBroker] = WorkerCache(KafkaBroker.close)
+_idle_producers: WorkerCache[tuple[KafkaConfig, str], Producer] = WorkerCache()
+"""Idempotent ones, by cluster, whose they are; a fork must not write with its parent's."""
 
 
 def _take(output: KafkaOutput) -> KafkaBroker:
@@ -273,9 +285,7 @@ class AtOnce:
 
     def _give_producer_back(self) -> None:
         if self._producer is not None:
-            idempotent_producers.give_back(
-                self._producer, self._plan.output.config, self._plan.cluster_id
-            )
+            give_producer_back(self._producer, self._plan.output.config, self._plan.cluster_id)
             self._producer = None
 
     def _sender(self, client: Client) -> Callable[[Frames], None]:
@@ -283,7 +293,7 @@ class AtOnce:
             unawaited = UnawaitedWriter(client)
             return lambda frames: unawaited.write(_plain(frames))
         plan = self._plan
-        self._producer = idempotent_producers.take(client, plan.output.config, plan.cluster_id)
+        self._producer = take_producer(client, plan.output.config, plan.cluster_id)
         writer = PartitionWriter(client, self._producer, transaction_version=0)
         return lambda frames: writer.write(_plain(frames))
 
@@ -316,3 +326,90 @@ def _plain(frames: Frames) -> Frames:
         )
         for partition, encoded in frames
     ]
+
+
+def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
+    """Return an idempotent producer for one writer, with an epoch that nobody had before.
+
+    Raises:
+        AuthorizationError: the right to write idempotently is missing.
+        BrokerUnavailableError: the deadline passed.
+    """
+    last = _idle_producers.take((config, cluster_id))
+    if last is not None:
+        return Producer("", last.producer_id, last.producer_epoch + 1)
+
+    def make() -> Any:
+        return protocol.InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=0x7FFFFFFF,
+            producer_id=-1,
+            producer_epoch=-1,
+            min_version=3,
+            max_version=5,
+        )
+
+    answer = client.call(
+        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
+    )
+    return Producer("", int(answer.producer_id), int(answer.producer_epoch))
+
+
+def give_producer_back(producer: Producer, config: KafkaConfig, cluster_id: str) -> None:
+    """Keep it for the next writer; what has used up its epochs is forgotten."""
+    if producer.producer_epoch < EPOCH_MAX:
+        _idle_producers.give_back((config, cluster_id), producer)
+
+
+class UnawaitedWriter:
+    """Hands batches to the sockets of their leaders, and waits for nothing: acks=0.
+
+    Kafka answers such a request with nothing, not even when it refuses it; then it hangs up.
+
+    Args:
+        client: of the cluster; nobody else may use it meanwhile.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, frames: Frames) -> None:
+        """Send batches that are part of no transaction, in order per partition.
+
+        Raises:
+            BrokerUnavailableError: no leader could be reached within delivery.timeout.ms.
+        """
+        left = deque((partition, stamp(encoded.data, NOBODY, 0)) for partition, encoded in frames)
+        partitions = {partition for partition, _ in frames}
+        attempts = Attempts(self._client.deadline(), "Produce", protocol.shortened(partitions))
+        while left:
+            partition, data = left[0]
+            led = self._client.by_leader([partition], attempts.deadline)
+            obstacle = self._client.leader_obstacle(partition)
+            for node in led:
+                try:
+                    until = self._client.try_until(attempts.deadline)
+                    self._client.network.post(
+                        node, _unawaited_request(partition, data, self._client), until
+                    )
+                except OSError as error:
+                    self._client.forget_leaders([partition])
+                    obstacle = describe(error)
+                else:
+                    left.popleft()
+                    obstacle = ""
+            if obstacle:
+                attempts.pause(obstacle)
+
+
+def _unawaited_request(partition: TopicPartition, data: bytes, client: Client) -> Any:
+    topic_class = protocol.ProduceRequest.TopicProduceData
+    part = topic_class.PartitionProduceData(index=partition.partition, records=data)
+    topic_id = client.topic_ids.get(partition.topic)
+    topic = topic_class(name=partition.topic, topic_id=topic_id, partition_data=[part])
+    return protocol.ProduceRequest(
+        transactional_id=None,
+        acks=0,
+        timeout_ms=client.config.request_timeout_ms,
+        topic_data=[topic],
+    )

@@ -16,15 +16,21 @@ from typing import Any
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
-from tallystick.kafka.attempts import BACKOFF_MIN_S, Attempts
 from tallystick.kafka.audit import batch_at_sequence, producer_states
-from tallystick.kafka.client import Client, Coordinator
+from tallystick.kafka.client import Client, Coordinator, client_for
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.error_policy import AGAIN, STALE, describe, refusal, said
+from tallystick.kafka.error_policy import (
+    AGAIN,
+    BACKOFF_MIN_S,
+    STALE,
+    Attempts,
+    describe,
+    refusal,
+    said,
+)
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.partitions import by_topic, shortened
+from tallystick.kafka.protocol import by_topic, shortened
 from tallystick.kafka.records import EncodedBatch, stamp
-from tallystick.kafka.thread_client import client_for
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from tallystick.checkpoint.local.lmdb_store import open_store
 from tallystick.checkpoint.savepoint_folder import NewFolder, filled, name_of
-from tallystick.checkpoint.state_contents import chunks_of, contents_of
-from tallystick.checkpoint.state_files import write_snapshot
+from tallystick.checkpoint.state_files import chunks_of, contents_of, write_snapshot
 from tallystick.epoch.savepoint import Savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints

@@ -14,7 +14,7 @@ from tallystick.api.kafka_source import client_config
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import Ask
 from tallystick.checkpoint.savepoint_folder import whole_uri
-from tallystick.checkpoint.state_contents import chunks_of, contents_of
+from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.epoch import savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints

@@ -14,7 +14,8 @@ from tallystick.epoch.tokens import newest_token
 from tallystick.epoch.transactional_ids import PooledId, parse, token_group
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
 from tallystick.errors import AuthorizationError, DataLossError, OptionError
-from tallystick.kafka import group_offsets, open_transactions
+from tallystick.kafka import group_offsets
+from tallystick.kafka import transactions as kafka_transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.ask_kafka import NOWHERE
@@ -199,13 +200,13 @@ class KafkaCluster:
                 timeout_ms=each.timeout_ms,
                 partitions=each.partitions,
             )
-            for each in open_transactions.found_open(self._client)
+            for each in kafka_transactions.found_open(self._client)
         )
 
     def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
         """See `newest_epoch.Ask`: it waits for no open transaction."""
         try:
-            state = open_transactions.found(self._client, transactional_id)
+            state = kafka_transactions.describe(self._client, transactional_id)
             if state is not None and state.state.startswith("Prepare"):
                 return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
             group = token_group(transactional_id)

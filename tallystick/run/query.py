@@ -10,7 +10,7 @@ from typing import Any
 
 from tallystick.errors import OptionError, RetriableError, TallystickError
 from tallystick.run.loop import EpochEnded, EpochLoop
-from tallystick.run.profile import profile_text
+from tallystick.run.part_times import profile_text
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from tallystick.errors import TallystickError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options.source import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
-from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
-from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import JOBS

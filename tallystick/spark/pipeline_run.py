@@ -18,12 +18,11 @@ from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.rights import Right, reading, showing
 from tallystick.errors import DataLossError, OptionError
-from tallystick.kafka import rights
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check_all, refuse
+from tallystick.kafka.preflight import check_all, missing_rights, refuse
 from tallystick.options.source import (
     TICK_COUNT,
     TICK_INTERVAL,
@@ -203,10 +202,10 @@ class PipelineRun:
             self._source_cluster = source.cluster_id()
             named = self._subscription.named
             self._topics = named or ()
-            refuse((), rights.missing(source.client, reading(self._topics)), user)
+            refuse((), missing_rights(source.client, reading(self._topics)), user)
             topics = find_topics(source, self._subscription)
             if named is None:
-                refuse((), rights.missing(source.client, reading(topics)), user)
+                refuse((), missing_rights(source.client, reading(topics)), user)
             if is_new:
                 check_named(source, self._subscription, topics)
             self._topics = topics

@@ -13,7 +13,7 @@ from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.value_reader import TextReader, ValueReader
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
 from tallystick.kafka.schema_registry import schema_source
 from tallystick.options.source import SourceOptions
 from tallystick.source.offsets import SourceOffsets

@@ -15,12 +15,11 @@ from tallystick.epoch.protocol import Event
 from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import ID_PREFIX, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
-from tallystick.kafka import rights
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.lingering import OPEN
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_all, refuse
+from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
+from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import Note, OpenSinks
@@ -155,7 +154,7 @@ def preflight(
     output, broker = cluster.output, cluster.broker
     target = cluster.target(pipeline)
     own = committing(target.transactional_id, target.token_group, output.token_topic)
-    missing = rights.missing(broker.client, (*own, *writing(output.topics), *shown))
+    missing = missing_rights(broker.client, (*own, *writing(output.topics), *shown))
     if not missing:
         broker.partition_counts(output.topics | {output.token_topic})
     findings = check(

@@ -28,7 +28,6 @@ from typing import Any, Self
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
-from tallystick.kafka import admin
 from tallystick.testing.jars import kafka_classpath
 from tallystick.testing.node import (
     HOST,
@@ -55,6 +54,7 @@ from tallystick.testing.security import (
     confluent_options,
     create_stores,
 )
+from tallystick.testing.topics import create_topic
 
 BROKERS_MAX = 3
 HEAP_MIN_MB = 128
@@ -256,7 +256,7 @@ class EmbeddedKafka:
         """
         copies = -1 if replication_factor is None else replication_factor
         with connected(self._client_options(SUPER_USER)) as client:
-            admin.create_topic(client, name, partitions, copies, config or {})
+            create_topic(client, name, partitions, copies, config or {})
         self.wait_until_in_sync([name])
         return name
 

@@ -9,8 +9,8 @@ from tallystick.epoch import protocol as c
 from tallystick.epoch.facts import Identity, Request
 from tallystick.errors import RetriableError
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.client import client_for
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.thread_client import client_for
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import Engine, EpochResult, PlannedEpoch
 from tallystick.run.driver import Driver

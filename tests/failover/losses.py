@@ -9,11 +9,10 @@ from typing import Literal
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
-from tallystick.kafka import thread_client
+from tallystick.kafka import client as kafka_client
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.client import Client
+from tallystick.kafka.client import Client, client_for
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.thread_client import client_for
 from tallystick.testing import EmbeddedKafka
 from tests.failover.evidence import problems_of, read_committed, replay
 from tests.failover.job import PARTITIONS, Job, MakeJob, readers_group
@@ -53,7 +52,7 @@ def lose_in_a_task(api: str, loss: Loss, again: Again, make_job: MakeJob) -> Job
     assert first.lost[api, loss] == 1
     if again == AT_THE_NEXT_START:
         job.restart()
-        thread_client._clients.close()  # what a worker keeps ends with it
+        kafka_client._clients.close()  # what a worker keeps ends with it
         later = Wire(client_for(job.config))
     later.lose(api, loss, times=3)
     job.run_until(EPOCHS)

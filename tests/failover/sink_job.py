@@ -30,10 +30,10 @@ from tallystick.epoch import protocol as c
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import RetriableError
-from tallystick.kafka import thread_client
+from tallystick.kafka import client as kafka_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.lingering import list_open_ids
+from tallystick.kafka.transactions import list_open_ids
 from tallystick.ports import EpochResult
 from tallystick.postgres.connection import close_kept
 from tallystick.run.driver import Driver
@@ -233,7 +233,7 @@ class SinkJob:
         if self._open is not None:
             self._open[0].close()
         self._open = None
-        thread_client._clients.close()
+        kafka_client._clients.close()
         close_kept()
 
     def leave(self) -> "SinkJob":

@@ -9,8 +9,8 @@ import pytest
 
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError, FencedError
 from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
+from tallystick.kafka.client import client_for
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.thread_client import client_for
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.task import WritePlan
 from tallystick.testing import EmbeddedKafka

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from real_kafka import Write, continue_at, numbers
 
-from tallystick.kafka import admin
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.testing.topics import create_topic
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 
@@ -46,7 +46,7 @@ def client(config: KafkaConfig) -> Iterator[Client]:
 @pytest.fixture
 def topic(client: Client) -> str:
     name = f"kafka-output-{next(numbers)}"
-    admin.create_topic(client, name, 3)
+    create_topic(client, name, 3)
     return name
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import confluent_kafka
 
-from tallystick.kafka import offsets, protocol
+from tallystick.kafka import cluster, protocol
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.client import Client
+from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.error_policy import said
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.source.subscription import LATEST
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 GROUP = "tallystick-test-token"
@@ -79,10 +81,22 @@ def read(client: Client, topic: str, stop: int, isolation: Any = "read_committed
 
 
 def end_of(client: Client, partition: TopicPartition) -> int:
-    found = offsets.list_offsets(
-        client, [partition], offsets.LATEST, isolation=offsets.READ_UNCOMMITTED
-    )
+    found = cluster.list_offsets(client, [partition], LATEST, isolation=cluster.READ_UNCOMMITTED)
     return found[partition]
+
+
+def delete_topic(client: Client, name: str) -> None:
+    """Delete a topic; one that does not exist is fine."""
+
+    def make() -> Any:
+        return protocol.DeleteTopicsRequest(
+            topic_names=[name], timeout_ms=client.config.request_timeout_ms * 3 // 4, max_version=5
+        )
+
+    def codes(response: Any) -> list[tuple[int, str]]:
+        return [(topic.error_code, f"topic {name!r}{said(topic)}") for topic in response.responses]
+
+    client.call(make, AnyBroker(), codes, accept=frozenset({"UnknownTopicOrPartition"}))
 
 
 def delete_before(client: Client, partition: TopicPartition, offset: int) -> None:

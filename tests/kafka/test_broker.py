@@ -11,11 +11,11 @@ from tallystick.errors import (
     EpochAbortedError,
     FencedError,
 )
-from tallystick.kafka import offsets
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.source.subscription import LATEST
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
 
@@ -74,7 +74,7 @@ def test_what_is_aborted_is_never_read(
     commit(broker, second)
     write(broker.fence(transactional_id, second), {0: ["still open"]})
     partition = TopicPartition(topic, 0)
-    stop = broker.list_offsets([partition], offsets.LATEST)[partition]
+    stop = broker.list_offsets([partition], LATEST)[partition]
 
     assert read(client, topic, stop) == ["kept"] == read_back(config, topic)
     everything = read(client, topic, end_of(client, partition), "read_uncommitted")

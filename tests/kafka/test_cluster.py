@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
-from real_kafka import GROUP, Write, commit, delete_before, numbers
+from real_kafka import GROUP, Write, commit, delete_before, delete_topic, numbers
 from task_sinks import until
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
-from tallystick.kafka import admin, offsets
+from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.source.subscription import FoundTopic
+from tallystick.source.subscription import LATEST, FoundTopic
 from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.testing.topics import create_topic
 from tallystick.values import ProducedRange, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker
@@ -43,11 +44,11 @@ def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> 
     """Deleting and creating take effect on brokers a little later."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        ends = offsets.list_offsets(
+        ends = cluster.list_offsets(
             client,
             [partition],
-            offsets.LATEST,
-            isolation=offsets.READ_UNCOMMITTED,
+            LATEST,
+            isolation=cluster.READ_UNCOMMITTED,
             absent_after_s=0,
         )
         if ends.get(partition) == end:
@@ -58,14 +59,14 @@ def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> 
 
 
 def gone_topic(client: Client, written: ProducedRange) -> str:
-    admin.delete_topic(client, written.topic)
+    delete_topic(client, written.topic)
     wait_for_end(client, written.topic_partition, None)
     return "there is no such partition"
 
 
 def recreated_topic(client: Client, written: ProducedRange) -> str:
-    admin.delete_topic(client, written.topic)
-    admin.create_topic(client, written.topic, 3)
+    delete_topic(client, written.topic)
+    create_topic(client, written.topic, 3)
     wait_for_end(client, written.topic_partition, 0)
     return "the log begins at 0 and ends at 0"
 
@@ -160,7 +161,7 @@ def test_topics_are_told_with_their_ids(
     broker: KafkaBroker, client: Client, config: KafkaConfig
 ) -> None:
     name = f"described-{next(numbers)}"
-    admin.create_topic(client, name, 3)
+    create_topic(client, name, 3)
 
     (first,) = broker.describe_topics([name]).values()
 
@@ -170,10 +171,10 @@ def test_topics_are_told_with_their_ids(
     assert "__transaction_state" not in everything
     assert "__transaction_state" in broker.describe_topics(["__transaction_state"])
 
-    admin.delete_topic(client, name)
+    delete_topic(client, name)
     wait_for_end(client, TopicPartition(name, 0), None)
     assert broker.describe_topics([name]) == {}
-    admin.create_topic(client, name, 2)
+    create_topic(client, name, 2)
     (second,) = broker.describe_topics([name]).values()
     assert second.partition_count == 2
     assert second.topic_id not in ("", first.topic_id)
@@ -188,7 +189,7 @@ def told_by_librdkafka(config: KafkaConfig, topic: str) -> str:
 def test_a_topic_is_there_as_soon_as_it_was_created(broker: KafkaBroker, client: Client) -> None:
     for _ in range(10):
         name = f"just-created-{next(numbers)}"
-        admin.create_topic(client, name)
+        create_topic(client, name)
         partition = TopicPartition(name, 0)
 
         assert list(broker.describe_topics([name])) == [name]
@@ -211,8 +212,8 @@ def test_a_topic_that_vanishes_is_a_loss_for_who_reads_it(
     config: KafkaConfig, client: Client
 ) -> None:
     name = f"vanishing-{next(numbers)}"
-    admin.create_topic(client, name)
-    admin.delete_topic(client, name)
+    create_topic(client, name)
+    delete_topic(client, name)
     quick = Client(KafkaConfig(config.bootstrap_servers, "t", delivery_timeout_ms=1_500,
                                request_timeout_ms=1_000))  # fmt: skip
 
@@ -306,9 +307,9 @@ def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: st
 
 def test_topics_that_kafka_refuses_are_refused_with_its_words(client: Client) -> None:
     with pytest.raises(OptionError, match="InvalidReplicationFactor"):
-        admin.create_topic(client, "too-safe", 1, 17)
+        create_topic(client, "too-safe", 1, 17)
     with pytest.raises(OptionError, match=r"InvalidConfiguration.*no-such-setting"):
-        admin.create_topic(client, "odd", 1, -1, {"no-such-setting": "1"})
+        create_topic(client, "odd", 1, -1, {"no-such-setting": "1"})
 
 
 def test_creating_and_deleting_again_changes_nothing(
@@ -316,10 +317,10 @@ def test_creating_and_deleting_again_changes_nothing(
 ) -> None:
     before = broker.describe_topics([topic])
 
-    admin.create_topic(client, topic, 5)
+    create_topic(client, topic, 5)
 
     assert broker.describe_topics([topic]) == before
     assert before[topic].partition_count == 3
     for _ in range(2):
-        admin.delete_topic(client, topic)
+        delete_topic(client, topic)
     until(lambda: topic not in broker.topics())

@@ -20,13 +20,13 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import cursor, fetch_scheduler
+from tallystick.kafka import fetch_request, fetcher
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
-from tallystick.kafka.offsets import EARLIEST
+from tallystick.kafka.protocol import NO_ID, topic_id_text
 from tallystick.kafka.records import encode, stamp
-from tallystick.kafka.topic_ids import NO_ID, topic_id_text
 from tallystick.source.losses import LENIENT, LossPolicy
+from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange
 
 pytestmark = pytest.mark.timeout(60)
@@ -154,7 +154,7 @@ def all_of(logs: Logs, *partitions: int) -> Read:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.3)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.3)
 
 
 # --- turns and requests -----------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_look_up_does_not_wait_behind_a_fetch() -> None:
         client = Client(broker.config(request_timeout_ms="2000"))
         broker.handlers["Fetch"] = lambda request: time.sleep(0.5) or logs.fetch(request)
         client.metadata(["orders"])
-        reading = fetch_scheduler.Turns(client, whole(logs), LENIENT, 1 << 20, "read_committed")
+        reading = fetcher.Turns(client, whole(logs), LENIENT, 1 << 20, "read_committed")
         reading._ask()
         began = time.monotonic()
         for _ in range(3):
@@ -540,12 +540,12 @@ def test_signs_of_a_loss_with_other_answers_between_them_do_not_add_up(between: 
 
 
 def test_signs_of_a_loss_that_are_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "SILENCE_S", 0.2)
-    found = cursor.Cursor(SplitRange("orders", 0, 0, 8))
-    found.doubt(fetch_scheduler.REMOVED)
+    monkeypatch.setattr(fetch_request, "SILENCE_S", 0.2)
+    found = fetch_request.Cursor(SplitRange("orders", 0, 0, 8))
+    found.doubt(fetcher.REMOVED)
     time.sleep(0.21)
 
-    assert found.doubt(fetch_scheduler.REMOVED) == 0
+    assert found.doubt(fetcher.REMOVED) == 0
 
 
 def lose_one(broker: FakeBroker, logs: Logs, how: str) -> None:

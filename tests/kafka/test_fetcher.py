@@ -17,11 +17,12 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import fetch_scheduler
+from tallystick.kafka import fetcher
 from tallystick.kafka.client import Client
+from tallystick.kafka.cluster import list_offsets
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.offsets import EARLIEST, list_offsets
 from tallystick.kafka.records import encode, stamp
+from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
@@ -152,7 +153,7 @@ def test_a_missing_topic_is_a_loss_that_names_it(broker: FakeBroker) -> None:
 def test_a_topic_that_is_created_again_meanwhile_is_a_loss(
     broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.3)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.3)
 
     def fetched(request: Any) -> Any:
         response = log.fetch(request)

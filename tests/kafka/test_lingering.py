@@ -11,10 +11,11 @@ from task_sinks import committed, opened, place_of, rows_of, state_of, until, wr
 
 from tallystick.epoch.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError
-from tallystick.kafka import offsets
+from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.lingering import Finder, list_open_ids
+from tallystick.kafka.transactions import Finder, list_open_ids
+from tallystick.source.subscription import LATEST
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
 
@@ -35,7 +36,7 @@ def pipeline() -> str:
 def last_stable(client: Client, topic: str) -> int:
     """Where a read_committed reader has to stop."""
     partition = TopicPartition(topic, 0)
-    return offsets.list_offsets(client, [partition], offsets.LATEST)[partition]
+    return cluster.list_offsets(client, [partition], LATEST)[partition]
 
 
 @pytest.mark.broker
@@ -155,7 +156,7 @@ def found_at(broker: FakeBroker, times: int = 1) -> set[str]:
     client = Client(broker.config())
     finder = Finder(client, {"new", "old"}, "out")
     for _ in range(times):
-        found = {str(each.pooled_id) for each in finder.open_transactions()}
+        found = {str(each) for each in finder.open_transactions()}
     client.close()
     return found
 

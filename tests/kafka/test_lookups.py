@@ -8,10 +8,10 @@ import pytest
 from fake_broker import CODES, FakeBroker, answer, part
 
 from tallystick.errors import AuthorizationError, OptionError
-from tallystick.kafka import cluster, offsets, protocol
+from tallystick.kafka import cluster, protocol
 from tallystick.kafka.client import Client
-from tallystick.kafka.topic_ids import topic_id_from, topic_id_text
-from tallystick.source.subscription import FoundTopic
+from tallystick.kafka.protocol import topic_id_from, topic_id_text
+from tallystick.source.subscription import LATEST, FoundTopic
 from tallystick.values import TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
@@ -129,7 +129,7 @@ def test_a_partition_that_stays_unknown_has_no_offset(error_name: str) -> None:
     partition = TopicPartition("orders", 0)
     with FakeBroker({"ListOffsets": listing([error_name])}) as broker:
         client = Client(broker.config())
-        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.32)
+        found = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.32)
         asked = broker.when("ListOffsets")
 
     assert found == {}
@@ -142,7 +142,7 @@ def test_other_obstacles_do_not_make_a_partition_absent() -> None:
     with FakeBroker({"ListOffsets": listing(passing)}) as broker:
         client = Client(broker.config())
         began = time.monotonic()
-        found = offsets.list_offsets(client, [partition], offsets.LATEST, absent_after_s=0.1)
+        found = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.1)
 
     assert found == {partition: 12}
     assert time.monotonic() - began > 0.1
@@ -165,7 +165,7 @@ def test_answers_that_nobody_waits_for_after_an_error_are_not_kept() -> None:
         client = Client(broker.config())
         for _ in range(3):
             with pytest.raises(AuthorizationError):
-                offsets.list_offsets(client, partitions, offsets.LATEST)
+                cluster.list_offsets(client, partitions, LATEST)
         client.metadata()  # comes after them, whoever is asked
         client.network.ask(1, protocol.MetadataRequest(topics=[]), client.deadline())
         connections = client.network._connections.values()

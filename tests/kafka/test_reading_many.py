@@ -7,7 +7,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from real_kafka import Write, commit, delete_before, numbers
+from real_kafka import Write, commit, delete_before, delete_topic, numbers
 
 from tallystick.errors import (
     LogTruncatedError,
@@ -15,12 +15,13 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import admin, fetch_scheduler
+from tallystick.kafka import fetcher
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.source.losses import LENIENT
+from tallystick.testing.topics import create_topic
 from tallystick.values import SplitRange, TopicPartition
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -82,7 +83,7 @@ def test_300_partitions_of_few_records_need_few_requests(
     client: Client, broker: KafkaBroker, fill: Fill, fetches: list[Any]
 ) -> None:
     name = f"many-{next(numbers)}"
-    admin.create_topic(client, name, 300)
+    create_topic(client, name, 300)
     fill(name, 300, 10)
 
     assert texts(client, splits_of(broker, name)) == expected(300, 10)
@@ -125,16 +126,16 @@ def test_aborted_rows_of_interleaved_partitions_are_left_out(
 
 def recreate(client: Client, broker: KafkaBroker, topic: str) -> None:
     (before,) = broker.describe_topics([topic]).values()
-    admin.delete_topic(client, topic)
+    delete_topic(client, topic)
     assert broker.describe_topics([topic]) == {}
-    admin.create_topic(client, topic, before.partition_count)
+    create_topic(client, topic, before.partition_count)
 
 
 def test_a_topic_that_was_created_again_is_told_from_the_one_that_is_meant(
     client: Client, broker: KafkaBroker, topic: str, fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     fill(topic, 3, 10)
     old = splits_of(broker, topic)
     texts(client, old)  # the client remembers the old one
@@ -151,7 +152,7 @@ def test_a_topic_that_is_created_again_midway_is_not_read_on(
     client: Client, broker: KafkaBroker, topic: str, fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     for _ in range(20):
         fill(topic, 1, 5)
     split = SplitRange(topic, 0, 0, 100)
@@ -169,7 +170,7 @@ def test_a_topic_that_is_created_again_midway_is_not_read_on(
 def test_a_missing_partition_is_told_in_seconds(
     client: Client, topic: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_scheduler, "CERTAIN_AFTER_S", 0.5)
+    monkeypatch.setattr(fetcher, "CERTAIN_AFTER_S", 0.5)
     fill(topic, 3, 10)
     splits = [SplitRange(topic, partition, 0, 10) for partition in range(5)]
 

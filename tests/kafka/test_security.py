@@ -7,7 +7,6 @@ import pytest
 from real_kafka import commit
 
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, OptionError
-from tallystick.kafka import admin
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -16,6 +15,7 @@ from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.security import Grant, Security, create_acls
+from tallystick.testing.topics import create_topic
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker
@@ -39,7 +39,7 @@ TOO_LITTLE = [
 def kafka() -> Iterator[EmbeddedKafka]:
     with EmbeddedKafka(security=Security(users=PASSWORDS)) as running:
         client = Client(config_of(running, "admin"))
-        admin.create_topic(client, TOPIC)
+        create_topic(client, TOPIC)
         client.close()
         create_acls(running.confluent_options(), ENOUGH + TOO_LITTLE)
         yield running

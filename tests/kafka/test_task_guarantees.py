@@ -30,14 +30,15 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
 from tallystick.host.worker_cache import WorkerCache
-from tallystick.kafka import admin, idempotent_producers, protocol
-from tallystick.kafka.acks0 import UnawaitedWriter
+from tallystick.kafka import protocol, task_transaction
 from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.partitions import partitions_of
+from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.kafka.task_transaction import UnawaitedWriter
+from tallystick.testing.topics import create_topic
 from tallystick.values import TopicPartition
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -52,7 +53,7 @@ def pipeline() -> str:
 def narrow(client: Client) -> str:
     """A topic that takes small batches only."""
     name = f"narrow-{next(numbers)}"
-    admin.create_topic(client, name, 1, config={"max.message.bytes": "2000"})
+    create_topic(client, name, 1, config={"max.message.bytes": "2000"})
     return name
 
 
@@ -131,7 +132,7 @@ def test_a_changed_guarantee_still_settles_what_is_pending(
 ) -> None:
     """The topic may be another one too."""
     elsewhere = f"elsewhere-{next(numbers)}"
-    admin.create_topic(client, elsewhere, 1)
+    create_topic(client, elsewhere, 1)
     with opened(config, topic, pipeline) as sink:
         pending = written_by(sink.plan(), place_of(pipeline), "pending")
         left = written_by(sink.plan(), place_of(pipeline, task=1), "left")
@@ -149,7 +150,7 @@ def test_rows_name_their_topics_and_dead_letters_are_part_of_the_transaction(
 ) -> None:
     """Keys, headers, order and partitions are those of the other ways to write."""
     dead = f"dead-{next(numbers)}"
-    admin.create_topic(client, dead, 1)
+    create_topic(client, dead, 1)
     rows = pa.record_batch(
         {
             "key": pa.array([f"k{index % 7}" for index in range(1000)]),
@@ -314,19 +315,19 @@ def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
     pipeline: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotent_producers, "_idle", WorkerCache())
+    monkeypatch.setattr(task_transaction, "_idle_producers", WorkerCache())
     with opened(config, topic, pipeline, guarantee=Guarantee.AT_LEAST_ONCE) as sink:
         plan = sink.plan()
-        last = idempotent_producers.take(client, config, plan.cluster_id)
-        last = replace(last, producer_epoch=idempotent_producers.EPOCH_MAX - 1)
-        idempotent_producers.give_back(last, config, plan.cluster_id)
+        last = task_transaction.take_producer(client, config, plan.cluster_id)
+        last = replace(last, producer_epoch=task_transaction.EPOCH_MAX - 1)
+        task_transaction.give_producer_back(last, config, plan.cluster_id)
         for text in "abc":
             task = plan.begin(place_of(pipeline))
             task.write(rows_of(text))
             assert list(task.prepare()) == []
     assert read_in_order(config, topic) == ["a", "b", "c"]
     ids = producers_of(client, TopicPartition(topic, 0))
-    assert ids.pop(last.producer_id) == idempotent_producers.EPOCH_MAX
+    assert ids.pop(last.producer_id) == task_transaction.EPOCH_MAX
     assert list(ids.values()) == [1]
 
 

@@ -16,7 +16,7 @@ from tallystick.errors import (
     EpochAbortedError,
     RecordError,
 )
-from tallystick.kafka import attempts, protocol
+from tallystick.kafka import error_policy, protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.records import EncodedBatch, batch_headers, encode
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
@@ -228,7 +228,7 @@ def test_where_two_tasks_add_their_partitions_at_once_the_next_try_is_quick(
 ) -> None:
     """A refusal of what is in the transaction already is an outage, and waited for as one."""
     pauses: list[float] = []
-    monkeypatch.setattr(attempts.time, "sleep", pauses.append)
+    monkeypatch.setattr(error_policy.time, "sleep", pauses.append)
     writer = writer_for(broker)
 
     log.faults = ["NotEnoughReplicas"] * 2

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.checkpoint import savepoint_folder
-from tallystick.checkpoint.state_contents import contents_of
-from tallystick.checkpoint.state_files import write_changelog
+from tallystick.checkpoint.state_files import contents_of, write_changelog
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import OptionError, StateFileError, StorageError

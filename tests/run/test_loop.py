@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tallystick.run import loop as loop_module
-from tallystick.run.loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop
-from tallystick.run.triggers import Trigger
+from tallystick.run.loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Trigger
 
 
 class Clock:

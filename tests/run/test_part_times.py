@@ -20,8 +20,7 @@ from tallystick.host.stopwatch import (
     timed,
 )
 from tallystick.run import part_times
-from tallystick.run.part_times import PartTimes
-from tallystick.run.profile import profile_text
+from tallystick.run.part_times import PartTimes, profile_text
 
 RAN = c.EpochRan((), ())
 FACTS: list[tuple[float, c.Event]] = [

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.loop import EpochEnded, EpochLoop
+from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
 from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
-from tallystick.run.triggers import Trigger
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
 from tallystick.spark.pipeline_loop import PlannedByUs

@@ -9,13 +9,13 @@ from tallystick.epoch.rights import GROUP, READ, TRANSACTIONAL_ID, WRITE, Right,
 from tallystick.epoch.rights import TOPIC as TOPIC_OF
 from tallystick.epoch.tokens import decode_token
 from tallystick.errors import AuthorizationError, DataLossError
-from tallystick.kafka import cluster, rights
+from tallystick.kafka import cluster
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check
+from tallystick.kafka.preflight import check, missing_rights
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay
@@ -146,7 +146,7 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     owner.stage_offsets(producer, group, {TopicPartition(TOPIC, 0): (1, "open")})
     before = transaction_state(admin, transactional_id)
 
-    found = rights.missing(asking, wanted)
+    found = missing_rights(asking, wanted)
 
     assert list(found) == lacking
     after = transaction_state(admin, transactional_id)
@@ -164,7 +164,7 @@ def test_topics_that_are_not_there_and_clusters_without_access_control_lack_no_r
     servers = tallystick_kafka.bootstrap_servers
     for config in (config_of(guarded, "admin"), KafkaConfig(servers)):
         client = Client(config)
-        assert rights.missing(client, wanted) == ()
+        assert missing_rights(client, wanted) == ()
         assert cluster.describe_topics(client, ["not-there"]) == {}
         client.close()
 

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
-from tallystick.run.loop import EpochEnded, EpochLoop
-from tallystick.run.triggers import Trigger
+from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 import tallystick as ts
 from tallystick.kafka.client import Client
-from tallystick.kafka.lingering import list_open_ids
+from tallystick.kafka.transactions import list_open_ids
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark import lines_sink
 from tests.spark.flow import Flow, pass_on

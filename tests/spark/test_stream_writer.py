@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.kafka.client import Client
-from tallystick.kafka.lingering import list_open_ids
+from tallystick.kafka.transactions import list_open_ids
 from tests.spark import driver_process, mortal_writer
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow, finish

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.cluster import METADATA_LAG_MAX_S
-from tallystick.kafka.offsets import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.cluster import METADATA_LAG_MAX_S, READ_UNCOMMITTED, list_offsets
 from tallystick.options.source import SourceOptions
 from tallystick.source.enumerator import Enumerator, Plan
 from tallystick.source.losses import SKIP

@@ -1,0 +1,222 @@
+"""Open transactions as Kafka describes them (KIP-664): of one sink or of everybody; aborting one.
+
+Everything is asked of the coordinators and leaders as it is now; nothing waits for a transaction
+to end.
+
+ListTransactions asks every broker for what it coordinates. It needs no right of its own, and that
+is the trap: ids that this user may not describe are left out without a word. Where it is only for
+show, that will do. For a sink the right is tried on one id of each prefix, with
+DescribeTransactions, which does refuse.
+"""
+
+import logging
+import time
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from tallystick.epoch.transactional_ids import PooledId, owned, transactional_id
+from tallystick.errors import AuthorizationError, BrokerUnavailableError
+from tallystick.kafka import outcome, protocol
+from tallystick.kafka.audit import INTERNAL_TOPICS, transaction_state
+from tallystick.kafka.broker import EPOCH_BY_END_TXN
+from tallystick.kafka.client import Client, Coordinator, Node
+from tallystick.kafka.error_policy import Attempts
+from tallystick.kafka.outcome import TaskTransaction
+from tallystick.values import Producer, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+OPEN = "Ongoing"
+"""The one state in which nobody has decided; those that begin with `Prepare` end by themselves."""
+LISTED = (OPEN, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+"""States in which readers of the output wait."""
+NODE_TIMEOUT_MS = 3_000
+"""How long one broker may take; then it is looked for again among those that are left."""
+
+
+class TransactionDescription(NamedTuple):
+    """A transaction as its coordinator tells.
+
+    Args:
+        partitions: those with rows.
+        has_offsets: offsets are staged in it too; of our tasks it is the last thing they do.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    begun_ms: int
+    timeout_ms: int
+    partitions: tuple[TopicPartition, ...]
+    has_offsets: bool
+
+    @property
+    def name(self) -> str:
+        """No other transaction of the cluster has it; see `TaskTransaction.name`."""
+        return self.producer.transaction_name
+
+    @property
+    def producer(self) -> Producer:
+        """The producer that writes it."""
+        return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
+
+
+class Finder:
+    """Finds the open transactions of one sink.
+
+    Args:
+        client: of the cluster.
+        prefixes: every one that the pipeline has ever used.
+        sink: its uid.
+    """
+
+    def __init__(self, client: Client, prefixes: Collection[str], sink: str) -> None:
+        self._client = client
+        self._prefixes = frozenset(prefixes)
+        self._sink = sink
+        self._told: set[str] = set()
+
+    def open_transactions(self) -> dict[PooledId, TransactionDescription]:
+        """Everything of the sink that is open now, by id.
+
+        Raises:
+            BrokerUnavailableError: a broker did not answer, so that something may be missing.
+        """
+        allowed = {prefix for prefix in self._prefixes if self._may_describe(prefix)}
+        ids = owned(list_open_ids(self._client), allowed, [self._sink])
+        described = ((each, describe(self._client, str(each))) for each in ids)
+        return {
+            each: state for each, state in described if state is not None and state.state == OPEN
+        }
+
+    def _may_describe(self, prefix: str) -> bool:
+        some_id = transactional_id(prefix, self._sink, 0, 0)
+        try:
+            transaction_state(self._client, some_id)
+        except AuthorizationError as error:
+            self._tell(
+                f"open transactions with prefix {prefix!r} cannot be looked for ({error}); what is "
+                f"open there holds up readers of the output until it times out."
+            )
+            return False
+        return True
+
+    def _tell(self, warning: str) -> None:
+        if warning not in self._told:
+            self._told.add(warning)
+            logger.warning("%s", warning)
+
+
+def found_open(client: Client) -> tuple[TransactionDescription, ...]:
+    """All transactions that readers may wait for, of everybody, as far as this user may see.
+
+    Raises:
+        BrokerUnavailableError: a broker did not answer, so that something may be missing.
+        TallystickError: the brokers do not offer it, or refuse it.
+    """
+    ids = sorted(list_open_ids(client, LISTED))
+    states = (describe(client, each) for each in ids)
+    return tuple(each for each in states if each is not None and each.state in LISTED)
+
+
+def describe(client: Client, transactional_id: str) -> TransactionDescription | None:
+    """Return what the coordinator knows of an id; None: nothing.
+
+    Raises:
+        AuthorizationError: DESCRIBE on the id is missing.
+        BrokerUnavailableError: it did not answer.
+    """
+    state = transaction_state(client, transactional_id)
+    if state is None:
+        return None
+    partitions = {
+        TopicPartition(topic.topic, partition)
+        for topic in state.topics or []
+        for partition in topic.partitions
+    }
+    rows = {each for each in partitions if each.topic not in INTERNAL_TOPICS}
+    return TransactionDescription(
+        transactional_id,
+        str(state.transaction_state),
+        int(state.producer_id),
+        int(state.producer_epoch),
+        max(0, int(state.transaction_start_time_ms)),
+        int(state.transaction_timeout_ms),
+        tuple(sorted(rows)),
+        partitions != rows,
+    )
+
+
+def list_open_ids(client: Client, states: Collection[str] = (OPEN,)) -> set[str]:
+    """The ids of all open transactions of a cluster that this user may describe.
+
+    Args:
+        client: of the cluster.
+        states: in which they are looked for.
+
+    Raises:
+        BrokerUnavailableError: not all brokers that the cluster names have answered.
+        TallystickError: the brokers refuse it.
+    """
+    attempts = Attempts(client.deadline(), "ListTransactions", "all brokers")
+    while True:
+        nodes = [int(broker.node_id) for broker in client.metadata().brokers]
+        found: set[str] = set()
+        try:
+            for node in nodes:
+                found |= _list_of(client, node, states, attempts.deadline)
+        except BrokerUnavailableError as error:  # it may be gone, and its ids another's by now
+            attempts.pause(str(error))
+        else:
+            return found
+
+
+def _list_of(client: Client, node: int, states: Collection[str], deadline: float) -> set[str]:
+    def make() -> Any:
+        return protocol.ListTransactionsRequest(
+            state_filters=list(states), producer_id_filters=[], max_version=0
+        )
+
+    response = client.call(
+        make,
+        Node(node),
+        lambda response: [(response.error_code, f"broker {node}")],
+        deadline=min(deadline, time.monotonic() + NODE_TIMEOUT_MS / 1000),
+    )
+    return {str(each.transactional_id) for each in response.transaction_states}
+
+
+def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:
+    """Abort the one producer epoch, and nothing that the id is used for since. Idempotent.
+
+    InitProducerId alone would abort whatever is open under the id by then. It follows where EndTxn
+    does not fence the writer: before transaction.version 2.
+
+    Raises:
+        AuthorizationError: WRITE on the id is missing.
+        BrokerUnavailableError: no answer; whether Kafka acted is unknown.
+    """
+    state = transaction_state(client, transaction.transactional_id)
+    if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
+        return
+    outcome.end_transaction(client, transaction, committed=False)
+    if transaction.transaction_version >= EPOCH_BY_END_TXN:
+        return
+
+    def make() -> Any:
+        return protocol.InitProducerIdRequest(
+            transactional_id=transaction.transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            min_version=3,  # KIP-360
+            max_version=5,
+        )
+
+    client.call(
+        make,
+        Coordinator("transaction", transaction.transactional_id),
+        lambda response: [(response.error_code, str(transaction))],
+        accept=outcome.REFUSED,
+    )
