@@ -25,7 +25,7 @@ help:
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel alone"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -76,6 +76,7 @@ stress: setup
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
+	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
