@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark42 check sim stress bench clean
+.PHONY: help setup demo test test-spark42 check docs wheel sim stress bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,9 +21,11 @@ help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
 	@echo "make test    all tests, on real brokers and a real Spark"
 	@echo "make test-spark42   some of them on the oldest PySpark that will do, in a venv of its own"
-	@echo "make check   ruff and mypy"
+	@echo "make check   ruff, mypy, and the pages built strictly"
+	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
+	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode"
+	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel alone"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -39,7 +41,7 @@ define install
 endef
 
 $(READY): pyproject.toml
-	$(call install,.venv,'.[test$(COMMA)check]')
+	$(call install,.venv,'.[test$(COMMA)check$(COMMA)docs]')
 
 $(SPARK42)/.ready: pyproject.toml
 	$(call install,$(SPARK42),'.[test]' 'pyspark==4.2.*')
@@ -55,6 +57,13 @@ test-spark42: $(SPARK42)/.ready
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(MAKE) --no-print-directory docs
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+wheel: setup
+	@$(BIN)/python -m tests.wheel
 
 sim: setup
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
@@ -67,9 +76,10 @@ stress: setup
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
+	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 clean:
-	rm -rf .venv $(SPARK42) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv $(SPARK42) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import tallystick
 from tallystick.ops.cli import app
 from tests.generated_pages import PARTS, generated
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("benchmarks", "examples")
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / folder / "README.md" for folder in FOLDERS),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 _COMMAND = re.compile(r"(?:^|`)(?:\.venv/bin/)?tallystick ([a-z][^`\n#]*)", re.MULTILINE)
 _OPTION = re.compile(r"`(--[\w-]+)")
-_FILE = re.compile(r"`((?:benchmarks|tests|tallystick)/[\w/.]+\.\w+)")
+_FILE = re.compile(r"`((?:benchmarks|deploy|examples|tests|tallystick)/[\w/.]+\.\w+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 OF_FLINK = {"--allowNonRestoredState"}
@@ -89,3 +95,8 @@ def test_there_are_generated_parts() -> None:
     text = "".join(page.read_text() for page in PAGES)
 
     assert {f"<!-- generated: {name} -->" for name in PARTS} <= set(text.splitlines())
+
+
+def test_the_api_page_has_each_public_name_once() -> None:
+    named = re.findall(r"^::: tallystick\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(tallystick.__all__)

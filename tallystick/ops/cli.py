@@ -204,10 +204,18 @@ def demo(
     """
     from rich.console import Console
 
-    from tallystick.demo.run import DemoError, DemoOptions, run_demo
+    from tallystick.spark.warm_up import warm_up
 
     try:
-        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless), Console())
+        from tallystick.demo.run import DemoError, DemoOptions, run_demo
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+    console = Console()
+    console.print("making kernels ready: minutes at the first time on a machine, seconds later")
+    for made in warm_up():  # else the first epoch would wait for it, and be taken for a hang
+        console.print(made)
+    try:
+        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless), console)
     except (DemoError, TallystickError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -111,7 +111,7 @@ class Query:
             With a timeout, whether it has ended; else nothing.
 
         Raises:
-            what the run ended with.
+            Exception: what the run ended with.
         """
         has_ended = self._ended.wait(timeout)
         if has_ended and self._error is not None:
@@ -122,7 +122,7 @@ class Query:
         """Wait until everything is committed that can be read now; for tests.
 
         Raises:
-            what the run ended with.
+            Exception: what the run ended with.
         """
         seen = self._loop.looks
         while not self._ended.wait(0.01):
