@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from tallystick.errors import OptionError
+from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import admin, protocol
 from tallystick.kafka.attempts import Attempts
 from tallystick.kafka.client import AnyBroker, Client
@@ -139,6 +139,68 @@ def cluster_facts(client: Client) -> ClusterFacts:
         message_bytes_max=_number(told.get("message.max.bytes")),
         session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
     )
+
+
+class Replication(NamedTuple):
+    """The copies of a topic's partitions, of the partition that has the fewest.
+
+    Args:
+        brokers: how many the cluster has.
+        replicas: copies that it should have.
+        in_sync: copies that are up to date; 0: nobody leads the partition.
+        in_sync_min: `min.insync.replicas`; None: not known, for want of DESCRIBE_CONFIGS.
+    """
+
+    brokers: int
+    replicas: int
+    in_sync: int
+    in_sync_min: int | None
+
+
+def replication(client: Client, topic: str) -> Replication:
+    """Return how an existing topic is replicated.
+
+    Raises:
+        AuthorizationError: the topic may not be described.
+        BrokerUnavailableError: the deadline passed.
+    """
+    response = client.metadata([topic])
+    partitions = response.topics[0].partitions
+    setting = "min.insync.replicas"
+    configs = admin.describe_configs(client, admin.TOPIC, topic, [setting]) or {}
+    return Replication(
+        brokers=len(response.brokers),
+        replicas=min(len(each.replica_nodes) for each in partitions),
+        in_sync=min(len(each.isr_nodes) if each.leader_id >= 0 else 0 for each in partitions),
+        in_sync_min=_number(configs.get(setting)),
+    )
+
+
+def clock_ms(client: Client) -> int | None:
+    """Return the time at the cluster's leading controller, in ms since 1970; None: not known.
+
+    The controller gives it in the description of its quorum (KIP-836), which takes DESCRIBE on the
+    cluster.
+
+    Raises:
+        BrokerUnavailableError: the deadline passed.
+    """
+    topic_class = protocol.DescribeQuorumRequest.TopicData
+    partition = topic_class.PartitionData(partition_index=0)
+    asked = topic_class(topic_name="__cluster_metadata", partitions=[partition])
+    try:
+        response = client.call(
+            lambda: protocol.DescribeQuorumRequest(topics=[asked], min_version=1),
+            AnyBroker(),
+            lambda response: [(response.error_code, "the cluster")],
+        )
+    except AuthorizationError:
+        return None
+    found = response.topics[0].partitions[0]
+    for voter in found.current_voters:
+        if voter.replica_id == found.leader_id and voter.last_caught_up_timestamp > 0:
+            return int(voter.last_caught_up_timestamp)
+    return None
 
 
 def transaction_version(client: Client) -> int | None:

@@ -27,6 +27,7 @@ from kafka.protocol.admin import (
     DescribeConfigsRequest,
     DescribeGroupsRequest,
     DescribeProducersRequest,
+    DescribeQuorumRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "DescribeConfigsRequest",
     "DescribeGroupsRequest",
     "DescribeProducersRequest",
+    "DescribeQuorumRequest",
     "DescribeTransactionsRequest",
     "EndTxnRequest",
     "FetchRequest",
