@@ -42,6 +42,7 @@ def test_commands_are_found_on_the_pages() -> None:
         "transactions list",
         "recover MODULE:PIPELINE",
         "inspect CHECKPOINT",
+        "doctor CHECKPOINT",
     } <= found
 
 

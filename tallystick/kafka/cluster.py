@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
-from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node
+from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
 from tallystick.kafka.error_policy import ABSENT, STALE, Attempts, said
 from tallystick.kafka.preflight import ClusterFacts
 from tallystick.kafka.protocol import topic_id_text
@@ -33,8 +33,9 @@ FACT_SETTINGS = (
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+TOPIC = 2
 BROKER = 4
-"""DescribeConfigs' type of a broker."""
+"""Resource types of DescribeConfigs."""
 
 
 def cluster_id(client: Client) -> str:
@@ -210,7 +211,8 @@ def cluster_facts(client: Client) -> ClusterFacts:
     highest = {api.api_key: int(api.max_version) for api in versions.api_keys}
     client.metadata()
     node = client.network.candidates()[0]
-    configs = _settings_of(client, node)
+    # A broker knows its own settings only, and refuses to speak of another's.
+    configs = _settings(client, Node(node), BROKER, str(node), FACT_SETTINGS)
     told: Mapping[str, str] = configs or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
@@ -228,32 +230,93 @@ def cluster_facts(client: Client) -> ClusterFacts:
     )
 
 
-def _settings_of(client: Client, node: int) -> Mapping[str, str] | None:
-    """Return a broker's `FACT_SETTINGS`; those that it does not have are absent.
+def _settings(
+    client: Client, to: Target, resource: int, name: str, wanted: Iterable[str]
+) -> Mapping[str, str] | None:
+    """Return settings of a broker or topic; those that it does not have are absent.
 
     None when DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
     """
     resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
 
     def make() -> Any:
-        resource = resource_class(
-            resource_type=BROKER,
-            resource_name=str(node),
-            configuration_keys=sorted(FACT_SETTINGS),
+        one = resource_class(
+            resource_type=resource, resource_name=name, configuration_keys=sorted(wanted)
         )
         return protocol.DescribeConfigsRequest(
-            resources=[resource], include_synonyms=False, include_documentation=False
+            resources=[one], include_synonyms=False, include_documentation=False
         )
 
     def codes(response: Any) -> list[tuple[int, str]]:
-        return [(result.error_code, f"broker {node}{said(result)}") for result in response.results]
+        return [(result.error_code, f"{name}{said(result)}") for result in response.results]
 
     try:
-        # A broker knows its own settings only, and refuses to speak of another's.
-        result = client.call(make, Node(node), codes).results[0]
+        result = client.call(make, to, codes).results[0]
     except AuthorizationError:
         return None
     return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
+
+class Replication(NamedTuple):
+    """The copies of a topic's partitions, of the partition that has the fewest.
+
+    Args:
+        brokers: how many the cluster has.
+        replicas: copies that it should have.
+        in_sync: copies that are up to date; 0: nobody leads the partition.
+        in_sync_min: `min.insync.replicas`; None: not known, for want of DESCRIBE_CONFIGS.
+    """
+
+    brokers: int
+    replicas: int
+    in_sync: int
+    in_sync_min: int | None
+
+
+def replication(client: Client, topic: str) -> Replication:
+    """Return how an existing topic is replicated.
+
+    Raises:
+        AuthorizationError: the topic may not be described.
+        BrokerUnavailableError: the deadline passed.
+    """
+    response = client.metadata([topic])
+    partitions = response.topics[0].partitions
+    setting = "min.insync.replicas"
+    configs = _settings(client, AnyBroker(), TOPIC, topic, [setting]) or {}
+    return Replication(
+        brokers=len(response.brokers),
+        replicas=min(len(each.replica_nodes) for each in partitions),
+        in_sync=min(len(each.isr_nodes) if each.leader_id >= 0 else 0 for each in partitions),
+        in_sync_min=_number(configs.get(setting)),
+    )
+
+
+def clock_ms(client: Client) -> int | None:
+    """Return the time at the cluster's leading controller, in ms since 1970; None: not known.
+
+    The controller gives it in the description of its quorum (KIP-836), which takes DESCRIBE on the
+    cluster.
+
+    Raises:
+        BrokerUnavailableError: the deadline passed.
+    """
+    topic_class = protocol.DescribeQuorumRequest.TopicData
+    partition = topic_class.PartitionData(partition_index=0)
+    asked = topic_class(topic_name="__cluster_metadata", partitions=[partition])
+    try:
+        response = client.call(
+            lambda: protocol.DescribeQuorumRequest(topics=[asked], min_version=1),
+            AnyBroker(),
+            lambda response: [(response.error_code, "the cluster")],
+        )
+    except AuthorizationError:
+        return None
+    found = response.topics[0].partitions[0]
+    for voter in found.current_voters:
+        if voter.replica_id == found.leader_id and voter.last_caught_up_timestamp > 0:
+            return int(voter.last_caught_up_timestamp)
+    return None
 
 
 def transaction_version(client: Client) -> int | None:

@@ -29,6 +29,7 @@ from kafka.protocol.admin import (
     DescribeConfigsRequest,
     DescribeGroupsRequest,
     DescribeProducersRequest,
+    DescribeQuorumRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "DescribeConfigsRequest",
     "DescribeGroupsRequest",
     "DescribeProducersRequest",
+    "DescribeQuorumRequest",
     "DescribeTransactionsRequest",
     "EndTxnRequest",
     "FetchRequest",

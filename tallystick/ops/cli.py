@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tallystick.errors import OptionError, TallystickError
+from tallystick.ops.cli_doctor import doctor
 from tallystick.ops.cli_savepoint import KafkaOptions, Servers, asking_kafka, errors_as_messages
 from tallystick.ops.cli_savepoint import app as savepoint
 from tallystick.ops.cli_transactions import app as transactions
@@ -109,6 +110,7 @@ app.add_typer(broker, name="broker")
 app.add_typer(savepoint, name="savepoint")
 app.add_typer(transactions, name="transactions")
 app.command("recover")(recover)
+app.command("doctor")(doctor)
 
 
 @app.command("inspect")

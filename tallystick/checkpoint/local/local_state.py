@@ -45,6 +45,12 @@ class LocalState:
         return open_store(state_root(), self.lineage, uid, groups)
 
 
+def state_folder() -> Path:
+    """Return where copies of state are kept on this host; nothing is made there."""
+    named = os.environ.get(ROOT_VARIABLE)
+    return Path(named) if named else Path(tempfile.gettempdir(), f"tallystick-{os.getuid()}")
+
+
 def state_root() -> Path:
     """The folder for copies of state, made where it is not there; no one else may change it.
 
@@ -53,9 +59,8 @@ def state_root() -> Path:
     Raises:
         OptionError: somebody else owns it, or could change it.
     """
-    named = os.environ.get(ROOT_VARIABLE)
-    if named:
-        root = Path(named)
+    root = state_folder()
+    if os.environ.get(ROOT_VARIABLE):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = root.stat()  # a link of the administrator's may be what is named
         refused, what = _WRITABLE_BY_OTHERS, "that only this user can change"
@@ -64,7 +69,6 @@ def state_root() -> Path:
             f"the user that Spark's executors run as, and take others' right to write (chmod go-w)"
         )
     else:
-        root = Path(tempfile.gettempdir(), f"tallystick-{os.getuid()}")
         root.mkdir(mode=0o700, exist_ok=True)
         found = root.lstat()
         refused, what = _OPEN_TO_OTHERS, "that only this user can use"
