@@ -10,6 +10,7 @@ where it reads more than `PARTITION_SERIES_MAX` partitions: so a pattern that ma
 no monitoring system.
 """
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
@@ -61,7 +62,8 @@ TABLE = (
     MetricEntry("tallystick_epochs_total", COUNTER, PIPELINE, "Epochs committed."),
     MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "How long epochs took, by part; `triggerExecution` is the whole (see Performance)."),
     MetricEntry("tallystick_epoch_failures_total", COUNTER, ("query", "error"), "What failed in epochs, by the class of the error; what may pass is tried again.", True),
-    MetricEntry("tallystick_epoch_open_since_seconds", GAUGE, PIPELINE, "When the epoch in flight was planned, as Unix time; 0: none is in flight.", True),
+    MetricEntry("tallystick_epoch_open_seconds", GAUGE, PIPELINE, "Age of the epoch in flight, since its plan: its transaction is no older; 0: none is in flight.", True),
+    MetricEntry("tallystick_transaction_timeout_seconds", GAUGE, PIPELINE, "After how long Kafka aborts an epoch's transaction; absent where none decides.", True),
     MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
     MetricEntry("tallystick_starts_total", COUNTER, PIPELINE, "How often this process has started the pipeline.", True),
     MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks.", True),
@@ -198,7 +200,10 @@ def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
     yield "tallystick_starts_total", one, counts.starts
     yield "tallystick_rows_written_total", one, counts.rows_written
     yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
-    yield "tallystick_epoch_open_since_seconds", one, counts.open_since_ms / 1000
+    now_ms, since_ms = time.time_ns() // 1_000_000, counts.open_since_ms
+    yield "tallystick_epoch_open_seconds", one, (now_ms - since_ms) / 1000 if since_ms else 0
+    if counts.timeout_ms is not None:
+        yield "tallystick_transaction_timeout_seconds", one, counts.timeout_ms / 1000
     for error, count in list(counts.failures.items()):
         yield "tallystick_epoch_failures_total", (name, error), count
     for step, count in list(counts.late_rows.items()):

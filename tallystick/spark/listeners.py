@@ -34,6 +34,8 @@ class PipelineCounts:
     """When this process committed an epoch last, in ms since 1970; 0: it has not."""
     open_since_ms: int = 0
     """When the epoch in flight was planned, in ms since 1970; 0: none is in flight."""
+    timeout_ms: int | None = None
+    """Of the transactions that decide; None: none does."""
 
 
 PIPELINES: defaultdict[str, PipelineCounts] = defaultdict(PipelineCounts)
@@ -49,11 +51,15 @@ class EpochCounts:
     Args:
         pipeline: its name.
         listener: the user's; None: there is none.
+        timeout_ms: of the transactions that decide; None: none does.
     """
 
-    def __init__(self, pipeline: str, listener: Listener | None) -> None:
+    def __init__(
+        self, pipeline: str, listener: Listener | None, timeout_ms: int | None = None
+    ) -> None:
         self._counts = PIPELINES[pipeline]
         self._counts.starts += 1
+        self._counts.timeout_ms = timeout_ms
         self._listener = listener
         self._ran: protocol.EpochRan | None = None
 

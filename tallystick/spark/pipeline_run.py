@@ -97,7 +97,9 @@ class PipelineRun:
         self.name = name
         self.cluster = cluster
         self._topology = topology
-        self.parts = PartTimes(EpochCounts(name, listener))
+        decider = topology.decider
+        timeout_ms = None if decider is None else decider.transaction_timeout_ms
+        self.parts = PartTimes(EpochCounts(name, listener, timeout_ms))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self._source_cluster = ""

@@ -86,7 +86,8 @@ def test_metrics_are_the_truth(
     assert value("tallystick_epochs_total") == len(query.recentProgress) >= 3
     assert value("tallystick_starts_total") == 2
     assert before_s <= (value("tallystick_last_commit_seconds") or 0) <= time.time()
-    assert value("tallystick_epoch_open_since_seconds") == 0
+    assert value("tallystick_epoch_open_seconds") == 0
+    assert value("tallystick_transaction_timeout_seconds") == 900
     assert sum(last_seen.values()) == len(flow.input)
     assert value("tallystick_read_offsets_total") == len(flow.input)
     whole = [each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress]

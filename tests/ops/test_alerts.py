@@ -1,0 +1,58 @@
+"""The alert rules of the package, judged by Prometheus' own tool."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tallystick.ops import metrics
+
+RULES = Path(metrics.__file__).with_name("alerts.yml")
+CASES = Path(__file__).with_name("alerts_test.yml")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="apt-get install prometheus: promtool is not found"
+)
+
+
+def promtool(*words: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_rules_name_only_metrics_that_there_are():
+    named = set(re.findall(r"tallystick_\w+", RULES.read_text()))
+
+    assert len(named) >= 3
+    assert named <= {each.name for each in metrics.TABLE}
+
+
+def test_each_alert_has_a_case():
+    alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+
+    assert len(alerts) == 4
+    assert alerts == set(re.findall(r"alertname: (\w+)", CASES.read_text()))
+
+
+@needs_promtool
+def test_rules_are_sound(tmp_path):
+    shutil.copy(RULES, tmp_path / "alerts.yml")
+
+    assert "4 rules found" in promtool("check", "rules", "alerts.yml", folder=tmp_path)
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_only_then(tmp_path):
+    shutil.copy(RULES, tmp_path / "alerts.yml")
+    shutil.copy(CASES, tmp_path / "cases.yml")
+
+    assert "SUCCESS" in promtool("test", "rules", "cases.yml", folder=tmp_path)
+    broken = RULES.read_text().replace(") > 0.8", ") > 8")
+    assert broken != RULES.read_text()
+    (tmp_path / "alerts.yml").write_text(broken)
+    with pytest.raises(AssertionError, match="TallystickTransactionNearlyTimedOut"):
+        promtool("test", "rules", "cases.yml", folder=tmp_path)
