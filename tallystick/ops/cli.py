@@ -214,7 +214,7 @@ def demo(
         _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
     console = Console()
     console.print("making kernels ready: minutes at the first time on a machine, seconds later")
-    for made in warm_up():  # else the first epoch would wait for it, and be taken for a hang
+    for made in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
         console.print(made)
     try:
         exact = run_demo(DemoOptions(kills, records, rate, seed, stateless), console)
