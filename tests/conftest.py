@@ -7,10 +7,14 @@ does for users.
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tests.spark import jvm
+
+settings.register_profile("untimed", deadline=None)  # speed is shown in benchmarks
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

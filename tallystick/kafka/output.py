@@ -1,7 +1,7 @@
 """The settings of a Kafka sink, as one value: made once from what the user gave, held by plans."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tallystick.codec.rows import RowLayout
@@ -57,7 +57,7 @@ class KafkaOutput:
     """The topic for records that cannot be parsed; None: there may be none."""
     id_prefix: str = ID_PREFIX
     """Put before the pipeline's name in transactional ids."""
-    names: SettingNames = AS_FIELDS
+    names: SettingNames = field(default=AS_FIELDS, compare=False)
     """What messages call these settings."""
 
     @property
