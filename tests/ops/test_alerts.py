@@ -1,5 +1,6 @@
-"""The alert rules of the package, judged by Prometheus' own tool."""
+"""The alert rules of the package, judged by Prometheus' own tool, and its Grafana dashboard."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -56,3 +57,26 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path):
     (tmp_path / "alerts.yml").write_text(broken)
     with pytest.raises(AssertionError, match="TallystickTransactionNearlyTimedOut"):
         promtool("test", "rules", "cases.yml", folder=tmp_path)
+
+
+def test_the_dashboard_shows_every_metric_and_no_other():
+    board = json.loads(Path(metrics.__file__).with_name("dashboard.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = set(re.findall(r"tallystick_\w+", " ".join(asked)))
+
+    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in named}
+    assert shown == {each.name for each in metrics.TABLE}
+    for panel in board["panels"]:
+        assert panel["title"], panel["id"]
+
+
+@needs_promtool
+def test_every_question_of_the_dashboard_is_one(tmp_path):
+    """Prometheus takes each as a rule; Grafana puts values in the place of its variables."""
+    board = json.loads(Path(metrics.__file__).with_name("dashboard.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    plain = [each.replace("$__rate_interval", "1m").replace("$query", ".*") for each in asked]
+    rules = [{"record": f"asked:{number}", "expr": each} for number, each in enumerate(plain)]
+    (tmp_path / "asked.yml").write_text(json.dumps({"groups": [{"name": "asked", "rules": rules}]}))
+
+    assert f"{len(asked)} rules found" in promtool("check", "rules", "asked.yml", folder=tmp_path)
