@@ -15,7 +15,7 @@ import tallystick as ts
         ({"batch_bytes": 10}, "batch_bytes='10': expected a whole number from 1024"),
         ({"transaction_timeout_ms": 999}, "transaction_timeout_ms='999': expected a whole number"),
         ({"transactions": "task", "max_recovery_ms": -1}, "max_recovery_ms='-1': expected"),
-        ({"options": {"kafka.acks": "1"}}, "kafka.acks is .1.: it must be one of all, -1"),
+        ({"options": {"kafka.acks": "1"}}, "kafka.acks is '1': it must be one of all, -1"),
     ],
 )
 def test_an_argument_that_cannot_work_is_named(settings, message):
