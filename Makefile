@@ -50,10 +50,10 @@ demo: setup
 	@$(BIN)/tallystick demo
 
 test: setup
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-spark42: $(SPARK42)/.ready
-	@CRASH_KILLS=TransactionCommitted,EpochReturned $(SPARK42)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SPARK42_TESTS) $(ARGS)
+	@CRASH_KILLS=TransactionCommitted,EpochReturned $(SPARK42)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SPARK42_TESTS) $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
