@@ -90,10 +90,11 @@ class Daemons:
         return Dying(**vars(plan))
 
     def behind_epoch(self, event: c.Event) -> None:
-        """A listener that kills the newest daemon after an epoch."""
+        """A listener that kills the newest daemon that lives, after an epoch."""
         self.epochs += isinstance(event, c.OutputConfirmed)
         if self.epochs == IDLE_AT and isinstance(event, c.OutputConfirmed):
-            _, newest = self.workers()[-1]
+            # A task beside one whose daemon was killed may have been called last.
+            newest = [parent for _, parent in self.workers() if _lives(parent)][-1]
             (self.folder / "dead-idle").write_text(str(newest))
             os.kill(newest, signal.SIGKILL)
 

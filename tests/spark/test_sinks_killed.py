@@ -44,7 +44,7 @@ FACTS = [
     "ProducerFenced",
     "CommittedRead",
     "EpochPlanned",
-    "Recovered",
+    "ParticipantsRecovered",
     "EpochRan",
     "ManifestWritten",
     "OutputCounted",
@@ -56,13 +56,18 @@ FACTS = [
 ALL: list[Chain] = [
     *([(fact, 1)] for fact in FACTS),
     *([(fact, 2)] for fact in FACTS[FACTS.index("EpochRan") :]),
-    [(ONE_COMMITTED, 3), (ONE_COMMITTED, 1), ("Recovered", 1)],
+    [(ONE_COMMITTED, 3), (ONE_COMMITTED, 1), ("ParticipantsRecovered", 1)],
     [("TransactionCommitted", 2), (ONE_COMMITTED, 2), ("EpochRan", 1)],
     [("EpochRan", 2), ("CommittedRead", 1), ("EpochRan", 1), ("ManifestWritten", 1)],
 ]
 CHAINS: dict[str, list[Chain]] = {
     "kafka": [
-        [("TransactionCommitted", 1), ("EpochRan", 1), ("Recovered", 1), (ONE_COMMITTED, 1)],
+        [
+            ("TransactionCommitted", 1),
+            ("EpochRan", 1),
+            ("ParticipantsRecovered", 1),
+            (ONE_COMMITTED, 1),
+        ],
         [
             ("TransactionCommitted", 1),
             (ONE_COMMITTED, 2),
@@ -72,7 +77,12 @@ CHAINS: dict[str, list[Chain]] = {
     ],
     "checkpoint": [
         [("EpochPlanned", 1), ("EpochRan", 1), ("TransactionCommitted", 2)],
-        [(ONE_COMMITTED, 1), (ONE_COMMITTED, 2), ("Recovered", 1), ("ManifestWritten", 1)],
+        [
+            (ONE_COMMITTED, 1),
+            (ONE_COMMITTED, 2),
+            ("ParticipantsRecovered", 1),
+            ("ManifestWritten", 1),
+        ],
     ],
     "users": [
         [("ManifestWritten", 1), ("ManifestWritten", 2), (ONE_COMMITTED, 3), ("OutputSettled", 1)]
@@ -264,7 +274,7 @@ def test_late_tasks_of_a_fenced_driver_prepare_what_never_counts(
     sunk.flow.feed(60)
     gate = tmp_path / "gate"
     zombie = drivers.take()
-    zombie.run(sunk.spec(map_waits_for=str(gate), block_at="Recovered"))
+    zombie.run(sunk.spec(map_waits_for=str(gate), block_at="ParticipantsRecovered"))
     zombie.wait_until_blocked()
     zombie.go_on()  # into the epoch, whose tasks now wait for the gate
 
