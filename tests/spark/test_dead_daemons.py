@@ -36,7 +36,7 @@ java.io.IOException: Stream closed
 ZOMBIE = "Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider …"
 IDLE_AT = 4
-"""The epoch after which a daemon dies, while no worker has anything to do."""
+"""The epoch from which on a daemon dies, while no worker has anything to do."""
 
 
 class Daemons:
@@ -92,11 +92,14 @@ class Daemons:
     def behind_epoch(self, event: c.Event) -> None:
         """A listener that kills the newest daemon that lives, after an epoch."""
         self.epochs += isinstance(event, c.OutputConfirmed)
-        if self.epochs == IDLE_AT and isinstance(event, c.OutputConfirmed):
-            # A task beside one whose daemon was killed may have been called last.
-            newest = [parent for _, parent in self.workers() if _lives(parent)][-1]
-            (self.folder / "dead-idle").write_text(str(newest))
-            os.kill(newest, signal.SIGKILL)
+        is_due = self.epochs >= IDLE_AT and not (self.folder / "dead-idle").exists()
+        if not is_due or not isinstance(event, c.OutputConfirmed):
+            return
+        # The newest one may be dead: of an orphan that could report before it ended.
+        living = [parent for _, parent in self.workers() if _lives(parent)]
+        if living:
+            (self.folder / "dead-idle").write_text(str(living[-1]))
+            os.kill(living[-1], signal.SIGKILL)
 
     def workers(self) -> list[tuple[int, int]]:
         """The workers and their parents, in the order of their calls.
