@@ -241,7 +241,7 @@ class KafkaConfig:
             elif option in FIXED:
                 _one_of(f"kafka.{option}", text.strip().lower(), FIXED[option])
             elif option in TUNING:
-                _say_passed_over(option)
+                say_passed_over(f"kafka.{option}", "it tunes the inside of a Java client")
             elif option not in SPECIAL:
                 raise OptionError(_unknown(option))
         if not options.get("bootstrap.servers"):
@@ -384,13 +384,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 @cache
-def _say_passed_over(option: str) -> None:
+def say_passed_over(name: str, reason: str) -> None:
     """Say once in a process that a setting has no effect."""
-    logger.warning(
-        "kafka.%s has no effect: it tunes the inside of a Java client, and there is none here. No "
-        "row depends on it; leave it out",
-        option,
-    )
+    logger.warning("%s has no effect: %s. Leave it out", name, reason)
 
 
 def _unknown(option: str) -> str:

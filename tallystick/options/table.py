@@ -6,17 +6,14 @@ own Kafka connector where it has the option, else Flink's, so that a query needs
 """
 
 import difflib
-import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import groupby
 from typing import Any
 
 from tallystick.errors import OptionError
-
-logger = logging.getLogger(__name__)
+from tallystick.kafka.config import say_passed_over
 
 KAFKA_PREFIX = "kafka."
 GROUP_OPTION = "kafka.group.id"
@@ -205,7 +202,7 @@ class OptionTable:
             elif name.startswith(KAFKA_PREFIX):
                 client[name.removeprefix(KAFKA_PREFIX)] = str(value)
             elif name in without_effect:
-                _say_passed_over(without_effect[name], self.passed_over[without_effect[name]])
+                say_passed_over(without_effect[name], self.passed_over[without_effect[name]])
             else:
                 raise OptionError(f"unknown option {name!r} of the tallystick {self._hint(name)}")
         if not client.get("bootstrap.servers"):
@@ -229,9 +226,3 @@ class OptionTable:
             "\n".join([f"### {section}", "", head, *(each.row for each in options)])
             for section, options in groupby(shown, key=lambda option: option.section)
         )
-
-
-@cache
-def _say_passed_over(name: str, reason: str) -> None:
-    """Say once in a process that an option has no effect."""
-    logger.warning("option %s has no effect: %s. Leave it out", name, reason)

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.kafka import config
-from tallystick.kafka.config import TUNING
-from tallystick.options import table
+from tallystick.kafka.config import TUNING, say_passed_over
 from tallystick.options.source import (
     OFFSETS_MAX,
     PASSED_OVER,
@@ -206,8 +204,7 @@ def test_epochs_are_bounded_unless_all_is_asked_for():
 
 @pytest.mark.parametrize("name", [*PASSED_OVER, *(f"kafka.{each}" for each in sorted(TUNING))])
 def test_what_only_tunes_another_connector_is_passed_over_with_a_warning(name, caplog):
-    for said in (table._say_passed_over, config._say_passed_over):
-        said.cache_clear()
+    say_passed_over.cache_clear()
 
     assert parse(**{name.upper(): "7"}) == parse()
     assert [name in record.getMessage() for record in caplog.records] == [True]
