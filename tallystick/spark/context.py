@@ -44,6 +44,22 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Setting -> (value, what a session without it loses)."""
+LOCAL_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "spark.executor.heartbeat.maxFailures": (
+        str(2**31 - 1),
+        "the whole process, ten minutes after a stage has lost its input or the machine has slept: "
+        "Spark takes its one executor for lost, and in local mode none can register again",
+    ),
+}
+"""The same where tasks run in the driver's JVM, which ends itself when no heartbeat succeeds.
+
+The driver refuses a block manager that registers again unless the scheduler of a cluster knows its
+executor (SPARK-41360), and local mode has no such scheduler. On a cluster the end is right.
+"""
+
+
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""In the environment of what `spark-submit` starts."""
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -51,6 +67,19 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     for name, (value, _) in SETTINGS.items():
         builder = builder.config(name, value)
     return builder
+
+
+def is_in_one_jvm(master: str) -> bool:
+    """True if the driver runs the tasks of this master itself."""
+    return re.match(r"local(\[|$)", master) is not None
+
+
+def _local_settings(master: str | None) -> Mapping[str, tuple[str, str]]:
+    if master is None and _GATEWAY in os.environ:
+        SparkContext._ensure_initialized()  # the JVM of spark-submit knows
+        master = SparkConf().get("spark.master", "")
+    is_one = is_local() if master is None else is_in_one_jvm(master or "")
+    return LOCAL_SETTINGS if is_one else {}
 
 
 def spark_session(
@@ -74,6 +103,8 @@ def spark_session(
     builder = configure(SparkSession.builder.appName(app_name))
     if master is not None:
         builder = builder.master(master)
+    for name, (value, _) in _local_settings(master).items():
+        builder = builder.config(name, value)
     for name, value in (config or {}).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
@@ -87,7 +118,8 @@ def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_ses
         application_id: whose they are.
         has_session: whether there is a session, whose queries alone go by some of them.
     """
-    for name, (value, loss) in SETTINGS.items():
+    local = LOCAL_SETTINGS if is_in_one_jvm(conf.get("spark.master", "")) else {}
+    for name, (value, loss) in (*SETTINGS.items(), *local.items()):
         matters = has_session or name not in _OF_QUERIES
         if matters and value not in conf.get(name, "") and (name, application_id) not in _warned:
             _warned.add((name, application_id))
@@ -134,7 +166,7 @@ def new_context(
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(name)
-    for setting, (value, _) in SETTINGS.items():
+    for setting, (value, _) in (*SETTINGS.items(), *_local_settings(None).items()):
         conf.set(setting, value)
     for setting, value in QUICK.items():
         conf.set(setting, value)
@@ -150,7 +182,7 @@ def new_context(
 
 def is_local() -> bool:
     """True if nobody has named another master, as far as it shows without a JVM."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if _GATEWAY in os.environ:
         return False  # spark-submit has started the JVM already
     asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "."), "conf")
@@ -159,7 +191,7 @@ def is_local() -> bool:
         asked += "\n" + defaults.read_text()
     named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", asked)
     named += [os.environ["MASTER"]] if os.environ.get("MASTER") else []
-    return all(master.startswith("local") for master in named)
+    return all(map(is_in_one_jvm, named))
 
 
 def end(context: SparkContext) -> None:
