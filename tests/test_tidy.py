@@ -7,6 +7,7 @@ that is the moment to think about where it belongs.
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,18 @@ def public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef]:
                 yield from public(node.body)
 
 
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """What has a docstring: modules, classes, functions, and the assignment before a bare text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield getattr(node, "name", "the module"), ast.get_docstring(node) or ""
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for named, text in pairwise(node.body):
+                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                if is_text and isinstance(named, ast.Assign | ast.AnnAssign):
+                    yield ast.unparse(named)[:60], str(text.value.value)
+
+
 @pytest.fixture(params=MODULES, ids=place)
 def module(request) -> tuple[Path, ast.Module, str]:
     text = request.param.read_text()
@@ -208,11 +221,10 @@ def test_english_is_plain(module):
     """Docstrings say what a thing does or is; names of classes and modules are nouns."""
     path, tree, text = module
     assert not (found := NOT_FOR_TIME.search(text)), f"{place(path)}: {found}"
+    for name, said in docstrings(tree):
+        first = said.partition(" ")[0]
+        assert first not in NO_DOCSTRING_BEGINS_WITH, f"{place(path)}: {name}: {said}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            words = (ast.get_docstring(node) or "Nothing").split(maxsplit=1)
-            name = getattr(node, "name", "the module")
-            assert words[0] not in NO_DOCSTRING_BEGINS_WITH, f"{place(path)}: {name}: {words}"
         if isinstance(node, ast.ClassDef):
             assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{place(path)}: {node.name}"
         if isinstance(node, ast.alias) and node.asname:

@@ -37,7 +37,7 @@ DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
 NO_SLOT = -1
 NEWEST_SLOTS = 10
-"""Of how many slots the runs may have left something open."""
+"""The number of slots in which the runs may have left something open."""
 VERSION = 1
 _NAME = re.compile(r"(\d{16})\.json", re.ASCII)
 

@@ -60,7 +60,7 @@ class TokenAnswer(NamedTuple):
 
 
 Ask = Callable[[str, str], TokenAnswer]
-"""What Kafka holds of a deciding transactional id, and a lineage."""
+"""Asks Kafka for the decision of a transactional id, and a lineage."""
 
 
 def ask_nobody(transactional_id: str, lineage: str) -> TokenAnswer:

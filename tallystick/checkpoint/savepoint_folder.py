@@ -36,7 +36,7 @@ MARKER = "being-written"
 DELETION = "savepoint delete"
 SPARKS_FOLDERS = (OFFSETS, COMMITS, SOURCES, SPARKS_STATE)
 WRITTEN_LAST = (FILE, METADATA)
-"""What makes a folder a savepoint, or a checkpoint."""
+"""Files that make a folder a savepoint, or a checkpoint."""
 MARKER_SHOWN_MAX = 200
 FILES_AT_A_TIME = 4
 """Copied or verified; each is held in memory as a whole."""

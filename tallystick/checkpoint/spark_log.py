@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 FORMAT = "v1"
 OFFSETS, COMMITS, METADATA = "offsets", "commits", "metadata"
 SPARKS_STATE = "state"
-"""Where Spark keeps the state of its own operators; not there if a query has none."""
+"""The folder of the state of Spark's own operators; not there if a query has none."""
 SOURCES = "sources"
-"""Where Spark's own sources keep what they need, by index."""
+"""The folder of what Spark's own sources need, by index."""
 _FILES = re.compile(r'"logOffset"\s*:\s*(\d+)')
-"""What Spark's FileStreamSource logs: the number of the newest entry of its own log."""
+"""The offset of Spark's FileStreamSource: the number of the newest entry of its own log."""
 
 
 @dataclass(frozen=True, slots=True)

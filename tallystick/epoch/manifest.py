@@ -20,7 +20,7 @@ CHECKPOINT = "checkpoint"
 SEED = "seed"
 """How the random part of a seed's name begins; those of other manifests are hexadecimal."""
 FOLDER = "tallystick"
-"""Where manifests live, below the checkpoint location that Spark has too."""
+"""The folder of manifests, below the checkpoint location that Spark has too."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
 
 

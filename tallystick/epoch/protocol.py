@@ -70,9 +70,9 @@ NEXT_PHASES = {
 }
 """Exactly the ways that exist; `tests/epoch/test_coordinator.py` takes each of them."""
 ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
-"""Where a transaction may be open and certainly was not told to commit."""
+"""Phases in which a transaction may be open and certainly was not told to commit."""
 FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
-"""Where running the epoch again would not help: it is committed, or it is being given up."""
+"""Phases in which running the epoch again would not help: it is committed, or being given up."""
 
 
 # Events: facts, in the past tense.

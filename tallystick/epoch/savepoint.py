@@ -22,7 +22,7 @@ from tallystick.epoch.sealed import seal, unseal
 VERSION = 1
 FILE = "savepoint.json"
 TOMBSTONE = "savepoint-being-deleted.json"
-"""What the description is called while the savepoint is being deleted."""
+"""The description's name while the savepoint is being deleted."""
 _SOURCES_PATH = re.compile(r"sources/[0-9]+/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 

@@ -16,7 +16,7 @@ Built = TypeVar("Built")
 SHOWN_MAX = 300
 """So many characters of what is wrong are shown."""
 _REFUSALS = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a value that must not exist raises where somebody tries to build it."""
+"""Raised by a value that must not exist where somebody tries to build it."""
 
 
 def seal(version: int, held: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ from tallystick.values import TopicPartition
 TOKEN_VERSION = 1
 
 Held = Mapping[TopicPartition, tuple[int, str]]
-"""What a token group holds: (offset, metadata) by place."""
+"""The contents of a token group: (offset, metadata) by place."""
 
 
 @dataclass(frozen=True, slots=True)

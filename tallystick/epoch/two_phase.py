@@ -314,7 +314,7 @@ class Settlement(NamedTuple):
 PATIENCE_S = 120.0
 """How long all commits of an epoch, or aborts, may take in one sink, as for Kafka by default."""
 LAST_TRY_S = 3.0
-"""What a commit is given that has its turn when the time for all of them is over."""
+"""The time for a commit whose turn comes when the time for all of them is over."""
 
 
 def try_ends_at(all_end_at: float, now: float) -> float:
@@ -323,7 +323,7 @@ def try_ends_at(all_end_at: float, now: float) -> float:
 
 
 Answer = Outcome | Exception
-"""What one commit came to; an exception: its outcome is open."""
+"""The outcome of one commit; an exception: it is open."""
 
 
 def _in_order(

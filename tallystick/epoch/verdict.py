@@ -95,7 +95,7 @@ def judge(request: Request, committed: CommittedEpoch, identity: Identity) -> Ve
 
 
 FIRST_EPOCH = 1
-"""Of a loop of our own. The one before has no rows: it is where the lineage begins to read."""
+"""The first of a loop of our own. The one before has no rows: there the lineage begins to read."""
 
 
 class NextEpoch(NamedTuple):

@@ -31,7 +31,7 @@ GONE_AFTER_S = 5.0
 """How long a log must go on having no marker, once all were written, before that is believed: a
 leader that was deposed, or has just been elected, may show less of the log than there is."""
 PATIENCE_SHARE = 4
-"""Of a whole call, at most the fourth part is waited so."""
+"""At most a quarter of a whole call is spent on such waits."""
 
 
 def transaction_state(

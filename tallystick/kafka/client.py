@@ -85,7 +85,7 @@ class Client:
         self.cluster_id = ""
         self._leaders: dict[TopicPartition, int] = {}
         self.leader_epochs: dict[TopicPartition, int] = {}
-        """Who is asked with its epoch, and was deposed, says so in place of an answer (KIP-320)."""
+        """Epochs that leaders are asked with: a deposed one refuses to answer (KIP-320)."""
         self._coordinators: dict[Coordinator, int] = {}
         self._latest = math.inf
 

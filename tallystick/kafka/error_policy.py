@@ -51,7 +51,7 @@ STALE = frozenset(
 )
 """We are wrong about who is in charge: look up the leader or coordinator, then again."""
 ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId"})
-"""What a broker says of a topic that is not there, and of one that it has not heard of yet."""
+"""Answers about a topic that does not exist, or that the broker has not heard of yet."""
 FENCED = frozenset(
     {
         "ProducerFenced",
@@ -96,7 +96,7 @@ ACL = {
     ("TransactionalIdAuthorizationFailed", "DescribeTransactions"): "DESCRIBE (or WRITE) on the "
     "transactional id",
 }
-"""Which ACL is missing, where it is not the usual one of the resource."""
+"""The missing ACL, by error and request, where it is not the usual one of the resource."""
 ACL_USUAL = {
     "TopicAuthorizationFailed": "READ on the topic",
     "GroupAuthorizationFailed": "READ on the consumer group",

@@ -33,7 +33,7 @@ SILENCE_S = 5.0
 """Signs of a loss that are further apart say nothing about the time between them."""
 
 _BATCH = struct.Struct(">qi11xi")
-"""Of a batch's header: base offset, length, last offset delta."""
+"""Fields of a batch's header: base offset, length, last offset delta."""
 _LENGTH_FROM = 12
 _LENGTH_MIN = 49
 

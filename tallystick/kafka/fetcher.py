@@ -54,7 +54,7 @@ shows a topic as gone, or as an older one, and a leader that was deposed a log t
 REMOVED = "removed"
 RECREATED = "recreated"
 SHORT = "short"
-"""What may be wrong with a split: its topic is gone, or another one; its log ends too early."""
+"""Errors of a split: its topic is gone, or another one; its log ends too early."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class KafkaOutput:
     id_prefix: str = ID_PREFIX
     """Put before the pipeline's name in transactional ids."""
     names: SettingNames = field(default=AS_FIELDS, compare=False)
-    """What messages call these settings."""
+    """The names of these settings in messages."""
 
     @property
     def timeout(self) -> Timeout:

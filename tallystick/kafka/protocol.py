@@ -107,7 +107,7 @@ VersionRange = tuple[int, int]
 RESPONSE_HEADER_MAX = 1 << 16
 """More than any response header: four bytes, and tagged fields of which Kafka defines none."""
 NO_ID = UUID(int=0)
-"""What a broker answers that knows no topic ids (KIP-516)."""
+"""The answers of a broker that knows no topic ids (KIP-516)."""
 
 
 def error_name(code: int) -> str | None:

@@ -46,7 +46,7 @@ ABORT_TIMEOUT_MS = 2_000
 EPOCH_MAX = 32_766
 """Kafka's own bound: the number is a short one, and its last value is never given out."""
 NOBODY = Producer("", -1, -1)
-"""Who writes without a producer id: Kafka checks no sequence."""
+"""The producer of those who write without an id: Kafka checks no sequence."""
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
@@ -299,7 +299,7 @@ class AtOnce:
 
 
 TaskWriter = InTransaction | AtOnce
-"""What `TaskPlan.begin` gives: a `Transaction` that takes malformed records too."""
+"""The result of `TaskPlan.begin`: a `Transaction` that takes malformed records too."""
 
 
 def _dead_letters_of(plan: TaskPlan) -> RowLayout:

@@ -248,4 +248,4 @@ CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {
     "rights": authorization,
     "clock": clock,
 }
-"""Those that need both the checkpoint and Kafka, in the order in which they are made."""
+"""Checks that need both the checkpoint and Kafka, in the order in which they are made."""

@@ -84,7 +84,7 @@ class TransactionStatus(Enum):
 
 
 OURS = {TransactionStatus.DUE, TransactionStatus.UNNAMED, TransactionStatus.WHOLE_EPOCH}
-"""What a recovery of the pipeline settles."""
+"""Settled by a recovery of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ from tallystick.values import Producer
 logger = logging.getLogger(__name__)
 
 Worker = EpochSource | Engine
-"""What runs an epoch: one that Spark asked for, or the next, which it plans itself."""
+"""Runs an epoch: one that Spark asked for, or the next, which it plans itself."""
 Listener = Callable[[Event], None]
 """Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
 

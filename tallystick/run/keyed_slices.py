@@ -24,11 +24,11 @@ from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import one_batch
 
 SLICE_BYTES = 64 << 20
-"""Where nobody says: rows that a task holds at a time."""
+"""The default number of bytes of rows that a task holds at a time."""
 RUN_COUNT = 64
 """The key groups of a task are so many runs at most; larger slices are several of them."""
 FOLDERS_VARIABLE = "SPARK_LOCAL_DIRS"
-"""Where Spark tells its Python workers to put what does not fit into memory."""
+"""The variable by which Spark tells its Python workers where to put what exceeds memory."""
 
 
 class Slice(NamedTuple):

@@ -141,7 +141,7 @@ class _Turns:
 
 ABORTED: Literal["aborted"] = "aborted"
 Result = Answer | Literal["aborted"]
-"""What one try to commit or abort came to; an exception: it is open, and tried again."""
+"""The outcome of one try to commit or abort; an exception: it is open, and tried again."""
 Note = Callable[[Committable, Result], None]
 
 

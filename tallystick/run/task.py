@@ -164,7 +164,7 @@ def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]
 
 
 Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
-"""What a task hands on: rows, malformed records, or a finished frame that only passes by."""
+"""A task's output: rows, malformed records, or a finished frame that only passes by."""
 
 
 class OpenOutlet(Protocol):

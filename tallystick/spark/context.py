@@ -134,7 +134,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 QUICK = {"spark.ui.enabled": "false"}
-"""What costs a start time, and nobody has asked for."""
+"""Settings against work at the start that nobody has asked for."""
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that has little to do: it starts with a third less CPU, and compiles less well."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"

@@ -34,7 +34,7 @@ PACKAGES = (
         "tallystick.spark.gang.member",
     ),
 )
-"""What a pipeline's workers import."""
+"""The modules that a pipeline's workers import."""
 POLL_S = 1.0
 """How soon it notices that its driver is gone."""
 END_MAX_S = 10.0

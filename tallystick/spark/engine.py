@@ -40,7 +40,7 @@ from tallystick.values import Producer, SplitRange
 
 MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]
 MakeLast = Callable[[int], EncodePlan | FanOut]
-"""Where the rows of an epoch go in the end."""
+"""The end of an epoch's plan: it writes the rows."""
 REPORT_DDL = "report string"
 NO_ROWS = -(1 << 31)
 """The source of frames that only begin an epoch; no task's index."""

@@ -138,7 +138,7 @@ _WORKER_LOST = re.compile(
 """A worker died in its task, or in Spark's pool of idle ones, or while it was forked."""
 _JOB_ABORTED = "Job aborted due to"
 _STAGE_GIVEN_UP = "has failed the maximum allowable number of times"
-"""What Spark says of a stage whose input is gone: an executor was lost with its shuffle files."""
+"""Spark's words for a stage whose input is gone: an executor was lost with its shuffle files."""
 
 POOL_JOBS_MAX = 100
 """More than a pool has dead workers, each of which fails a job."""

@@ -23,7 +23,7 @@ class PipelineCounts:
     starts: int = 0
     """How often it was started."""
     failures: Counter[str] = field(default_factory=Counter)
-    """What failed in epochs, by the class of the error; most of it is tried again."""
+    """Failures in epochs, by the class of the error; most are tried again."""
     rows_written: int = 0
     """The rows of committed epochs, in all sinks."""
     late_rows: Counter[str] = field(default_factory=Counter)
@@ -35,7 +35,7 @@ class PipelineCounts:
     open_since_ms: int = 0
     """When the epoch in flight was planned, in ms since 1970; 0: none is in flight."""
     timeout_ms: int | None = None
-    """Of the transactions that decide; None: none does."""
+    """The timeout of the transactions that decide, in ms; None: none does."""
 
 
 PIPELINES: defaultdict[str, PipelineCounts] = defaultdict(PipelineCounts)

@@ -37,10 +37,10 @@ OPEN_MAX = 64
 """Environments that a process keeps open; each takes address space and file descriptors."""
 
 MAP_BYTES = 64 << 30
-"""What a file may grow to before its map must grow too; it takes address space, nothing else."""
+"""The size to which a file may grow before its map must too; takes address space only."""
 
 MAP_SHARE = 32
-"""Where the process's address space is limited, a file may at first take this part of it."""
+"""The share of a limited address space that a file may take at first."""
 
 BLOAT = 3
 BLOAT_BYTES_MIN = 64 << 20

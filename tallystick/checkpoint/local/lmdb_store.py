@@ -52,7 +52,7 @@ from tallystick.state.overlay import EmptyView, StateView
 
 CHUNK_ROWS = 100_000
 CHUNK_BYTES = 64 << 20
-"""What one transaction writes: LMDB copies the pages it touches and reuses only older ones."""
+"""The bytes that one transaction writes: LMDB copies pages it touches, reuses only older ones."""
 
 _ABOUT = b"\0"
 """Sorts before all entries, whose keys have more than two bytes."""

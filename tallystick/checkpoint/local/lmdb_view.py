@@ -27,7 +27,7 @@ DIGEST_BYTES = 32
 PREFIX_BYTES = STORED_KEY_MAX - DIGEST_BYTES
 BATCH_ROWS = 16_384
 FIRST_ENTRY = b"\0\0"
-"""What sorts before is the store's own."""
+"""Keys that sort before this one are the store's own."""
 
 _KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
 _LENGTH = struct.Struct("<I")

@@ -6,7 +6,7 @@ from typing import Any
 from tallystick.run.task import Report
 
 READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
-"""What a member says: of itself, of its run of an order, of its connections to others."""
+"""A reply of a member: of itself, of its run of an order, of its connections to others."""
 
 
 class Replies:

@@ -10,7 +10,7 @@ from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.task import Report
 
 Made = Callable[[int], Iterable[Frame]]
-"""What the task of an index sends."""
+"""The frames that the task of an index sends."""
 Result = Callable[[], list[Report]]
 Beside = Callable[[Result], Result]
 """Begins something beside what this process does, and returns how its result is waited for."""

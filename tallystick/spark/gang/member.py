@@ -61,7 +61,7 @@ SEND_PARTS = 300
 LOST_OTHERS = 3
 """A member's exit code when its driver, its Spark worker or another member is gone."""
 ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
-"""What the driver says."""
+"""Kinds of messages of the driver."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tallystick.errors import OptionError, QueryEndedError, TallystickError
 from tallystick.source.offsets import SourceOffsets, parse_source
 
 NO_OFFSETS = "-"
-"""What Spark's log holds for a source that has no offset yet."""
+"""The entry in Spark's log of a source that has no offset yet."""
 
 
 @dataclass(frozen=True, slots=True)

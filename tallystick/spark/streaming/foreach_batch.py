@@ -77,7 +77,7 @@ class Batch:
 MakeDriver = Callable[[QueryRun, Identity, FileStorage], Driver]
 MakeEngine = Callable[[Batch], Engine]
 AtEnd = Callable[[DataFrame, str, Callable[[], None]], None]
-"""Of a micro-batch's rows and run; what to call when the run has ended."""
+"""Takes a micro-batch's rows and run; returns the function to call when the run has ended."""
 
 
 @dataclass
@@ -308,7 +308,7 @@ def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -
 
 
 _sink_of_run: dict[str, "RunnerPerRun"] = {}
-"""Which sink the function of a run calls; there is one, for there is one decision per epoch."""
+"""The sink that the function of a run calls: one, for there is one decision per epoch."""
 _refused: dict[str, BaseException] = {}
 """Runs of which a call, or what may be one, failed before it had a runner: they write no more."""
 _sink_lock = Lock()

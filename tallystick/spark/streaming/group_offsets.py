@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CLOSING_PATIENCE_S = 10.0
 """How long the end of a run waits until its last positions are shown."""
 Place = tuple[str, str]
-"""Where positions are shown: cluster id and consumer group."""
+"""A place where positions are committed for monitoring: cluster id and consumer group."""
 
 
 @dataclass(frozen=True, slots=True)

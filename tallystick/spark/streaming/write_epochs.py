@@ -68,7 +68,7 @@ SINK_UID = "kafka"
 """A streaming query has one sink."""
 
 OpenSink = Callable[[Owner, str, frozenset[str]], TwoPhaseCommitSink]
-"""Of an owner, with what its transactional ids begin with, and with what they began before."""
+"""Opens the sink of an owner, given the prefix of its transactional ids and earlier prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
