@@ -18,13 +18,13 @@ WARM_UP_MODULES = (
     "tallystick.kafka.records",
     "tallystick.codec.json_writer",
     "tallystick.codec.rows",
-    "tallystick.codec.avro.reader",
-    "tallystick.codec.json_reader",
     "tallystick.state.keys",
-    "tallystick.state.functions.keyed_batch",
     "tallystick.state.row_codec",
+    "tallystick.state.functions.keyed_batch",
+    "tallystick.codec.json_reader",
+    "tallystick.codec.avro.reader",
 )
-"""Modules with a `warm_up()` that compiles each kernel they use."""
+"""Modules with a `warm_up()` that compiles each kernel they use: first those of every pipeline."""
 
 
 def kernel_directory() -> Path:

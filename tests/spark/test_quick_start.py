@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +198,31 @@ def test_it_ends_with_its_driver(home: Path, when: str) -> None:
         process.send_signal(signal.SIGKILL)
     wait_until_gone([found["daemon"], *(pid for pid, _, _ in found.get("workers", ()))])
     assert not Path(found["address"]).parent.exists()
+
+
+@pytest.mark.parametrize(("asked_in", "loaded"), [("first", 1), ("second", 2), (None, 3)])
+def test_kernels_are_loaded_until_the_jvm_asks(
+    asked_in: str | None, loaded: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first in any case; a machine without a cache would compile all of them before it."""
+    names = ("first", "second", "third")
+    monkeypatch.setattr(kernel_cache, "WARM_UP_MODULES", names)
+    warmed: list[str] = []
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as jvm:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen(1)
+
+        def warm_up(name: str) -> None:
+            warmed.append(name)
+            if name == asked_in:
+                jvm.connect(str(tmp_path / "socket"))
+
+        for name in names:
+            module = SimpleNamespace(warm_up=partial(warm_up, name))
+            monkeypatch.setitem(sys.modules, name, module)
+        early_daemon._load_kernels(listener)
+
+    assert warmed == list(names[:loaded])
 
 
 def test_it_takes_no_place_of_another_python() -> None:
