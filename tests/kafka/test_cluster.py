@@ -28,16 +28,19 @@ pytestmark = pytest.mark.broker
 def test_rows_that_cannot_be_judged_yet_are_an_unavailable_broker(
     config: KafkaConfig, transactional_id: str, write: Write
 ) -> None:
-    quick = KafkaConfig(config.bootstrap_servers, request_timeout_ms=500, delivery_timeout_ms=2_000)
-    broker = KafkaBroker(quick)
+    broker = KafkaBroker(config)
     producer = broker.fence(transactional_id, None)
     produced = write(producer, {0: ["a"]})
+    quick = KafkaBroker(
+        KafkaConfig(config.bootstrap_servers, request_timeout_ms=500, delivery_timeout_ms=2_000)
+    )
 
     with pytest.raises(BrokerUnavailableError, match="the marker of the committed transaction"):
-        broker.foreign_rows(producer, produced)
+        quick.foreign_rows(producer, produced)
 
     broker.abort_transaction(producer)
     broker.close()
+    quick.close()
 
 
 def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> None:

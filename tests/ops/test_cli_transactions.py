@@ -113,7 +113,11 @@ def test_the_transaction_of_a_whole_epoch_is_its_drivers(scene: Scene) -> None:
 def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) -> None:
     foreign = f"a-bank-{scene.pipeline_name}"
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": scene.servers, "transactional.id": foreign}
+        {
+            "bootstrap.servers": scene.servers,
+            "transactional.id": foreign,
+            "transaction.timeout.ms": 600_000,
+        }
     )
     producer.init_transactions(20)
     producer.begin_transaction()
