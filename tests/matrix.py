@@ -162,10 +162,12 @@ def run(cell: Cell, columns: list[str]) -> dict[str, str]:
             except subprocess.TimeoutExpired:
                 code = f"none after {RUN_TIMEOUT_S} s"
     found = outcomes(cell, report)
-    found["demo"] = "passed" if code == 0 else f"failed: exit code {code}"
+    last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
+    found["demo"] = "passed" if code == 0 else f"failed: {code}: {last[:NOTE_LENGTH_MAX]}"
     asked = "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"
     versions = subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout
-    return {"versions": versions.strip()} | {each: found[each] for each in columns}
+    refused = [part.title for part in PARTS if not part.is_for(cell)]  # tried in every run
+    return {"versions": versions.strip()} | {each: found[each] for each in [*columns, *refused]}
 
 
 def outcomes(cell: Cell, report: Path) -> dict[str, str]:
@@ -232,9 +234,10 @@ def table(results: dict[str, dict[str, str]]) -> str:
 # Versions that were tried
 
 Written by `make matrix` (`python -m tests.matrix`): a small part of the tests, on real brokers and
-a real Spark of each version, on {machine}. `refused`: Structured Streaming queries of your own
-(`format("tallystick")`, `foreachBatch`) need PySpark 4.2, and with an older one the call says so,
-which is tested there; a `Pipeline` does not use them.
+a real Spark of each version, on {machine}. `refused`: Structured Streaming
+queries of your own (`format("tallystick")`, `foreachBatch`) need PySpark 4.2, and with an older one
+the call says so, which is tested there; a `Pipeline` does not use them. `not run`: cells take
+minutes each, and `--cell` and `--part` run some of them at a time.
 
 {chr(10).join(lines)}
 
