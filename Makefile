@@ -20,7 +20,7 @@ SPARK42_TESTS := \
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
 	@echo "make test    all tests, on real brokers and a real Spark"
-	@echo "make test-spark42   some of them on the oldest PySpark that will do, in a venv of its own"
+	@echo "make test-spark42   some of them on PySpark 4.2, the oldest for Structured Streaming, in a venv of its own"
 	@echo "make check   ruff, mypy, and the pages built strictly"
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
