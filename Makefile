@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark42 check docs wheel sim stress bench clean
+.PHONY: help setup demo test test-spark42 check docs wheel sim matrix stress bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,11 +20,12 @@ SPARK42_TESTS := \
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
 	@echo "make test    all tests, on real brokers and a real Spark"
-	@echo "make test-spark42   some of them on the oldest PySpark that will do, in a venv of its own"
+	@echo "make test-spark42   some of them on PySpark 4.2, the oldest for Structured Streaming, in a venv of its own"
 	@echo "make check   ruff, mypy, and the pages built strictly"
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
+	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel alone"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
@@ -68,6 +69,9 @@ wheel: setup
 sim: setup
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
+matrix: setup
+	@$(BIN)/python -m tests.matrix $(ARGS)
+
 stress: setup
 	@STRESS_SECONDS=60 $(BIN)/python -m pytest tests/spark/test_topics_in_motion.py
 	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
@@ -82,4 +86,4 @@ bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 clean:
-	rm -rf .venv $(SPARK42) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv $(SPARK42) .matrix site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -53,7 +53,7 @@ from .spark.context import (
     configure as configure,
     spark_session as spark_session,
 )
-from .spark.streaming.source import register as register
+from .spark.streaming.registration import register as register
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,

@@ -11,6 +11,7 @@ from hypothesis import settings
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.spark import PYSPARK_VERSION, streaming
 from tests.spark import jvm
 
 settings.register_profile("untimed", deadline=None)  # speed is shown in benchmarks
@@ -30,6 +31,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
     }
     session = ts.spark_session("tests", master="local[2]", config=config)
     session.sparkContext.setLogLevel("ERROR")
-    ts.register(session)
+    if PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN:
+        ts.register(session)
     yield session
     session.stop()

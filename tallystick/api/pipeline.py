@@ -20,13 +20,13 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
@@ -44,7 +44,9 @@ from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.state.functions.ready_made import Aggregate
-from tallystick.state.pyspark.processor import row_processor
+
+if TYPE_CHECKING:  # PySpark 3.5 has none
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 NAME_LENGTH_MAX = 200
 
@@ -277,7 +279,7 @@ class KeyedPipeline:
 
     def process(
         self,
-        function: StatefulProcessor | Processor,
+        function: "StatefulProcessor | Processor",
         *,
         output: Columns | None = None,
         parallelism: int | None = None,
@@ -312,7 +314,9 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        if isinstance(function, StatefulProcessor):
+        if _is_stateful_processor(function):
+            from tallystick.state.pyspark.processor import row_processor
+
             if output is None:
                 raise OptionError(
                     f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
@@ -326,7 +330,7 @@ class KeyedPipeline:
                 initial_state=initial_state,
             )
         else:
-            processor = function
+            processor = cast(Processor, function)
             _check_own(processor, time_mode, rows, initial_state)
         step = Process(
             uid=uid,
@@ -356,6 +360,11 @@ class KeyedPipeline:
 _OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
+
+
+def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
+    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
+    return module is not None and isinstance(function, module.StatefulProcessor)
 
 
 def _check_own(

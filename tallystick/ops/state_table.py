@@ -25,8 +25,7 @@ from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
 from tallystick.state.functions.processing import COLUMNS
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
-from tallystick.state.pyspark.states import LIST, MAP, VALUE
-from tallystick.state.pyspark.values import ValueCodec, struct_from_text
+from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage

@@ -4,11 +4,12 @@ import pyspark
 
 from tallystick.errors import OptionError
 
-PYSPARK_VERSION_MIN = (4, 2)
-"""4.1 has no admission control for sources in Python (`pyspark.sql.streaming.datasource`)."""
+PYSPARK_VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
+PYSPARK_VERSION_MIN = (3, 5)
+"""The oldest that benchmarks/MATRIX.md shows at work; what needs a later one refuses by itself."""
 
-if tuple(map(int, pyspark.__version__.split(".")[:2])) < PYSPARK_VERSION_MIN:
+if PYSPARK_VERSION < PYSPARK_VERSION_MIN:
     raise OptionError(
-        f"PySpark {pyspark.__version__} is installed, and Tallystick needs 4.2 or later: "
-        f"run `pip install 'pyspark>=4.2,<5'`"
+        f"PySpark {pyspark.__version__} is installed, and Tallystick needs 3.5 or later: "
+        f"run `pip install 'pyspark>=3.5,<5'`"
     )

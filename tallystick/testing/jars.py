@@ -1,7 +1,7 @@
 """The jars of the embedded Kafka: fetched once, verified on every start, never part of the package.
 
 Invariants:
-    The lock file names every jar and its SHA-256; nothing else reaches the class path.
+    A version's lock file names every jar and its SHA-256; nothing else reaches the class path.
     A folder of jars appears whole or not at all, and one process at a time fetches.
 
 They come through Ivy, which PySpark ships, and not through Python's own HTTP: so that Maven's
@@ -50,8 +50,9 @@ def java_truststore(bundle: Path, target: Path) -> list[str]:
     ]
 
 
-KAFKA_VERSION = "4.3.0"
-LOCK_FILE = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256.txt")
+KAFKA_VERSIONS = ("3.7.2", "3.9.1", "4.0.0", "4.3.0")
+"""The versions with a lock file, the oldest first; the last is the default."""
+VERSION_VARIABLE = "TALLYSTICK_KAFKA_VERSION"
 FETCH_TIMEOUT_S = 900.0
 REPORT_LINES = 12
 """How much of Ivy's own report goes into an error: its summary of problems stands at the end."""
@@ -81,31 +82,49 @@ class Jar:
         return f"{self.artifact}-{self.version}.jar"
 
 
-def locked_jars() -> tuple[Jar, ...]:
+def chosen_version(asked: str | None) -> str:
+    """Return Kafka's version: what is asked for, else TALLYSTICK_KAFKA_VERSION, else the newest.
+
+    Raises:
+        OptionError: There is no lock file for that version.
+    """
+    found = asked or os.environ.get(VERSION_VARIABLE) or KAFKA_VERSIONS[-1]
+    if found not in KAFKA_VERSIONS:
+        where = f"EmbeddedKafka(version={asked!r})" if asked else f"{VERSION_VARIABLE}={found}"
+        raise OptionError(f"{where}: expected one of {', '.join(KAFKA_VERSIONS)}.")
+    return found
+
+
+def lock_file(version: str) -> Path:
+    """Return the path of a version's lock file."""
+    return Path(__file__).with_name(f"kafka-{version}.sha256.txt")
+
+
+def locked_jars(version: str) -> tuple[Jar, ...]:
     """Return the jars that make up a broker, in the order of the class path."""
-    lines = (line.split() for line in LOCK_FILE.read_text().splitlines())
+    lines = (line.split() for line in lock_file(version).read_text().splitlines())
     return tuple(Jar(digest, *coordinates.split(":")) for digest, coordinates in lines)
 
 
-def kafka_classpath() -> str:
-    """Return the class path of Kafka's broker, every jar of it verified; fetched first if need be.
+def kafka_classpath(version: str) -> str:
+    """Return the class path of a broker, every jar of it verified; fetched first if need be.
 
     Raises:
         OptionError: The jars are not in the cache (or damaged there) and cannot be fetched.
     """
-    identity = sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
-    directory = cache_directory() / f"kafka-{KAFKA_VERSION}-{identity}"
-    if damaged_jars(directory):
+    identity = sha256(lock_file(version).read_bytes()).hexdigest()[:12]
+    directory = cache_directory() / f"kafka-{version}-{identity}"
+    if damaged_jars(directory, version):
         with one_process_at_a_time(directory):
-            if problems := damaged_jars(directory):  # nobody else has fetched them meanwhile
-                _install(directory, problems)
-    return os.pathsep.join(str(directory / jar.name) for jar in locked_jars())
+            if problems := damaged_jars(directory, version):  # nobody has fetched them meanwhile
+                _install(directory, version, problems)
+    return os.pathsep.join(str(directory / jar.name) for jar in locked_jars(version))
 
 
-def damaged_jars(directory: Path) -> list[str]:
+def damaged_jars(directory: Path, version: str) -> list[str]:
     """Return a line per jar that is missing or not the locked one."""
     problems = []
-    for jar in locked_jars():
+    for jar in locked_jars(version):
         try:
             with open(directory / jar.name, "rb") as file:
                 found = file_digest(file, "sha256").hexdigest()
@@ -117,14 +136,14 @@ def damaged_jars(directory: Path) -> list[str]:
     return problems
 
 
-def _install(directory: Path, problems: list[str]) -> None:
+def _install(directory: Path, version: str, problems: list[str]) -> None:
     """Fetch into a folder beside, verify, and swap it in by renames."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
         fetched = Path(work, "jars")
-        report = _fetch(Path(work), fetched)
-        if still := damaged_jars(fetched):
+        report = _fetch(Path(work), fetched, version)
+        if still := damaged_jars(fetched, version):
             raise OptionError(
-                f"Kafka {KAFKA_VERSION} is needed for the embedded broker. "
+                f"Kafka {version} is needed for the embedded broker. "
                 f"{directory} was tried first: {_first(problems)}. Then Maven: {_first(still)}. "
                 f"Connect to the network once (HTTPS_PROXY, SSL_CERT_FILE and TALLYSTICK_MAVEN_URL "
                 f"for a mirror are honoured), or copy that folder from a machine that has it. "
@@ -140,14 +159,14 @@ def _first(problems: list[str]) -> str:
     return problems[0] + more
 
 
-def _fetch(work: Path, target: Path) -> str:
+def _fetch(work: Path, target: Path, version: str) -> str:
     """Let Ivy try; return the end of its report. Whether it succeeded shows in the files."""
     target.mkdir()
     settings, modules = work / "ivysettings.xml", work / "ivy.xml"
     mirror = os.environ.get("TALLYSTICK_MAVEN_URL")
     root = f" root={quoteattr(mirror)}" if mirror else ""
     settings.write_text(SETTINGS.format(cache=quoteattr(str(work / "cache")), root=root))
-    modules.write_text(_module_list())
+    modules.write_text(_module_list(version))
     command = [str(java_home() / "bin" / "java"), "-Xmx256m", *_network_options(work)]
     command += ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
     command += ["-settings", str(settings), "-ivy", str(modules)]
@@ -161,11 +180,11 @@ def _fetch(work: Path, target: Path) -> str:
     return "\n".join(ran.stdout.decode(errors="replace").splitlines()[-REPORT_LINES:])
 
 
-def _module_list() -> str:
+def _module_list(version: str) -> str:
     dependencies = "".join(
         f'<dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" '
         f'transitive="false"/>\n'
-        for jar in locked_jars()
+        for jar in locked_jars(version)
     )
     return (
         '<ivy-module version="2.0"><info organisation="tallystick" module="embedded-kafka"/>\n'

@@ -28,7 +28,7 @@ from typing import Any, Self
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
-from tallystick.testing.jars import kafka_classpath
+from tallystick.testing.jars import chosen_version, kafka_classpath
 from tallystick.testing.node import (
     HOST,
     Holds,
@@ -58,7 +58,6 @@ from tallystick.testing.topics import create_topic
 
 BROKERS_MAX = 3
 HEAP_MIN_MB = 128
-TRANSACTION_VERSIONS = (0, 1, 2)
 START_TRIES_MAX = 3
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -66,17 +65,20 @@ PORT_TAKEN = "Address already in use"
 
 
 class EmbeddedKafka:
-    """Apache Kafka 4.3 in KRaft mode on 127.0.0.1, one to three nodes, as a context manager.
+    """Apache Kafka in KRaft mode on 127.0.0.1, one to three nodes, as a context manager.
 
     Args:
         brokers: How many nodes; each is broker and controller.
         port: The first node's port, the others follow; None takes free ones.
         directory: Where data and logs go and stay. What an earlier cluster of the same size left
             there is taken up again. None is a temporary one, removed by `stop`.
-        transaction_version: The cluster's feature `transaction.version`: 0, 1, or 2 (KIP-890).
+        transaction_version: The cluster's feature `transaction.version`: 0, 1, or 2 (KIP-890);
+            None is the newest that this Kafka has, which is 0 before Kafka 4.
         security: None is PLAINTEXT without any access control.
         properties: Of `server.properties`, for every node; they override ours.
         heap_mb: The heap of each node, in MiB.
+        version: Kafka's: 3.7.2, 3.9.1, 4.0.0 or 4.3.0. None is what the environment variable
+            TALLYSTICK_KAFKA_VERSION says, else 4.3.0.
 
     Raises:
         OptionError: A value that cannot work. Nothing was started.
@@ -88,18 +90,22 @@ class EmbeddedKafka:
         *,
         port: int | None = None,
         directory: str | os.PathLike[str] | None = None,
-        transaction_version: int = 2,
+        transaction_version: int | None = None,
         security: Security | None = None,
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 256,
+        version: str | None = None,
     ) -> None:
         _check("brokers", brokers, 1 <= brokers <= BROKERS_MAX, f"1 to {BROKERS_MAX}")
         _check("port", port, port is None or 0 < port < 2**16 - brokers, "1 to 65532, or None")
-        versions = TRANSACTION_VERSIONS
-        _check("transaction_version", transaction_version, transaction_version in versions, "0-2")
+        self.version = chosen_version(version)
+        newest = 2 if int(self.version.partition(".")[0]) >= 4 else 0
+        chosen = newest if transaction_version is None else transaction_version
+        expected = f"0 to {newest} with Kafka {self.version}, or None"
+        _check("transaction_version", chosen, chosen in range(newest + 1), expected)
         _check("heap_mb", heap_mb, heap_mb >= HEAP_MIN_MB, f"{HEAP_MIN_MB} or more")
         self.brokers = brokers
-        self.transaction_version = transaction_version
+        self.transaction_version = chosen
         self.security = security
         self.heap_mb = heap_mb
         self.nodes: tuple[Node, ...] = ()
@@ -170,7 +176,7 @@ class EmbeddedKafka:
             BrokerUnavailableError: A node died or was not ready in time; with its log's end.
         """
         assert not self.nodes, "it is running already"
-        self._programs = self._programs or _programs()
+        self._programs = self._programs or _programs(self.version)
         directory = self._directory or Path(tempfile.mkdtemp(prefix="tallystick-kafka-"))
         directory.mkdir(parents=True, exist_ok=True)
         self._group = ProcessGroup()
@@ -360,7 +366,8 @@ class EmbeddedKafka:
     def _format(self) -> None:
         """Prepare the data folders that are new."""
         cluster_id = next(filter(None, map(cluster_id_of, self.nodes)), None) or new_cluster_id()
-        more = ["--feature", f"transaction.version={self.transaction_version}"]
+        feature = ["--feature", f"transaction.version={self.transaction_version}"]
+        more = [] if self.version.startswith("3.") else feature  # it has none, or not a stable one
         more += [] if self.security is None else self.security.format_arguments()
         assert self._programs is not None
         formatting = {
@@ -412,27 +419,27 @@ def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _programs() -> Programs:
+def _programs(version: str) -> Programs:
     """Java, Kafka's jars, and the archive of its classes: each found, or made once per user."""
-    programs = Programs(java_home() / "bin" / "java", kafka_classpath())
+    programs = Programs(java_home() / "bin" / "java", kafka_classpath(version))
     identity = sha256(f"{programs.java}\n{programs.classpath}".encode()).hexdigest()[:12]
     archive = cache_directory() / f"kafka-classes-{identity}.jsa"
     if not archive.exists():
         with one_process_at_a_time(archive):
             if not archive.exists():
-                _record_classes(programs, archive)
+                _record_classes(programs, archive, version)
     usable = archive.exists() and archive.stat().st_size > 0
     return replace(programs, archive=archive) if usable else programs
 
 
-def _record_classes(programs: Programs, archive: Path) -> None:
+def _record_classes(programs: Programs, archive: Path, version: str) -> None:
     """Let one broker live and end, for the JVM to write down which classes it has loaded.
 
     A JVM that cannot do that leaves an empty file, so that it is asked only once.
     """
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as work:
         recorded = Path(work, archive.name)
-        kafka = EmbeddedKafka(directory=Path(work, "kafka"))
+        kafka = EmbeddedKafka(directory=Path(work, "kafka"), version=version)
         kafka._programs = replace(programs, record_to=recorded)
         with kafka:
             kafka.create_topic("any")

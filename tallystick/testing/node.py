@@ -27,6 +27,13 @@ appender.stdout.name = STDOUT
 appender.stdout.layout.type = PatternLayout
 appender.stdout.layout.pattern = [%d] %p %m (%c)%n
 """
+LOGGING_OF_KAFKA_3 = """\
+log4j.rootLogger = INFO, stdout
+log4j.appender.stdout = org.apache.log4j.ConsoleAppender
+log4j.appender.stdout.layout = org.apache.log4j.PatternLayout
+log4j.appender.stdout.layout.ConversionPattern = [%d] %p %m (%c)%n
+"""
+"""Log4j 1, where Kafka 4 has log4j 2; a node has both files and reads its own."""
 
 SMALL_AND_QUICK = {
     "offsets.topic.num.partitions": "5",
@@ -76,6 +83,11 @@ class Node:
         return self.directory / "log4j2.properties"
 
     @property
+    def old_logging_path(self) -> Path:
+        """The same for Kafka 3."""
+        return self.directory / "log4j.properties"
+
+    @property
     def data_path(self) -> Path:
         """The folder of its partitions."""
         return self.directory / "data"
@@ -89,6 +101,7 @@ class Node:
         """Write what the JVM reads at its start."""
         self.directory.mkdir(exist_ok=True)
         self.logging_path.write_text(LOGGING)
+        self.old_logging_path.write_text(LOGGING_OF_KAFKA_3)
         self.properties_path.touch(mode=0o600)  # it may hold passwords
         self.properties_path.write_text(server_properties)
 
@@ -174,9 +187,10 @@ class Programs:
         return [*command, "-t", cluster_id, "-c", str(node.properties_path), *more]
 
     def _jvm(self, node: Node, heap_mb: int) -> list[str]:
-        logging = f"-Dlog4j2.configurationFile={node.logging_path}"
+        logging = [f"-Dlog4j2.configurationFile={node.logging_path}"]
+        logging += [f"-Dlog4j.configuration=file:{node.old_logging_path}"]
         archive = [f"-XX:SharedArchiveFile={self.archive}"] if self.archive else []
-        options = [f"-Xmx{heap_mb}m", *QUICK_JVM, *archive, logging, "-cp", self.classpath]
+        options = [f"-Xmx{heap_mb}m", *QUICK_JVM, *archive, *logging, "-cp", self.classpath]
         return [str(self.java), *options]
 
 

@@ -30,9 +30,12 @@ KEPT_COUNT = 3
 def options() -> str:
     """The options; the archive is made by the first process of this user that asks.
 
+    With TEST_CLASS_ARCHIVE=none there is none: `make matrix` has more Sparks than are kept.
     A JVM that cannot make one leaves an empty file, so that it is asked only once.
     """
     os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
+    if os.environ.get("TEST_CLASS_ARCHIVE") == "none":
+        return LIGHT
     name = f"test-classes-{fingerprint(java_home())}.jsa"
     archive = cache_directory() / name
     with one_process_at_a_time(archive):

@@ -12,10 +12,11 @@ from tallystick.epoch.facts import Identity
 from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_run import PipelineRun
+from tallystick.spark.streaming import FORMAT
 from tallystick.spark.streaming.executions import QueryRun
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.spark.streaming.offset_reporter import at_end
-from tallystick.spark.streaming.source import FORMAT, register
+from tallystick.spark.streaming.registration import register
 from tallystick.storage.file_storage import FileStorage
 
 

@@ -74,7 +74,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own with the jars in it, and no way to fetch others."""
-    jars.kafka_classpath()
+    jars.kafka_classpath("4.3.0")
     copy = tmp_path / "cache"
     shutil.copytree(cache_directory(), copy, ignore=shutil.ignore_patterns("numba", ".fetch-*"))
     monkeypatch.setenv("TALLYSTICK_CACHE", str(copy))
@@ -178,6 +178,31 @@ def test_the_current_transaction_protocol_is_the_default(kafka):
     assert _transaction_version(kafka) == 2
 
 
+@pytest.mark.broker
+@pytest.mark.parametrize("version", jars.KAFKA_VERSIONS[:-1])
+def test_an_older_kafka_can_be_chosen(version, tmp_path):
+    """Its log says which one ran; that of log4j 1 too."""
+    with EmbeddedKafka(version=version, directory=tmp_path) as kafka:
+        topic = kafka.create_topic("older")
+        produce(kafka.confluent_options(), topic, b"once")
+
+        assert consume(kafka.confluent_options(), topic, 1) == [b"once"]
+        assert _transaction_version(kafka) == kafka.transaction_version
+        assert f"Kafka version: {version}" in (tmp_path / "node-1/server.log").read_text()
+
+
+def test_the_environment_chooses_a_kafka_for_who_does_not(monkeypatch):
+    monkeypatch.setenv("TALLYSTICK_KAFKA_VERSION", "3.9.1")
+    assert EmbeddedKafka().version == "3.9.1"
+    assert EmbeddedKafka(version="4.0.0").version == "4.0.0"
+
+    monkeypatch.setenv("TALLYSTICK_KAFKA_VERSION", "3.9")
+    with pytest.raises(OptionError, match=r"VERSION=3\.9: expected one of 3\.7\.2, 3\.9\.1, 4\."):
+        EmbeddedKafka()
+    with pytest.raises(OptionError, match=r"transaction_version=.*2; expected 0 to 0 with Kafka 3"):
+        EmbeddedKafka(version="3.7.2", transaction_version=2)
+
+
 def _transaction_version(kafka: EmbeddedKafka) -> int | None:
     options = {name.removeprefix("kafka."): value for name, value in kafka.kafka_options.items()}
     broker = KafkaBroker(KafkaConfig.from_options(options))
@@ -240,7 +265,7 @@ def test_a_damaged_jar_is_never_run(cache):
         file.write(b"tampered")
 
     with pytest.raises(OptionError, match=r"(?s)kafka-clients.*SHA-256.*Connect to the network"):
-        jars.kafka_classpath()
+        jars.kafka_classpath("4.3.0")
 
 
 def test_a_damaged_jar_is_replaced_by_a_good_one(cache, monkeypatch, tmp_path):
@@ -248,11 +273,13 @@ def test_a_damaged_jar_is_replaced_by_a_good_one(cache, monkeypatch, tmp_path):
     good = tmp_path / "served"
     shutil.copytree(folder, good)
     (folder / "kafka-clients-4.3.0.jar").write_bytes(b"")
-    monkeypatch.setattr(jars, "_fetch", lambda work, target: str(shutil.copytree(good, target)))
+    monkeypatch.setattr(
+        jars, "_fetch", lambda work, target, version: str(shutil.copytree(good, target))
+    )
 
-    classpath = jars.kafka_classpath()
+    classpath = jars.kafka_classpath("4.3.0")
 
-    assert jars.damaged_jars(folder) == []
+    assert jars.damaged_jars(folder, "4.3.0") == []
     assert all(os.path.isfile(jar) for jar in classpath.split(os.pathsep))
     assert [path.name for path in cache.glob(".fetch-*")] == []
 

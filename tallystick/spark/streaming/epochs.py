@@ -12,10 +12,10 @@ from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.streaming import FORMAT, check_pyspark
 from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
 from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.streaming.offset_reporter import at_end, listen
-from tallystick.spark.streaming.source import FORMAT
 from tallystick.spark.tasks import Shipment, Unread
 from tallystick.storage.file_storage import FileStorage
 
@@ -35,6 +35,7 @@ def foreach_batch_runner(
         name: see `EpochRunner`.
         accepted: see `EpochRunner`.
     """
+    check_pyspark("foreachBatch(KafkaSink(…))")
 
     def make() -> EpochRunner:
         opened: list[Sinks] = []  # of the one run that this runner is for

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -43,18 +42,10 @@ from tallystick.spark.reading import (
     partitions_of,
     resolve,
 )
-from tallystick.spark.streaming.offset_reporter import listen
+from tallystick.spark.streaming import FORMAT
 from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.spark.streaming.stream_writer import StreamWriter
 from tallystick.values import SplitRange
-
-FORMAT = "tallystick"
-
-
-def register(spark: SparkSession) -> None:
-    """Make `format("tallystick")` known to a session."""
-    spark.dataSource.register(TallystickSource)
-    listen(spark, FORMAT)
 
 
 class SplitPartition(InputPartition):

@@ -47,8 +47,8 @@ from tallystick.state.pyspark.rows import (
     rows_to_batch,
     sort_by_key,
 )
-from tallystick.state.pyspark.states import LIST, VALUE, DeclaredFields, FieldDeclarations, Handle
-from tallystick.state.pyspark.values import arrow_schema_of
+from tallystick.state.pyspark.states import DeclaredFields, FieldDeclarations, Handle
+from tallystick.state.pyspark.values import LIST, VALUE, arrow_schema_of
 
 Visit = tuple[bytes, bytes, tuple[Any, ...], Iterator[Any]]
 """A key's bytes, its group's, the key as the user sees it, and its rows or frames."""

@@ -33,9 +33,15 @@ from tallystick.state.functions.processing import (
     StateDeclaration,
 )
 from tallystick.state.pyspark.current_key import CurrentKey, Entries, Timers
-from tallystick.state.pyspark.values import ValueCodec, struct_from_text, struct_of
+from tallystick.state.pyspark.values import (
+    LIST,
+    MAP,
+    VALUE,
+    ValueCodec,
+    struct_from_text,
+    struct_of,
+)
 
-VALUE, LIST, MAP = "value", "list", "map"
 _POSITION = struct.Struct(">Q")
 
 # Spark gives state back as tuples, but for `MapState.getValue`, which gives a Row.

@@ -26,6 +26,9 @@ from tallystick.codec import ddl
 from tallystick.errors import OptionError, StateError
 from tallystick.state.pyspark.rows import row_maker
 
+VALUE, LIST, MAP = "value", "list", "map"
+"""The kinds of a processor's state."""
+
 
 def struct_of(schema: types.StructType | str) -> types.StructType:
     """Return a schema that a user gave.

@@ -1,0 +1,19 @@
+"""`register`, apart from the source: PySpark before 4.2 lacks what the source imports."""
+
+from pyspark.sql import SparkSession
+
+from tallystick.spark.streaming import FORMAT, check_pyspark
+from tallystick.spark.streaming.offset_reporter import listen
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("tallystick")` known to a session.
+
+    Raises:
+        OptionError: PySpark is older than 4.2.
+    """
+    check_pyspark('register(spark), for format("tallystick"),')
+    from tallystick.spark.streaming.source import TallystickSource
+
+    spark.dataSource.register(TallystickSource)
+    listen(spark, FORMAT)

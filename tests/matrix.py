@@ -1,0 +1,295 @@
+"""A small part of the tests on other versions of Spark, Kafka and Python, and a table of it.
+
+`python -m tests.matrix --list` names the cells; `--cell spark=4.1` runs those with that version,
+without it all run. One axis differs at a time from the newest, and the oldest of all and the newest
+of all are tried together. Each pair of Python and PySpark has a virtual environment in `.matrix`.
+Results stay there, so that cells may run one by one; the table, benchmarks/MATRIX.md, shows all.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import astuple, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tallystick.testing.jars import KAFKA_VERSIONS, VERSION_VARIABLE
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".matrix"
+RESULTS = FOLDER / "results.json"
+TABLE = ROOT / "benchmarks" / "MATRIX.md"
+SPARKS = ("3.5", "4.0", "4.1", "4.2", "4.3")
+PYTHONS = ("3.11", "3.12", "3.13")
+INSTALL_TIMEOUT_S = 1_800
+RUN_TIMEOUT_S = 1_200
+NOTE_LENGTH_MAX = 300
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of versions."""
+
+    spark: str
+    kafka: str
+    python: str
+
+    @property
+    def name(self) -> str:
+        """The versions, as one word."""
+        return "-".join(f"{axis}{version}" for axis, version in vars(self).items())
+
+    @property
+    def venv(self) -> Path:
+        """The folder of its virtual environment; brokers are no part of that."""
+        return FOLDER / f"python{self.python}-spark{self.spark}"
+
+
+DEFAULT = Cell("4.3", KAFKA_VERSIONS[-1], "3.11")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A column of the table: a test, and the oldest PySpark that has what it tries."""
+
+    title: str
+    test: str
+    spark_min: str = SPARKS[0]
+
+    def is_for(self, cell: Cell) -> bool:
+        """True if this cell's PySpark has it."""
+        return SPARKS.index(cell.spark) >= SPARKS.index(self.spark_min)
+
+
+PARTS = (
+    Part("pipeline", "tests/spark/test_pipeline_on_spark.py::test_functions_are_chained_may_drop_"
+         "rows_and_the_group_shows_how_far_they_got"),
+    Part("keyed", "tests/spark/test_pipeline_loop.py::test_a_keyed_step_goes_on_from_its_state"),
+    Part("sinks", "tests/spark/test_sinks_together.py::test_files_and_kafka_hold_the_same"),
+    Part("kill", "tests/spark/test_crash_points.py::test_the_same_of_a_pipeline"),
+    Part("differential", "tests/differential", "4.2"),
+    Part("foreachBatch", "tests/spark/test_foreach_batch_sink.py::test_rows_choose_topic_partition_"
+         "headers_and_timestamp", "4.2"),
+    Part("writeStream", "tests/spark/test_stream_writer.py::test_rows_choose_their_topics", "4.2"),
+)  # fmt: skip
+REFUSAL = "tests/spark/test_pyspark_versions.py"
+"""Run in every cell: what is not for a PySpark is refused there, in words that say what is."""
+DEMO = ("-m", "tallystick.ops.cli", "demo", "--records", "3000", "--kills", "1")
+COLUMNS = (*(part.title for part in PARTS), "demo")
+
+
+def cells() -> list[Cell]:
+    """Return all cells: the default, each axis varied from it, and two corners."""
+    found = [DEFAULT]
+    found += [replace(DEFAULT, spark=version) for version in SPARKS]
+    found += [replace(DEFAULT, kafka=version) for version in KAFKA_VERSIONS]
+    found += [replace(DEFAULT, python=version) for version in PYTHONS]
+    found += [Cell(SPARKS[at], KAFKA_VERSIONS[at], PYTHONS[at]) for at in (0, -1)]
+    return list(dict.fromkeys(found))
+
+
+def interpreter(version: str) -> Path | None:
+    """Return a Python of this version, of pyenv or on the path; None: there is none."""
+    on_path = [shutil.which(f"python{version}")]
+    built = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for found in [*built, *filter(None, on_path)]:
+        ask = [
+            str(found),
+            "-c",
+            "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])",
+        ]
+        answer = subprocess.run(ask, capture_output=True, text=True)
+        if answer.stdout.strip() == version:
+            return Path(found)
+    return None
+
+
+def build(cell: Cell) -> str | None:
+    """Make the cell's virtual environment unless it is there; return why it cannot be made."""
+    ready = cell.venv / ".ready"
+    if ready.exists():
+        return None
+    python = interpreter(cell.python)
+    if python is None:
+        return f"this machine has no Python {cell.python}"
+    shutil.rmtree(cell.venv, ignore_errors=True)
+    subprocess.run([python, "-m", "venv", cell.venv], check=True)
+    pip = [cell.venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    made = subprocess.run(
+        [*pip, "--editable", f"{ROOT}[test]", f"pyspark=={cell.spark}.*"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=INSTALL_TIMEOUT_S,
+    )
+    if made.returncode != 0:
+        return made.stdout.strip()[-NOTE_LENGTH_MAX:]
+    ready.touch()
+    return None
+
+
+def run(cell: Cell, columns: list[str]) -> dict[str, str]:
+    """Run these columns of a cell; return what came of each of them, and `versions`."""
+    python = cell.venv / "bin" / "python"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        VERSION_VARIABLE: cell.kafka,
+        "CRASH_KILLS": "TransactionCommitted",
+        "TEST_CLASS_ARCHIVE": "none",  # three are kept, and each takes minutes to record
+    }
+    report, log = FOLDER / f"{cell.name}.xml", FOLDER / f"{cell.name}.log"
+    report.unlink(missing_ok=True)
+    tests = [part.test for part in PARTS if part.title in columns and part.is_for(cell)]
+    commands = [["-m", "pytest", "-q", f"--junitxml={report}", REFUSAL, *tests]]
+    commands += [list(DEMO)] if "demo" in columns else []
+    code: int | str = 0
+    with log.open("w") as output:
+        for command in commands:
+            output.flush()
+            try:
+                code = subprocess.run(
+                    [python, *command], cwd=ROOT, env=environment, stdout=output,
+                    stderr=subprocess.STDOUT, timeout=RUN_TIMEOUT_S,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                code = f"none after {RUN_TIMEOUT_S} s"
+    found = outcomes(cell, report)
+    last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
+    found["demo"] = "passed" if code == 0 else f"failed: {code}: {last[:NOTE_LENGTH_MAX]}"
+    asked = "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"
+    versions = subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout
+    refused = [part.title for part in PARTS if not part.is_for(cell)]  # tried in every run
+    return {"versions": versions.strip()} | {each: found[each] for each in [*columns, *refused]}
+
+
+def outcomes(cell: Cell, report: Path) -> dict[str, str]:
+    """Return what came of each part, as pytest's report has it; no report: they failed."""
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    found = {
+        part.title: outcome_of(part.test, cases)
+        for part in (Part("refusal", REFUSAL), *PARTS)
+        if part.is_for(cell)
+    }
+    refused = "refused" if found.pop("refusal") == "passed" else "failed: it is not refused"
+    return {part.title: found.get(part.title, refused) for part in PARTS}
+
+
+def outcome_of(test: str, cases: list[ElementTree.Element]) -> str:
+    """Return what came of a test, of all its cases together."""
+    path, _, name = test.partition("::")
+    module = path.removesuffix(".py").replace("/", ".")
+    own = [
+        case
+        for case in cases
+        if (case.get("classname") or "").startswith(module)
+        and (case.get("name") or "").partition("[")[0].startswith(name)
+    ]
+    wrong = [each for case in own for each in case if each.tag in ("failure", "error", "skipped")]
+    if wrong:
+        said = " ".join((wrong[0].get("message") or wrong[0].tag).split())
+        return f"failed: {said[:NOTE_LENGTH_MAX]}"
+    return "passed" if own else "failed: it did not run"
+
+
+def record(cell: Cell, result: dict[str, str]) -> None:
+    """Keep a cell's result, and write the table of all that are kept."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = results.setdefault("/".join(astuple(cell)), {})
+    known.pop("not built", None)
+    known |= {**result, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    RESULTS.write_text(json.dumps(results, indent=1))
+    TABLE.write_text(table(results))
+
+
+def table(results: dict[str, dict[str, str]]) -> str:
+    """Return the page: a row per cell, and a note for each thing that failed."""
+    notes: list[str] = []
+
+    def shown(cell: Cell, column: str) -> str:
+        result = results.get("/".join(astuple(cell)), {})
+        said = result.get(column, "not run")
+        if "not built" in result:
+            said = f"not built: {result['not built']}"
+        short, _, why = said.partition(": ")
+        if why and (note := f"{cell.name}: {why}") not in notes:
+            notes.append(note)
+        return f"{short} [{notes.index(note) + 1}]" if why else short
+
+    rows = [
+        [*astuple(cell), *(shown(cell, column) for column in COLUMNS), version_of(cell, results)]
+        for cell in cells()
+    ]
+    head = ["PySpark", "Kafka", "Python", *COLUMNS, "ran with"]
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    text = f"""\
+# Versions that were tried
+
+Written by `make matrix` (`python -m tests.matrix`): a small part of the tests, on real brokers and
+a real Spark of each version, on {machine}. `refused`: Structured Streaming
+queries of your own (`format("tallystick")`, `foreachBatch`) need PySpark 4.2, and with an older one
+the call says so, which is tested there; a `Pipeline` does not use them. `not run`: cells take
+minutes each, and `--cell` and `--part` run some of them at a time.
+
+{chr(10).join(lines)}
+
+| column | test |
+| --- | --- |
+"""
+    text += "".join(f"| {part.title} | `{part.test}` |\n" for part in PARTS)
+    text += f"| demo | `python {' '.join(DEMO)}` |\n"
+    listed = "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1))
+    return text + (f"\n## What failed\n\n{listed}" if notes else "")
+
+
+def version_of(cell: Cell, results: dict[str, dict[str, str]]) -> str:
+    """Return the exact versions of Python and PySpark, and the day."""
+    result = results.get("/".join(astuple(cell)), {})
+    python, _, spark = result.get("versions", "").partition(" ")
+    return (
+        f"PySpark {spark}, Python {python}, {result['date']}" if spark else result.get("date", "")
+    )
+
+
+def main() -> None:
+    """Run what is asked for; end with an error if anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="name the cells and run nothing")
+    parser.add_argument("--cell", action="append", default=[], metavar="AXIS=VERSION",
+                        help="spark=4.1, kafka=3.7.2, python=3.12")  # fmt: skip
+    parser.add_argument("--part", action="append", choices=COLUMNS, help="all, if none is named")
+    parser.add_argument("--build", action="store_true", help="only make the environments")
+    asked = parser.parse_args()
+    wanted = dict(each.split("=", 1) for each in asked.cell)
+    chosen = [cell for cell in cells() if wanted.items() <= vars(cell).items()]
+    if not chosen:
+        sys.exit(f"no cell is {' '.join(asked.cell)}; see --list")
+    FOLDER.mkdir(exist_ok=True)
+    failed = False
+    for cell in chosen:
+        if asked.list:
+            print(cell.name)
+            continue
+        began = time.monotonic()
+        problem = build(cell)
+        if problem is None and asked.build:
+            continue
+        result = (
+            run(cell, asked.part or list(COLUMNS)) if problem is None else {"not built": problem}
+        )
+        record(cell, result)
+        failed |= any(said.startswith("failed") for said in result.values())
+        print(cell.name, f"{time.monotonic() - began:.0f} s", json.dumps(result), flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

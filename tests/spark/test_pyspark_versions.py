@@ -1,0 +1,56 @@
+"""What a PySpark is too old for is refused by name; `make matrix` runs this on old ones too."""
+
+import sys
+from unittest.mock import Mock
+
+import pyspark
+import pytest
+
+import tallystick as ts
+from tallystick.spark import PYSPARK_VERSION, streaming
+
+OLDEST = streaming.PYSPARK_VERSION_MIN
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A PySpark that has no sources in Python as we need them: the real one if it is."""
+    if PYSPARK_VERSION >= OLDEST:
+        monkeypatch.setattr(streaming, "PYSPARK_VERSION", (4, 1))
+    return pyspark.__version__
+
+
+def test_a_source_is_refused_where_pyspark_is_too_old(old: str) -> None:
+    spark = Mock()
+
+    with pytest.raises(ts.OptionError) as caught:
+        ts.register(spark)
+
+    assert str(caught.value) == (
+        'register(spark), for format("tallystick"), is for Structured Streaming queries, and these '
+        f"need PySpark 4.2 or later; {old} is installed. Run `pip install 'pyspark>=4.2,<5'`, or "
+        "write the query as a Pipeline, which needs 3.5 or later"
+    )
+    assert not spark.mock_calls
+
+
+def test_foreach_batch_is_refused_where_pyspark_is_too_old(old: str) -> None:
+    sink = ts.KafkaSink("localhost:9092", topic="copy")
+
+    with pytest.raises(ts.OptionError, match=r"foreachBatch\(KafkaSink\(…\)\) .* 4\.2 or later; "):
+        sink(Mock(), 0)
+
+
+def test_a_pyspark_that_nothing_works_with_is_refused_at_the_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "3.4.4")
+    monkeypatch.delitem(sys.modules, "tallystick.spark")
+
+    with pytest.raises(ts.OptionError, match=r"PySpark 3\.4\.4 is installed.*needs 3\.5 or later"):
+        __import__("tallystick.spark")
+
+
+def test_every_public_name_can_be_imported() -> None:
+    """Also where PySpark has no StatefulProcessor: that is 3.5."""
+    assert {name for name in ts.__all__ if getattr(ts, name, None) is None} == set()
