@@ -3,7 +3,8 @@
 `python -m tests.matrix --list` names the cells; `--cell spark=4.1` runs those with that version,
 without it all run. One axis differs at a time from the newest, and the oldest of all and the newest
 of all are tried together. Each pair of Python and PySpark has a virtual environment in `.matrix`.
-Results stay there, so that cells may run one by one; the table, benchmarks/MATRIX.md, shows all.
+Results stay in benchmarks/MATRIX.json, so that cells may run one by one; the table beside it,
+MATRIX.md, shows all.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from tallystick.testing.jars import KAFKA_VERSIONS, VERSION_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".matrix"
-RESULTS = FOLDER / "results.json"
 TABLE = ROOT / "benchmarks" / "MATRIX.md"
+RESULTS = TABLE.with_suffix(".json")
 SPARKS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 PYTHONS = ("3.11", "3.12", "3.13")
 INSTALL_TIMEOUT_S = 1_800
