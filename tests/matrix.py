@@ -69,6 +69,8 @@ class Part:
 
 
 PARTS = (
+    Part("broker", "tests/testing/test_embedded_kafka.py::test_the_kafka_that_was_chosen_is_what_"
+         "runs"),
     Part("pipeline", "tests/spark/test_pipeline_on_spark.py::test_functions_are_chained_may_drop_"
          "rows_and_the_group_shows_how_far_they_got"),
     Part("keyed", "tests/spark/test_pipeline_loop.py::test_a_keyed_step_goes_on_from_its_state"),

@@ -1,46 +1,38 @@
 """What an executor takes with it when it goes costs a Spark job's epoch its work, and no more."""
 
-import glob
-import os
-import time
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 
-from tests.spark.flow import Facts, Flow
+from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import Flow
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
+JOB = Path(__file__).with_name("losing_job.py")
+
 
 def test_an_epoch_whose_shuffle_files_are_lost_is_aborted_and_runs_again(
-    flow: Flow, tmp_path: Path
+    tallystick_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """The writing stage has one attempt only, so Spark gives the job up instead of the stage."""
+    flow = Flow(tallystick_kafka, None, tmp_path)
     flow.feed(100)
-    assert flow.spark is not None
-    folder = flow.spark.sparkContext.getConf().get("spark.local.dir")
-    marker = str(tmp_path / "lost")
+    marker, folder = tmp_path / "lost", tmp_path / "spark"
+    asked = json.dumps(flow.spec(marker=str(marker), folder=str(folder)))
 
-    def shuffle_files() -> set[str]:
-        return set(glob.glob(f"{folder}/blockmgr-*/*/shuffle_*_*_0.data"))
+    done = subprocess.run(
+        [sys.executable, str(JOB), asked], capture_output=True, text=True, timeout=300, check=False
+    )
 
-    before = shuffle_files()
-
-    def lose_the_other_tasks_output(rows: pa.RecordBatch) -> pa.RecordBatch:
-        if TaskContext.get().partitionId() == 1 and not os.path.exists(marker):
-            while not (new := shuffle_files() - before):
-                time.sleep(0.02)
-            for name in new:
-                os.unlink(name)
-            Path(marker).touch()
-        return rows.select(["key", "value"])
-
-    facts = Facts()
-    pipeline = flow.pipeline(lose_the_other_tasks_output, max_offsets_per_trigger="all")
-    flow.run(pipeline, listener=facts, execution="jobs")
-
-    assert "lost its input" in str(facts.errors[0])
-    assert facts.names.count("EpochRan") == 1
+    told = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert told, done.stderr[-3000:]
+    events = json.loads(told[0].removeprefix("FOUND "))
+    errors = [error for name, error in events if name == "ActionFailed"]
+    assert marker.exists()
+    assert "lost its input" in errors[0]
+    assert [name for name, _ in events].count("EpochRan") == 1
     flow.assert_exact()
