@@ -1,12 +1,15 @@
 """What a PySpark is too old for is refused by name; `make matrix` runs this on old ones too."""
 
+import importlib
 import sys
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pyspark
 import pytest
 
 import tallystick as ts
+import tallystick.spark
 from tallystick.spark import PYSPARK_VERSION, streaming
 
 OLDEST = streaming.PYSPARK_VERSION_MIN
@@ -41,14 +44,37 @@ def test_foreach_batch_is_refused_where_pyspark_is_too_old(old: str) -> None:
         sink(Mock(), 0)
 
 
-def test_a_pyspark_that_nothing_works_with_is_refused_at_the_import(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pyspark, "__version__", "3.4.4")
-    monkeypatch.delitem(sys.modules, "tallystick.spark")
+@pytest.fixture
+def imported_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    """Import `tallystick.spark` once more, as if PySpark were of another version."""
 
+    def again(version: str) -> object:
+        monkeypatch.setattr(pyspark, "__version__", version)
+        monkeypatch.delitem(sys.modules, "tallystick.spark", raising=False)
+        return importlib.import_module("tallystick.spark")
+
+    monkeypatch.setattr(tallystick, "spark", tallystick.spark)  # the import sets it: put it back
+    monkeypatch.setitem(sys.modules, "tallystick.spark", tallystick.spark)
+    return again
+
+
+@pytest.mark.parametrize("version", ["3.5.0", "4.2.0", "4.10.0.dev1", "5.0.0"])
+def test_a_pyspark_that_will_do_is_taken(
+    imported_again: Callable[[str], object], version: str
+) -> None:
+    assert imported_again(version) is not None
+
+
+def test_a_pyspark_that_nothing_works_with_is_refused_at_the_import(
+    imported_again: Callable[[str], object],
+) -> None:
     with pytest.raises(ts.OptionError, match=r"PySpark 3\.4\.4 is installed.*needs 3\.5 or later"):
-        __import__("tallystick.spark")
+        imported_again("3.4.4")
+
+
+def test_the_version_that_is_installed_is_what_counts_after_that() -> None:
+    assert sys.modules["tallystick.spark"] is tallystick.spark
+    assert tallystick.spark.PYSPARK_VERSION == PYSPARK_VERSION
 
 
 def test_every_public_name_can_be_imported() -> None:
