@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pandas as pd
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,6 +23,12 @@ from tallystick.testing.kafka import EmbeddedKafka
 
 STALL_S = 120.0
 """No progress for so long means that the pipeline hangs, and the demo has failed."""
+NO_COORDINATOR = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""Errors that pass by themselves, of a group whose topic a broker is still creating."""
 PARALLELISMS = (1, 2, 3, 5, 2, 3)
 """How many tasks share the counts, in one run after the other; some come back to old copies."""
 
@@ -143,11 +149,21 @@ class Positions:
             }
         )
         self._partitions = [TopicPartition(flights.TOPIC_IN, p) for p in range(flights.PARTITIONS)]
+        self._newest = 0
 
     def read(self) -> int:
-        """Return how many records the group has committed; the input topic has no transactions."""
-        committed = self._consumer.committed(self._partitions, timeout=20.0)
-        return sum(max(0, partition.offset) for partition in committed)
+        """Return how many records the group has committed; the input topic has no transactions.
+
+        As long as a young broker has no coordinator for the group, that is what was read last.
+        """
+        try:
+            committed = self._consumer.committed(self._partitions, timeout=20.0)
+        except KafkaException as error:
+            if error.args[0].code() not in NO_COORDINATOR:
+                raise
+        else:
+            self._newest = sum(max(0, partition.offset) for partition in committed)
+        return self._newest
 
     def close(self) -> None:
         """Leave."""
