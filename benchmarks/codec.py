@@ -16,10 +16,11 @@ import confluent_kafka
 import pyarrow as pa
 
 from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.codec.records.decoder import decode, warm_up
+from tallystick.codec.records.encoder import EncodedBatch, encode, stamp
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.records import EncodedBatch, decode, encode, stamp, warm_up
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import Producer, SplitRange, TopicPartition

@@ -27,7 +27,7 @@ from tallystick.state.compatibility import settle
 from tallystick.state.functions import ready_made as ready
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import Processor, Work
-from tallystick.state.functions.sessions import sessions
+from tallystick.state.functions.ready_made import sessions
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec

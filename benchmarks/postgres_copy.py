@@ -23,7 +23,7 @@ from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.postgres.binary_copy import TableColumn, binary_copy, encoders_for
-from tallystick.postgres.connection import close_kept
+from tallystick.postgres.connection import idle_connections
 from tallystick.postgres.sink import PostgresSink
 
 ROWS = 1_000_000
@@ -134,7 +134,7 @@ def main(count: int) -> None:
             f"executemany"
         )
     finally:
-        close_kept()
+        idle_connections.close()
         server.stop()
 
 

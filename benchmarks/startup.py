@@ -1,6 +1,10 @@
 """How long a start takes: from the start of the process to the first committed record.
 
     .venv/bin/python benchmarks/startup.py [--jobs stateless,count] [--spark nothing] [--rounds 2]
+        [--cold]
+
+With `--cold`, each finds an empty cache: no kernel is compiled, and there is no archive of the
+JVM's classes. The process that compiles kernels beside it is waited for, and counted.
 
 Each start is a process of its own, on the same broker, which holds 40,000 records; epochs are of
 10,000. Printed is a timeline, step by step, with the CPU seconds of all processes of the start: on
@@ -8,6 +12,7 @@ a busy machine they say more than the time does.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 RECORD_COUNT = 40_000
 EPOCH_RECORDS = 10_000
 FIRST_COMMIT_MAX_S = 180.0
+COMPILER = "tallystick.host.kernel_cache"
+POLL_S = 0.05
 EVENTS = (
     *("ProducerFenced", "CommittedRead", "EpochPlanned", "EpochRan", "ManifestWritten"),
     *("TransactionCommitted", "OutputConfirmed"),
@@ -128,10 +135,41 @@ def cpu_by_process(session: int) -> dict[str, float]:
     return found
 
 
+class Compiler:
+    """The process that compiles kernels into a cache, which outlives who started it."""
+
+    def __init__(self, cache: Path) -> None:
+        self._setting = f"TALLYSTICK_CACHE={cache}".encode()
+        self.pid: int | None = None
+
+    def watch(self) -> None:
+        """Look for it until it is there; it runs for many seconds."""
+        while self.pid is None:
+            time.sleep(POLL_S)
+            for entry in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    command = Path("/proc", entry, "cmdline").read_text()
+                    ours = COMPILER in command.split("\0")
+                    if ours and self._setting in Path("/proc", entry, "environ").read_bytes():
+                        self.pid = int(entry)
+
+    def wait(self) -> float:
+        """Wait for its end; its CPU seconds."""
+        from harness.processes import parse_stat
+
+        used_s = 0.0
+        with contextlib.suppress(OSError):  # it is gone
+            while not (stat := parse_stat(Path(f"/proc/{self.pid}/stat").read_text())).ended:
+                used_s = stat.cpu_s
+                time.sleep(POLL_S)
+        return used_s
+
+
 def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[str, str]) -> None:
     """Start the job in a process of its own, and print what it took."""
     from harness import results
     from harness.processes import Session, machine_cpu_s
+    from harness.processes import cpu_s as cpu_s_of
 
     bootstrap, output = names
     command = [sys.executable, __file__, "--start", "--job", job, "--spark", arguments.spark]
@@ -145,6 +183,11 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
         "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", ""))),
         "TALLYSTICK_STATE_DIR": str(place / f"{output}-local"),
     }
+    compiler = Compiler(place / f"{output}-cache")
+    if arguments.cold:
+        environment.pop("NUMBA_CACHE_DIR", None)
+        environment["TALLYSTICK_CACHE"] = str(place / f"{output}-cache")
+        threading.Thread(target=compiler.watch, daemon=True).start()
     with (place / f"{output}.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -158,7 +201,14 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
     assert process.stdout is not None
     told = next((line for line in process.stdout if line.startswith("TIMELINE ")), None)
     cpu_s, by_process = session.cpu_s(), cpu_by_process(process.pid)
+    if compiler.pid is not None:
+        by_process["compiler"] = round(cpu_s_of(compiler.pid), 2)
+        cpu_s += by_process["compiler"]
     others_s = machine_cpu_s() - machine_s - cpu_s
+    whole = {}
+    if arguments.cold and told is not None:
+        whole = {"compiler_cpu_s": compiler.wait()}
+        whole["compiled_s"] = round(time.time() - float(environment["TALLYSTICK_BENCH_BEGAN_S"]), 2)
     session.end(0.0)
     process.wait()
     if told is None:
@@ -166,8 +216,9 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
     marks = json.loads(told.removeprefix("TIMELINE "))
     first_s = marks["first record is committed"]
     print(
-        f"== {job}, {arguments.execution}, given {arguments.spark}: first record after "
-        f"{first_s:.2f} s, {cpu_s:.1f} CPU s {by_process}; others took {others_s:.1f} CPU s"
+        f"== {job}, {arguments.execution}, given {arguments.spark}, {'cold' * arguments.cold}: "
+        f"first record after {first_s:.2f} s, {cpu_s:.1f} CPU s {by_process}; others took "
+        f"{others_s:.1f} CPU s {whole}"
     )
     before = 0.0
     for what, at_s in sorted(marks.items(), key=lambda mark: mark[1]):
@@ -178,6 +229,9 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
         "job": job,
         "given": arguments.spark,
         "execution": arguments.execution,
+        "cold": arguments.cold,
+        **whole,
+        "by_process_cpu_s": by_process,
         "first_s": first_s,
         "cpu_s": round(cpu_s, 2),
         "other_cpu_s": round(others_s, 2),
@@ -192,6 +246,7 @@ def main() -> None:
     parser.add_argument("--jobs", default="stateless,count")
     parser.add_argument("--spark", choices=("nothing", "session"), default="nothing")
     parser.add_argument("--execution", choices=("resident", "jobs"), default="resident")
+    parser.add_argument("--cold", action="store_true", help="with an empty cache")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     inner = parser.add_argument_group("of the process that is measured")

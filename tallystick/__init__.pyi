@@ -53,6 +53,7 @@ from .spark.context import (
     configure as configure,
     spark_session as spark_session,
 )
+from .spark.streaming.registration import kafka_partition as kafka_partition
 from .spark.streaming.registration import register as register
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
@@ -65,10 +66,10 @@ from .state.functions.ready_made import (
     last_value as last_value,
     maximum as maximum,
     minimum as minimum,
+    sessions as sessions,
     sum as sum,
     top_n as top_n,
 )
-from .state.functions.sessions import sessions as sessions
 from .state.functions.vectorised import vectorised as vectorised
 
 __version__: str

@@ -10,9 +10,28 @@
 Every message names the thing, what was found, what was expected, and what to do.
 """
 
+from typing import ClassVar
+
+NOT_SHOWN = (
+    "The message is in the driver's log. It is not shown here, since it may hold values of records."
+)
+
 
 class TallystickError(Exception):
-    """Whatever this library raises on purpose."""
+    """Base class of the errors that Tallystick raises.
+
+    Args:
+        message: all of it, for the log and for the caller that started the pipeline.
+        without_values: the same without anything of records or state, for a page; "": the class
+            says whether the message is that already.
+    """
+
+    MAY_HOLD_VALUES: ClassVar[bool] = False
+    """True if messages may hold values of records or state."""
+
+    def __init__(self, message: str = "", *, without_values: str = "") -> None:
+        super().__init__(message)
+        self.without_values = without_values or (NOT_SHOWN if self.MAY_HOLD_VALUES else message)
 
 
 class OptionError(TallystickError):
@@ -20,7 +39,7 @@ class OptionError(TallystickError):
 
 
 class StepMissingError(OptionError, AttributeError):
-    """A pipeline does not have this step yet: another one comes first."""
+    """A pipeline needs another step before this one."""
 
 
 class QueryEndedError(TallystickError):
@@ -28,7 +47,7 @@ class QueryEndedError(TallystickError):
 
 
 class RetriableError(TallystickError):
-    """The world was in the way for now; doing the same again may succeed."""
+    """A passing failure outside of the pipeline; doing the same again may succeed."""
 
 
 class BrokerUnavailableError(RetriableError):
@@ -36,7 +55,7 @@ class BrokerUnavailableError(RetriableError):
 
 
 class EpochAbortedError(RetriableError):
-    """The open transaction cannot be committed any more; the epoch has to run again."""
+    """The open transaction can no longer be committed; the epoch has to run again."""
 
 
 class WorkerOrphanedError(EpochAbortedError):
@@ -76,7 +95,7 @@ class AuthorizationError(OptionError):
 
 
 class DataLossError(TallystickError):
-    """Going on would lose or repeat records silently. Nobody catches it: a person decides."""
+    """Going on would lose or repeat records silently. Do not catch it: a person decides."""
 
 
 class ManifestError(DataLossError):
@@ -92,7 +111,7 @@ class RecordsExpiredError(DataLossError):
 
 
 class PartitionRemovedError(DataLossError):
-    """A partition that is being read is not there any more."""
+    """A partition that is being read is gone."""
 
 
 class TopicRecreatedError(DataLossError):
@@ -108,15 +127,21 @@ class ForeignRowsError(DataLossError):
 
 
 class RecordError(TallystickError):
-    """A record is not what the pipeline was told to expect."""
+    """A record does not have the format that the pipeline expects."""
+
+    MAY_HOLD_VALUES = True
 
 
 class CorruptRecordError(RecordError):
     """The bytes of a record batch are damaged, or of a format this release does not read."""
 
+    MAY_HOLD_VALUES = False
+
 
 class StateError(TallystickError):
     """A value does not fit the state that it was put into, or a call came at the wrong moment."""
+
+    MAY_HOLD_VALUES = True
 
 
 class BrokenInvariantError(TallystickError):

@@ -1,4 +1,4 @@
-"""The doors to the outside: real in kafka/, spark/, storage/; broken in tests/simulation/.
+"""Ports: interfaces to Kafka, Spark and storage.
 
 What a port raises is part of it:
     RetriableError        the same call may succeed later; whether it acted is unknown
@@ -28,8 +28,8 @@ from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartitio
 class Decider(Protocol):
     """Decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
 
-    A decision is one durable fact, a token. Whoever fences as the newest owner, and only that run,
-    can decide from then on; so nothing is decided after it has asked what was.
+    A decision is one durable fact, a token. The run that fences as the newest owner, and only that
+    run, can decide from then on; so nothing is decided after it has asked what was.
     """
 
     @property
@@ -38,10 +38,10 @@ class Decider(Protocol):
         ...
 
     def fence(self, current: Producer | None) -> Producer:
-        """Take over, abort what is open of earlier owners, and return who decides from now on.
+        """Take over, abort what is open of earlier owners, and return the decider from now on.
 
-        With `current` it succeeds only as long as nobody else took over since: another owner is a
-        FencedError. Without (`None`) it takes over from whoever is there.
+        With `current` it succeeds only as long as no other run took over since: another owner is a
+        FencedError. Without (`None`) it takes over from any owner.
         """
         ...
 
@@ -77,13 +77,13 @@ class Decider(Protocol):
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
-        """Before the decision: see `Broker.last_sequences`; none where no rows wait for it."""
+        """Return `Broker.last_sequences` before the decision; nothing if no rows wait for it."""
         ...
 
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """After the decision: see `Broker.foreign_rows`; none where no rows waited for it."""
+        """Return `Broker.foreign_rows` after the decision; nothing if no rows waited for it."""
         ...
 
 
@@ -91,18 +91,18 @@ class Broker(Protocol):
     """Kafka, as far as its decider needs it (`run.transaction_decider`)."""
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
-        """Abort whatever is open under the id, fence its writers, and return a fresh producer.
+        """Abort what is open under the id, fence its writers, and return a fresh producer.
 
         With `current` (InitProducerId with its id and epoch, KIP-360) it succeeds only as long as
-        nobody else took over since: its own timeout or a lost reply is fine, another owner is a
-        FencedError. Without (`None`) it takes over from whoever is there.
+        no other run took over since: its own timeout or a lost reply is fine, another owner is a
+        FencedError. Without (`None`) it takes over from any owner.
         """
         ...
 
     def group_offsets(
         self, group: str, place: TopicPartition | None = None
     ) -> Mapping[TopicPartition, tuple[int, str]]:
-        """All stable committed (offset, metadata) of a group, by partition.
+        """Return all stable committed (offset, metadata) of a group, by partition.
 
         Waits for the outcome of pending transactions (OffsetFetch with require_stable, KIP-447);
         for the first offset of a partition only if that is the `place` that is asked about.
@@ -115,11 +115,11 @@ class Broker(Protocol):
         group: str,
         offsets: Mapping[TopicPartition, tuple[int, str]],
         *,
-        for_show: bool = False,
+        best_effort: bool = False,
     ) -> None:
         """Put (offset, metadata) per partition into the open transaction (TxnOffsetCommit).
 
-        With `for_show`, offsets of topics that are gone are left out: no restart needs them.
+        With `best_effort`, offsets of topics that are gone are left out: no restart needs them.
         """
         ...
 
@@ -129,9 +129,9 @@ class Broker(Protocol):
         """Return what DescribeProducers says that this producer epoch wrote last; absent: nothing.
 
         Covers the given partitions and every other one that the open transaction touched: a stray
-        attempt may have written where nobody reported.
+        attempt may have written where none reported.
 
-        None: this cluster does not tell (no READ on the topic), so the check cannot be made.
+        None: this cluster does not say (no READ on the topic), so the check cannot be made.
         """
         ...
 
@@ -150,7 +150,7 @@ class Broker(Protocol):
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """Rows of this producer epoch that Kafka committed after the reported ones.
+        """Return the rows of this producer epoch that Kafka committed after the reported ones.
 
         Reads on from each range's last offset to the transaction's marker; partitions without
         foreign rows are absent.
@@ -159,7 +159,7 @@ class Broker(Protocol):
 
 
 class Fetch(Protocol):
-    """How a reading task gets records; a value that is pickled, since tasks are other processes."""
+    """A reading task's access to records; a value that is pickled for the task's process."""
 
     def read(
         self, splits: Iterable[SplitRange], *, headers: bool, policy: LossPolicy
@@ -184,8 +184,8 @@ class Fetch(Protocol):
 class Writer(Protocol):
     """Writes the rows of one attempt of a writing task, with one producer and in one process.
 
-    Kafka cannot tell two attempts with one producer apart: they share its id and epoch. The guards
-    against that are the task's (`run.task.WritePlan`); this port tells what they look at.
+    Kafka cannot distinguish two attempts with one producer: they share its id and epoch. The guards
+    against that are the task's (`run.task.WritePlan`); this port returns what they check.
     """
 
     def last_sequences(
@@ -193,7 +193,7 @@ class Writer(Protocol):
     ) -> Mapping[TopicPartition, int] | None:
         """Return the last sequence number that each partition holds of this producer epoch.
 
-        Whoever wrote it; partitions without any are absent. None: this cluster does not tell (no
+        Any attempt may have written it; partitions without one are absent. None: not known (no
         READ on a topic).
         """
         ...
@@ -219,7 +219,7 @@ class Writer(Protocol):
 
 
 class Produce(Protocol):
-    """How a writing task reaches the open transaction; a value that is pickled, as `Fetch` is."""
+    """A writing task's access to the open transaction; a value that is pickled, as `Fetch` is."""
 
     def writer(self, producer: Producer) -> Writer:
         """Return a writer with this producer, which has written nothing yet."""
@@ -238,27 +238,27 @@ class Participants(Protocol):
         ...
 
     def check_prepared(self, committables: tuple[Committable, ...]) -> None:
-        """Check, right before the decision, that all can be committed still, as far as it tells.
+        """Check, right before the decision, that all can still be committed, as far as is known.
 
         An EpochAbortedError: some cannot; nothing is decided, the epoch runs again.
         """
         ...
 
     def lingering(self) -> tuple[Committable, ...]:
-        """Everything of this pipeline that is open or prepared, of whatever run."""
+        """Return everything of this pipeline that is open or prepared, of any run."""
         ...
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
-        """Give up what no decided manifest names; every one is tried before an error is raised."""
+        """Abort what no decided manifest names; every one is tried before an error is raised."""
         ...
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
-        """Check, where a system can tell, that nobody has gone on after what was committed last.
+        """Check, where a system can, that no run has gone on after what was committed last.
 
-        A copy of a checkpoint has a copy of its log of decisions too, which cannot tell.
+        A copy of a checkpoint has a copy of its log of decisions too, which cannot show it.
 
         Raises:
-            FencedError: somebody has.
+            FencedError: another run has.
         """
         ...
 
@@ -282,7 +282,7 @@ class Storage(Protocol):
         """Write a new file, atomically and durably; the first of several writers wins.
 
         False, and nothing done, where a file of that name exists already. That may be one's own, of
-        an earlier call whose outcome stayed unknown: whoever must know reads it.
+        an earlier call whose outcome stayed unknown: a caller that must know reads it.
         """
         ...
 
@@ -298,7 +298,7 @@ class Storage(Protocol):
         ...
 
     def names(self, folder: str) -> list[str]:
-        """The paths of the files in a folder, sorted; empty if there is no such folder."""
+        """Return the paths of the files in a folder, sorted; empty if there is no such folder."""
         ...
 
     def delete(self, path: str) -> None:
@@ -317,7 +317,7 @@ class StateStore(Protocol):
     """
 
     def version(self) -> Version | None:
-        """The version that it holds; None if it is empty, or was left in the middle of a change."""
+        """Return the version that it holds; None: it is empty, or a change of it was cut short."""
         ...
 
     def apply(
@@ -334,7 +334,7 @@ class StateStore(Protocol):
         ...
 
     def view(self, version: Version | None) -> AbstractContextManager[StateView | None]:
-        """Its content at this version; None where it is not at it any more."""
+        """Its content at this version; None where it is no longer at it."""
         ...
 
 
@@ -407,5 +407,5 @@ class Clock(Protocol):
         ...
 
     def nonce(self) -> str:
-        """A name that no other run will draw."""
+        """Return a name that no other run will draw."""
         ...

@@ -42,7 +42,7 @@ class SplitRange:
 
     @property
     def offset_count(self) -> int:
-        """How many offsets the range spans; there may be fewer records (markers, compaction)."""
+        """The number of offsets in the range; there may be fewer records (markers, compaction)."""
         return self.stop_offset - self.start_offset
 
     def __str__(self) -> str:

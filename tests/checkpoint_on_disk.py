@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.state_files import (
-    collect,
-    delete_all,
     read_entries,
     write_changelog,
     write_merged,
 )
 from tallystick.epoch import manifest as m
-from tallystick.epoch import retention
 from tallystick.epoch.manifest import Manifest
 from tallystick.ops import savepoints
 from tallystick.ports import Storage
@@ -72,13 +70,8 @@ class Job:
 
     def clear_up(self) -> None:
         """Remove what no retained manifest names, as the driver does between two epochs."""
-        paths = m.manifests(self.storage.names(m.FOLDER))
-        delete_all(self.storage, retention.expired(paths, self.epoch))
-        kept = [
-            m.decode(self.storage.get(path) or b"", path)
-            for path in retention.retained(paths, self.epoch)
-        ]
-        collect(self.storage, kept[-1], kept)
+        here = CheckpointFolder(self.storage)
+        here.remove_past(here.read_manifest(here.manifest_paths()[-1]))
 
     def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
         """Of the newest epoch."""

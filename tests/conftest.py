@@ -4,7 +4,9 @@ The broker's fixture is not imported here: pytest finds it through the package's
 does for users.
 """
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +18,20 @@ from tests.spark import jvm
 
 settings.register_profile("untimed", deadline=None)  # speed is shown in benchmarks
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `long.txt` names; a name there that no test has is an error of a whole run."""
+    lines = (Path(__file__).parent / "long.txt").read_text().splitlines()
+    for name in (re.split(r" {2,}", line)[0] for line in lines if line.startswith("tests/")):
+        parameters = "" if "[" in name else r"(\[.*)?"
+        pattern = re.compile(re.escape(name).replace(r"\*", ".*") + parameters)
+        found = [item for item in items if pattern.fullmatch(item.nodeid)]
+        for item in found:
+            item.add_marker(pytest.mark.long)
+        if not found and config.args == config.getini("testpaths"):
+            raise pytest.UsageError(f"tests/long.txt: no test is called {name}")
 
 
 @pytest.fixture(scope="session")

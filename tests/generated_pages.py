@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tallystick.epoch.protocol import NEXT_PHASES, Phase
-from tallystick.ops import metrics
+from tallystick.ops import metrics, remedies
 from tallystick.options.sink import SINK
 from tallystick.options.source import SOURCE
+from tests import matrix
 from tests.test_tidy import MAY_IMPORT, PACKAGE, PURE
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _GIVEN_UP = (Phase.FENCING, Phase.STOPPING, Phase.STOPPED)
 
@@ -67,6 +68,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "source_options": SOURCE.page,
     "sink_options": SINK.page,
     "metrics": metrics.page,
+    "errors": remedies.page,
+    "matrix": matrix.summary,
 }
 
 
@@ -77,7 +80,7 @@ def generated(text: str) -> str:
 
 def main() -> None:
     """Write the generated parts of all pages."""
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page.write_text(generated(page.read_text()))
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from tallystick.codec.records.decoder import decode
+from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
-from tallystick.kafka.records import decode, stamp
 from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame, FrameSources
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps

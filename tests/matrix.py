@@ -2,9 +2,10 @@
 
 `python -m tests.matrix --list` names the cells; `--cell spark=4.1` runs those with that version,
 without it all run. One axis differs at a time from the newest, and the oldest of all and the newest
-of all are tried together. Each pair of Python and PySpark has a virtual environment in `.matrix`.
-Results stay in benchmarks/MATRIX.json, so that cells may run one by one; the table beside it,
-MATRIX.md, shows all.
+of all are tried together. Each pair of Python and PySpark has a virtual environment in `.matrix`,
+and all share a cache there. Results stay in benchmarks/MATRIX.json, so that cells may run one by
+one; the table beside it, MATRIX.md, shows all, and README.md a summary
+(`python -m tests.generated_pages` writes it there).
 """
 
 import argparse
@@ -17,9 +18,11 @@ import sys
 import time
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tallystick.spark.streaming import PYSPARK_VERSION_MIN
 from tallystick.testing.jars import KAFKA_VERSIONS, VERSION_VARIABLE
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +31,8 @@ TABLE = ROOT / "benchmarks" / "MATRIX.md"
 RESULTS = TABLE.with_suffix(".json")
 SPARKS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 PYTHONS = ("3.11", "3.12", "3.13")
+STREAMING_MIN = "{}.{}".format(*PYSPARK_VERSION_MIN)
+"""The oldest PySpark for Structured Streaming queries of the user's own."""
 INSTALL_TIMEOUT_S = 1_800
 RUN_TIMEOUT_S = 1_200
 NOTE_LENGTH_MAX = 300
@@ -76,14 +81,16 @@ PARTS = (
     Part("keyed", "tests/spark/test_pipeline_loop.py::test_a_keyed_step_goes_on_from_its_state"),
     Part("sinks", "tests/spark/test_sinks_together.py::test_files_and_kafka_hold_the_same"),
     Part("kill", "tests/spark/test_crash_points.py::test_the_same_of_a_pipeline"),
-    Part("differential", "tests/differential", "4.2"),
+    Part("wheel", "tests/test_wheel.py::test_the_demo_runs_from_the_wheel"),
+    Part("differential", "tests/differential", STREAMING_MIN),
     Part("foreachBatch", "tests/spark/test_foreach_batch_sink.py::test_rows_choose_topic_partition_"
-         "headers_and_timestamp", "4.2"),
-    Part("writeStream", "tests/spark/test_stream_writer.py::test_rows_choose_their_topics", "4.2"),
+         "headers_and_timestamp", STREAMING_MIN),
+    Part("writeStream", "tests/spark/test_stream_writer.py::test_rows_choose_their_topics",
+         STREAMING_MIN),
 )  # fmt: skip
 REFUSAL = "tests/spark/test_pyspark_versions.py"
 """Run in every cell: what is not for a PySpark is refused there, in words that say what is."""
-DEMO = ("-m", "tallystick.ops.cli", "demo", "--records", "3000", "--kills", "1")
+DEMO = ("-m", "tallystick", "demo", "--records", "3000", "--kills", "1")
 COLUMNS = (*(part.title for part in PARTS), "demo")
 
 
@@ -138,25 +145,25 @@ def build(cell: Cell) -> str | None:
 
 
 def run(cell: Cell, columns: list[str]) -> dict[str, str]:
-    """Run these columns of a cell; return what came of each of them, and `versions`."""
+    """Run these columns of a cell; return what came of each of them, and `versions`.
+
+    The demo is first: it compiles the kernels, which the tests would compile one by one.
+    """
     python = cell.venv / "bin" / "python"
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         VERSION_VARIABLE: cell.kafka,
+        "TALLYSTICK_CACHE": str(FOLDER / "cache"),  # archives of other versions push no other out
         "CRASH_KILLS": "TransactionCommitted",
         "TEST_CLASS_ARCHIVE": "none",  # three are kept, and each takes minutes to record
     }
-    report, log = FOLDER / f"{cell.name}.xml", FOLDER / f"{cell.name}.log"
-    report.unlink(missing_ok=True)
-    tests = [part.test for part in PARTS if part.title in columns and part.is_for(cell)]
-    commands = [["-m", "pytest", "-q", f"--junitxml={report}", REFUSAL, *tests]]
-    commands += [list(DEMO)] if "demo" in columns else []
-    code: int | str = 0
-    with log.open("w") as output:
-        for command in commands:
-            output.flush()
+
+    def said_by(command: tuple[str, ...], log: Path) -> str:
+        """What came of a command, with the last line that it printed."""
+        code: int | str
+        with log.open("w") as output:
             try:
                 code = subprocess.run(
                     [python, *command], cwd=ROOT, env=environment, stdout=output,
@@ -164,9 +171,18 @@ def run(cell: Cell, columns: list[str]) -> dict[str, str]:
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
                 code = f"none after {RUN_TIMEOUT_S} s"
-    found = outcomes(cell, report)
-    last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
-    found["demo"] = "passed" if code == 0 else f"failed: {code}: {last[:NOTE_LENGTH_MAX]}"
+        last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
+        return "passed" if code == 0 else f"failed: {code}: {last[:NOTE_LENGTH_MAX]}"
+
+    report = FOLDER / f"{cell.name}.xml"
+    report.unlink(missing_ok=True)
+    found = {}
+    if "demo" in columns:
+        found["demo"] = said_by(DEMO, FOLDER / f"{cell.name}-demo.log")
+    tests = [part.test for part in PARTS if part.title in columns and part.is_for(cell)]
+    pytest = ("-m", "pytest", "-q", f"--junitxml={report}", REFUSAL, *tests)
+    said_by(pytest, FOLDER / f"{cell.name}.log")
+    found |= outcomes(cell, report)
     asked = "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"
     versions = subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout
     refused = [part.title for part in PARTS if not part.is_for(cell)]  # tried in every run
@@ -202,9 +218,15 @@ def outcome_of(test: str, cases: list[ElementTree.Element]) -> str:
     return "passed" if own else "failed: it did not run"
 
 
+def kept() -> dict[str, dict[str, str]]:
+    """Return the results of all cells that ran."""
+    results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text())
+    return results
+
+
 def record(cell: Cell, result: dict[str, str]) -> None:
     """Keep a cell's result, and write the table of all that are kept."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = kept()
     known = results.setdefault("/".join(astuple(cell)), {})
     known.pop("not built", None)
     known |= {**result, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
@@ -239,8 +261,8 @@ def table(results: dict[str, dict[str, str]]) -> str:
 Written by `make matrix` (`python -m tests.matrix`): a small part of the tests, on real brokers and
 a real Spark of each version, on {machine}. `refused`: Structured Streaming
 queries of your own (`format("tallystick")`, `foreachBatch`) need PySpark 4.2, and with an older one
-the call says so, which is tested there; a `Pipeline` does not use them. `not run`: cells take
-minutes each, and `--cell` and `--part` run some of them at a time.
+the call says so, which is tested there ([why](../docs/deploying.md#versions)); a `Pipeline` does
+not use them. `wheel`: the wheel, installed outside of the repository, runs the demo.
 
 {chr(10).join(lines)}
 
@@ -251,6 +273,46 @@ minutes each, and `--cell` and `--part` run some of them at a time.
     text += f"| demo | `python {' '.join(DEMO)}` |\n"
     listed = "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1))
     return text + (f"\n## What failed\n\n{listed}" if notes else "")
+
+
+def summary() -> str:
+    """Return the table for README.md: versions of an axis with the same result share a row.
+
+    Versions without any result are named below it, and parts that some of the others lack.
+    """
+    results = kept()
+    lines = ["| with | passed | refused | failed |", "| --- | --- | --- | --- |"]
+    axes = (("spark", "PySpark", SPARKS), ("kafka", "Kafka", KAFKA_VERSIONS),
+            ("python", "Python", PYTHONS))  # fmt: skip
+    left: list[str] = []
+    for axis, name, versions in axes:
+        came = {
+            version: by_outcome(results.get("/".join(astuple(cell)), {}))
+            for version in versions
+            for cell in [replace(DEFAULT, **{axis: version})]
+        }
+        for result, same in groupby(came, came.__getitem__):
+            row = f"{name} {', '.join(same)}"
+            if any(result):
+                lines.append(f"| {row} | {' | '.join(result)} |")
+            else:
+                left.append(row)
+    partly = [column for column in COLUMNS if any(column not in each for each in results.values())]
+    unknown = [f"Nothing ran yet with {'; '.join(left)}."] if left else []
+    if partly:
+        unknown.append(f"Parts that did not run with each of the others: {', '.join(partly)}.")
+    return "\n".join([*lines, "", " ".join(unknown)] if unknown else lines)
+
+
+def by_outcome(result: dict[str, str]) -> tuple[str, ...]:
+    """Return which parts of a cell passed, were refused, and failed."""
+    named = {
+        outcome: [column for column in COLUMNS if result.get(column, "").startswith(outcome)]
+        for outcome in ("passed", "refused", "failed")
+    }
+    return tuple(
+        "all" if columns == [*COLUMNS] else ", ".join(columns) for columns in named.values()
+    )
 
 
 def version_of(cell: Cell, results: dict[str, dict[str, str]]) -> str:

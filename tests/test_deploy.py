@@ -2,21 +2,84 @@
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
+import pytest
 import yaml
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
+HADOLINT = Path(sysconfig.get_path("scripts"), "hadolint")
 RULES = (
     "{extends: default, rules: {line-length: {max: 100}, comments: {min-spaces-from-content: 2}}}"
 )
 
 
-def test_yamllint_finds_nothing() -> None:
-    lint = [sys.executable, "-m", "yamllint", "--strict", "-d", RULES, DEPLOY / "kubernetes.yaml"]
-    found = subprocess.run(lint, capture_output=True, text=True)
+def complaints(*command: object) -> str:
+    """Run a linter, and return what it finds; it ends with 0 only if that is nothing."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is (done.stdout + done.stderr == ""), done
+    return done.stdout + done.stderr
 
-    assert found.returncode == 0, found.stdout + found.stderr
+
+def test_yamllint_finds_nothing() -> None:
+    manifest = DEPLOY / "kubernetes.yaml"
+
+    assert complaints(sys.executable, "-m", "yamllint", "--strict", "-d", RULES, manifest) == ""
+
+
+def with_mistake(folder: Path, name: str, right: str, wrong: str) -> Path:
+    """Return a copy of a file of ours in which one text is another."""
+    text = (DEPLOY / name).read_text()
+    assert right in text
+    broken = folder / name
+    broken.write_text(text.replace(right, wrong))
+    return broken
+
+
+def kubernetes_finds(manifest: Path) -> str:
+    """Validate against the newest schemas that the validator brings."""
+    return complaints(sys.executable, "-m", "kubernetes_validate", "--strict", "--quiet", manifest)
+
+
+def test_the_manifest_is_what_kubernetes_takes() -> None:
+    assert kubernetes_finds(DEPLOY / "kubernetes.yaml") == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "found"),
+    [
+        ("containerPort: 9400", "containerPort: many", "'many' is not of type 'integer'"),
+        ("runAsNonRoot:", "runAsNoRoot:", "runAsNoRoot"),  # no such property
+    ],
+)
+def test_a_mistake_in_the_manifest_is_found(
+    tmp_path: Path, right: str, wrong: str, found: str
+) -> None:
+    broken = with_mistake(tmp_path, "kubernetes.yaml", right, wrong)
+
+    assert found in kubernetes_finds(broken)
+
+
+def test_hadolint_finds_nothing() -> None:
+    assert complaints(HADOLINT, DEPLOY / "Dockerfile") == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "rule"),
+    [
+        ("python:3.12-slim-trixie", "python", "DL3006"),  # no tag
+        ("WORKDIR /tmp", "WORKDIR tmp", "DL3000"),
+        (" \\\n    && rm -rf /var/lib/apt/lists/*", "", "DL3009"),
+        ("chown pipeline", 'chown "pipeline', "SC1"),  # what ShellCheck finds
+    ],
+)
+def test_a_mistake_in_the_dockerfile_is_found(
+    tmp_path: Path, right: str, wrong: str, rule: str
+) -> None:
+    broken = with_mistake(tmp_path, "Dockerfile", right, wrong)
+
+    assert rule in complaints(HADOLINT, "--no-color", broken)
 
 
 def test_manifest_and_image_fit_together() -> None:

@@ -21,7 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tallystick.ops.cli import app
+from tallystick.__main__ import app
 from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import read_committed
 

@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 import tallystick
-from tallystick.ops.cli import app
+from tallystick.__main__ import app
 from tests.generated_pages import PARTS, generated
 
 ROOT = Path(__file__).parent.parent

@@ -1,6 +1,7 @@
-"""The wheel has everything it needs, in an environment of its own; it takes minutes.
+"""The wheel has everything it needs, outside of the repository.
 
-It runs with `WHEEL=1`, as in `make stress`; else only what is inside the wheel is looked at.
+With `WHEEL=1`, as in `make stress`, it is also installed with all its packages, in an environment
+of its own, by pip, pipx and uvx; each takes minutes.
 """
 
 import os
@@ -8,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel import RECORDS, ROOT, build, use
+from tests.wheel import RECORDS, ROOT, Way, beside_packages, build, by_pip, by_pipx, by_uvx, use
+
+WAYS = (by_pip, by_pipx, by_uvx) if "WHEEL" in os.environ else (beside_packages,)
 
 
-def test_the_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
-    wheel = build(ROOT, tmp_path)  # asserts it
-
-    assert wheel.suffix == ".whl"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as it is now; its build asserts that every file of the package is there."""
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.chaos
-@pytest.mark.skipif("WHEEL" not in os.environ, reason="installs PySpark again: WHEEL=1, make wheel")
 @pytest.mark.timeout(1800)
-def test_the_demo_runs_from_the_wheel_alone(tmp_path: Path) -> None:
-    verdict = use(build(ROOT, tmp_path))
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_demo_runs_from_the_wheel(wheel: Path, way: Way) -> None:
+    verdict = use(wheel, way)
 
     assert (verdict["input"], verdict["kills"]) == (RECORDS, 1)
     faults = ("lost", "duplicated", "wrong", "out_of_order")

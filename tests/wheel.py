@@ -2,20 +2,35 @@
 
 The wheel is installed with its extras `demo` and `java` into a new virtual environment in a
 temporary folder; there `tallystick --help` and a short demo run, with a path that has none of our
-files. The wheel stays in `dist`, or in the folder that is named.
+files. The wheel stays in `dist`, or in the folder that is named. Tests do the same by pipx and uvx,
+and in short: the wheel alone is installed, beside the packages that are there.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+import tallystick
+from tallystick.host import kernel_cache
+
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(tallystick.__file__).parent
 RECORDS = 3_000
 STEP_TIMEOUT_S = 900
+PIP = ("pip", "install", "--quiet", "--disable-pip-version-check")
+EXTRAS = "[demo,java]"
+
+Command = tuple[str | Path, ...]
+Way = Callable[[Path, Path], Command]
+"""Takes a wheel and an empty folder, prepares, and returns how `tallystick` is called."""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -47,20 +62,82 @@ def build(source: Path, into: Path) -> Path:
     return wheel
 
 
-def use(wheel: Path) -> dict[str, int]:
-    """Install a wheel by itself, run its demo, and return the demo's last line."""
+def by_pip(wheel: Path, folder: Path) -> Command:
+    """Install the wheel, and all that it needs, into a new virtual environment."""
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    programs = folder / "venv" / "bin"
+    run(programs / "python", "-m", *PIP, f"{wheel}{EXTRAS}", cwd=folder)
+    return (programs / "tallystick",)
+
+
+def by_pipx(wheel: Path, folder: Path) -> Command:
+    """Let pipx do it, as `pipx run --spec WHEEL tallystick`."""
+    pipx = _tool("pipx", folder)
+    settings = ("env", f"PIPX_HOME={folder / 'pipx'}", f"PIPX_DEFAULT_PYTHON={sys.executable}")
+    return (*settings, pipx, "run", "--no-cache", "--spec", f"{wheel}{EXTRAS}", "tallystick")
+
+
+def by_uvx(wheel: Path, folder: Path) -> Command:
+    """Let uvx do it, as `uvx --from WHEEL tallystick`."""
+    uvx = _tool("uv", folder).with_name("uvx")
+    options = ("--no-cache", "--python", sys.executable)
+    return (uvx, *options, "--from", f"{wheel}{EXTRAS}", "tallystick")
+
+
+def _tool(name: str, folder: Path) -> Path:
+    """Install a program from the package index, and return its path."""
+    run(sys.executable, "-m", "venv", folder / "tool", cwd=folder)
+    programs = folder / "tool" / "bin"
+    run(programs / "python", "-m", *PIP, name, cwd=folder)
+    return programs / name
+
+
+def beside_packages(wheel: Path, folder: Path) -> Command:
+    """Install the wheel alone; packages and compiled kernels are those of this environment."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, *PIP[1:], "--no-deps", wheel, cwd=folder)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    installed = Path(site.strip(), "tallystick")
+    installed.with_name("beside.pth").write_text(sysconfig.get_path("purelib"))
+    _take_kernels(installed, folder / "kernels")
+    return (python.with_name("tallystick"),)
+
+
+def _take_kernels(installed: Path, into: Path) -> None:
+    """Copy this environment's compiled kernels for the same sources elsewhere.
+
+    numba finds them by the sources' folder and time of change. Without them the demo compiles all.
+    """
+    into.mkdir(mode=0o700, exist_ok=True)
+    for source in PACKAGE.rglob("*.py"):
+        status = source.stat()
+        copy = installed / source.relative_to(PACKAGE)
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for folder in filter(Path.is_dir, PACKAGE.rglob("*")):
+        ours = kernel_cache.directory_in_use() / _numba_name(folder)
+        if ours.exists():
+            theirs = into / _numba_name(installed / folder.relative_to(PACKAGE))
+            shutil.copytree(ours, theirs)
+
+
+def _numba_name(folder: Path) -> str:
+    """Return what numba calls the cache of the modules in a folder."""
+    return f"{folder.name}_{hashlib.sha1(str(folder).encode()).hexdigest()}"
+
+
+def use(wheel: Path, way: Way) -> dict[str, int]:
+    """Install a wheel in some way, run its demo, and return the demo's last line."""
     with TemporaryDirectory(prefix="tallystick-wheel-") as name:
-        folder = Path(name)
-        run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-        programs = folder / "venv" / "bin"
-        quiet = ("install", "--quiet", "--disable-pip-version-check")
-        run(programs / "python", "-m", "pip", *quiet, f"{wheel}[demo,java]", cwd=folder)
-        where = "import tallystick; print(tallystick.__file__)"
-        found = run(programs / "python", "-c", where, cwd=folder).strip()
-        assert Path(found).is_relative_to(folder), f"{found} is not of the wheel"
-        assert "savepoint" in run(programs / "tallystick", "--help", cwd=folder)
+        folder = Path(name).resolve()
+        kernels = f"NUMBA_CACHE_DIR={folder / 'kernels'}"
         demo = ("demo", "--records", str(RECORDS), "--kills", "1")
-        lines = run(programs / "tallystick", *demo, cwd=folder).splitlines()
+        lines = run("env", kernels, *way(wheel, folder), *demo, cwd=folder).splitlines()
+        for python in folder.glob("venv/bin/python"):
+            where = "import tallystick; print(tallystick.__file__)"
+            found = run(python, "-c", where, cwd=folder).strip()
+            assert Path(found).is_relative_to(folder), f"{found} is not of the wheel"
+            assert "savepoint" in run(python.with_name("tallystick"), "--help", cwd=folder)
     verdict: dict[str, int] = json.loads(lines[-1])
     return verdict
 
@@ -69,7 +146,7 @@ def main() -> None:
     """Build, use, and say where the wheel is."""
     into = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     wheel = build(ROOT, into)
-    verdict = use(wheel)
+    verdict = use(wheel, by_pip)
     print(json.dumps({"wheel": str(wheel), **verdict}))
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.epoch.manifest import Manifest
-from tallystick.epoch.two_phase import Sink
+from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
+from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import parse_source_options
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.steps import MapBatches, Process, Step
 from tallystick.spark.cluster import JOBS, is_local, members_max
+from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import OutputTopology
 from tallystick.state.schema import ddl_of
@@ -34,7 +36,7 @@ def explained(
         source: what it reads.
         steps: what the user wrote.
         topology: its sinks.
-        checkpoint: its folder; None: nobody said.
+        checkpoint: its folder; None: not given.
 
     Raises:
         DataLossError: the checkpoint is another pipeline's.
@@ -46,9 +48,11 @@ def explained(
         ("", _values(run, source)),
         *_steps(run, steps, manifest),
         *_sinks(topology),
+        *_exchange(run, source, steps, topology),
         ("checkpoint", _checkpoint(checkpoint, manifest)),
         ("execution", _execution(run)),
         ("slots", _slots(run)),
+        *_timeouts(run, topology),
     ]
     return "\n".join(f"{name:{_WIDTH}} {text}" for name, text in lines)
 
@@ -100,10 +104,18 @@ def _steps(
         groups = f"{start.max_parallelism} key groups"
         if not run.cluster.is_there and its.parallelism is None:
             least = "" if has_state or its.max_parallelism else "at least "
-            yield "", f"parallelism: as many tasks as run at a time; {least}{groups}"
+            tasks = "as many tasks as run at a time"
+            yield "", f"parallelism: {tasks}; {least}{groups}"
         else:
+            tasks = f"{start.parallelism} tasks"
             why = "as many as run at a time" if its.parallelism is None else "parallelism="
-            yield "", f"parallelism: {start.parallelism} tasks ({why}); {groups}"
+            yield "", f"parallelism: {tasks} ({why}); {groups}"
+        yield (
+            "",
+            f"exchange: rows come by key ({', '.join(its.key.names)}) to {tasks}, {_over(run)}",
+        )
+        stored, copied = state_places(run.cluster, its.uid)
+        yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
 
 
 def _state(step: KeyedStep) -> str:
@@ -115,6 +127,8 @@ def _state(step: KeyedStep) -> str:
     time = f"time mode {step.processor.time_mode}"
     if step.event_time is not None:
         time += f" by {step.event_time}, {step.watermark_delay_ms} ms late at most"
+    if step.idle_after_ms:
+        time += f"; partitions that are read to their ends are idle after {step.idle_after_ms} ms"
     return f"{', '.join(found) or 'none'}; {time}"
 
 
@@ -138,6 +152,65 @@ def _sink(sink: Sink) -> str:
         f"{topic} at {sink.bootstrap_servers}{letters}, guarantee {sink.guarantee}, "
         f"transactions={sink.transactions!r}, timeout {sink.transaction_timeout_ms} ms"
     )
+
+
+def _exchange(
+    run: PipelineRun, source: KafkaSource, steps: tuple[Step, ...], topology: OutputTopology
+) -> Iterator[tuple[str, str]]:
+    """Report which rows leave their task on the way to the sinks."""
+    if topology.others:
+        uids = ", ".join(uid for uid, _ in topology.others)
+        yield "exchange", f"to {uids}: none, each task writes the rows that it has"
+    if topology.decider is None:
+        return
+    to = "topics that rows name" if topology.decider.topic is None else topology.decider.topic
+    text = f"to {topology.uid}: rows go to the task that writes their partition of {to}"
+    if _readers_write(source, steps):
+        text += "; co-partitioned ones, to a partition of the number they came from, stay in place"
+    yield "" if topology.others else "exchange", f"{text}, {_over(run)}"
+
+
+def _over(run: PipelineRun) -> str:
+    return f"over {'the shuffle of Spark' if run.execution.kind == JOBS else 'own connections'}"
+
+
+def _readers_write(source: KafkaSource, steps: tuple[Step, ...]) -> bool:
+    """True if no step moves rows, and all come from one topic, as `SplitsEngine` sees it."""
+    topics = source.assignment or source.topics
+    is_one = topics is not None and not isinstance(topics, re.Pattern) and len(topics) == 1
+    return is_one and all(isinstance(step, MapBatches) for step in steps)
+
+
+def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str, str]]:
+    yield "timeouts", f"source: {_calls(run.source_config)}"
+    for uid, sink in _by_uid(topology):
+        if not isinstance(sink, KafkaSink):
+            yield "", f"sink {uid}: those of its own system"
+            continue
+        output = sink.output
+        text = f"sink {uid}: {_calls(output.config)}"
+        if sink.guarantee == Guarantee.EXACTLY_ONCE.value:
+            text += f"; a transaction {output.transaction_timeout_ms} ms"
+            text += f", warned about from {int(output.timeout.warn_share * 100)} % of it on"
+            if uid != topology.uid:
+                least = output.max_recovery_ms
+                text += "; recovery " + (f"within {least} ms" if least else "not checked")
+            else:
+                text += "; recovery at any time, an epoch that timed out runs again"
+        yield "", text
+
+
+def _calls(config: KafkaConfig) -> str:
+    return (
+        f"a request {config.request_timeout_ms} ms, a call with all its tries "
+        f"{config.delivery_timeout_ms} ms"
+    )
+
+
+def _by_uid(topology: OutputTopology) -> Iterator[tuple[str, Sink]]:
+    if topology.sink is not None:
+        yield topology.uid, topology.sink
+    yield from topology.others
 
 
 def _checkpoint(checkpoint: str | None, manifest: Manifest | None) -> str:

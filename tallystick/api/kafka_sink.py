@@ -8,7 +8,6 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.api.kafka_source import client_config
 from tallystick.codec.formats import Json
 from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.epoch.two_phase import (
@@ -24,6 +23,7 @@ from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import BATCH_BYTES, COMPRESSION, TIMEOUT_WARNING_SHARE, KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.sink import SINK
+from tallystick.options.table import client_config
 from tallystick.spark.sinks import OutputTopology
 from tallystick.spark.streaming.epochs import foreach_batch_runner
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun

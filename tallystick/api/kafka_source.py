@@ -12,7 +12,7 @@ from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import parse_source_options
-from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX
+from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
 from tallystick.source.losses import LossPolicy
 
 Offsets = str | Mapping[str, Mapping[int, int]]
@@ -83,7 +83,7 @@ class KafkaSource:
         _ = self.config
 
     def to_options(self, pipeline: str) -> dict[str, str]:
-        """The options of `readStream.format("tallystick")` that mean the same."""
+        """Return the options of `readStream.format("tallystick")` that mean the same."""
         given = {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             **self._what(),
@@ -134,44 +134,9 @@ class KafkaSource:
 
     @property
     def config(self) -> KafkaConfig:
-        """How to reach the cluster."""
+        """The configuration of the client of the cluster."""
         client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
         return client_config(self.bootstrap_servers, client)
-
-
-def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[str, str]:
-    for name in options:
-        if not name.startswith(KAFKA_PREFIX):
-            raise OptionError(
-                f"options: {name!r}: expected names that begin with {KAFKA_PREFIX!r}, as Spark's "
-                f"connector has them; everything else is an argument"
-            )
-    return {"kafka.bootstrap.servers": bootstrap_servers, **options}
-
-
-def client_config(
-    bootstrap_servers: str,
-    options: Mapping[str, str],
-    *,
-    transaction_timeout_ms: int | None = None,
-) -> KafkaConfig:
-    """Return how to reach a cluster, by settings under the names of Spark's connector.
-
-    Args:
-        bootstrap_servers: where to begin.
-        options: the settings, with `kafka.` before their names.
-        transaction_timeout_ms: of the transactions that are written there; None: there are none.
-
-    Raises:
-        OptionError: a setting is not known, or contradicts another.
-    """
-    return KafkaConfig.from_options(
-        {
-            name.removeprefix(KAFKA_PREFIX): value
-            for name, value in _client_options(bootstrap_servers, options).items()
-        },
-        transaction_timeout_ms=transaction_timeout_ms,
-    )
 
 
 def _pattern_text(pattern: re.Pattern[str]) -> str:

@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.live_page import open_live_page
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
@@ -130,6 +131,7 @@ class Pipeline:
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
         execution: Literal["resident", "jobs"] | None = None,
+        ui_port: int | None = None,
     ) -> Query:
         """Check everything that can be checked, then start.
 
@@ -148,6 +150,10 @@ class Pipeline:
             execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
                 epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
                 encrypts what tasks exchange, or allocates executors dynamically.
+            ui_port: serve a page about the run there, on this machine alone; needs the extra
+                `tallystick[ui]`. It stays after the run has ended, to show why, until the process
+                ends or another start takes the port. None: there is no page; `tallystick ui` shows
+                one from outside.
 
         Returns:
             The running query, with the members of Spark's StreamingQuery. What ends it is raised
@@ -163,8 +169,15 @@ class Pipeline:
         self._check_whole(execution)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:
-            run = self._run(cluster, execution, listener, dropped)
-            return start_loop(run, checkpoint, trigger, accepted)
+            if ui_port is None:
+                run = self._run(cluster, execution, listener, dropped)
+                return start_loop(run, checkpoint, trigger, accepted)
+            live = open_live_page(ui_port, checkpoint, self.source, self.sinks, trigger, listener)
+            query = start_loop(
+                self._run(cluster, execution, live, dropped), checkpoint, trigger, accepted
+            )
+            live.show(query)
+            return query
         except BaseException:
             cluster.close()
             raise
@@ -287,6 +300,7 @@ class KeyedPipeline:
         time_mode: str | None = None,
         event_time: str | None = None,
         watermark_delay: str | int = 0,
+        idle_after: str | int = 0,
         rows: str = "row",
         initial_state: DataFrame | None = None,
     ) -> Pipeline:
@@ -304,9 +318,11 @@ class KeyedPipeline:
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
             event_time: the column with a row's event time, a timestamp or bigint in ms.
-            watermark_delay: how much later than the latest row another one may come, in ms or as
-                text such as "10 seconds". What comes later still is dropped with time mode
-                EventTime, as in Spark.
+            watermark_delay: how much later than the latest row of its partition another one may
+                come, in ms or as text such as "10 seconds". What comes later still is dropped with
+                time mode EventTime.
+            idle_after: how long the watermark waits for a partition that is read to its end, in ms
+                or as such a text; for one with unread records it always does. First step only.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
@@ -340,7 +356,8 @@ class KeyedPipeline:
             max_parallelism=self.max_parallelism,
             parallelism=parallelism,
             event_time=event_time,
-            watermark_delay_ms=_delay_ms(watermark_delay),
+            watermark_delay_ms=_delay_ms("watermark_delay", watermark_delay),
+            idle_after_ms=_delay_ms("idle_after", idle_after),
         )
         return replace(self.pipeline, steps=(*self.pipeline.steps, step))
 
@@ -392,7 +409,7 @@ _UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_0
 _UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
 
 
-def _delay_ms(delay: str | int) -> int:
+def _delay_ms(name: str, delay: str | int) -> int:
     """Return a delay in ms, given as such or as for Spark's `withWatermark`: "10 seconds"."""
     if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
         return delay
@@ -401,7 +418,7 @@ def _delay_ms(delay: str | int) -> int:
     if isinstance(delay, str) and unit is not None and words[0].isdecimal():
         return int(words[0]) * unit
     raise OptionError(
-        f"watermark_delay={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
+        f"{name}={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
     )
 

@@ -1,17 +1,24 @@
-"""The checkpoint's own log of decisions, in Kafka's place where no transaction spans an epoch.
+"""The decider of a checkpoint, and the log of decisions, which is the checkpoint's own.
 
-    tallystick/decisions/<slot>.json     {run, token, id}: who owns the pipeline, and the
+    tallystick/decider.json              {decided_by, transactional_id, cluster_id}
+    tallystick/decisions/<slot>.json     {run, token, id}: the owner of the pipeline, and the
                                          newest decision
 
+The log stands in Kafka's place where no transaction spans an epoch.
+
 Invariants:
-    * A slot is created once and never changed (`Storage.put_new`): of two runs that want the same
-      one, the second is told.
+    * The decider's file is created before the first fence and never changed (`Storage.put_new`): of
+      two first starts with different deciders, one is refused before it has fenced or written
+      anything. A later start with another decider is refused too. So every run asks, and fences,
+      the only place where an epoch of this checkpoint can be decided.
+    * A slot is created once and never changed either: of two runs that want the same one, the
+      second learns that it is taken.
     * The newest slot counts, and says all: its run owns the pipeline, its token is the newest
       decision. Taking over repeats the token.
-    * A run writes a slot only after one of its own. So whoever takes over is certain that nothing
-      is decided without its knowledge: the run before finds its next slot taken, and stops.
-    * Old slots are removed, which leaves holes. Whoever wrote into a hole finds newer slots after
-      it when it looks, and never counted.
+    * A run writes a slot only after one of its own. So a run that takes over is certain that
+      nothing is decided without its knowledge: the run before finds its next slot taken, and stops.
+    * Old slots are removed, which leaves holes. A run that wrote into a hole finds newer slots
+      after it when it looks: its slot never counted.
 
 Source: the compare-and-swap log of table formats such as Delta's; Flink leaves the same question to
 its high-availability service, which elects one leader.
@@ -23,16 +30,17 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tallystick.epoch.manifest import FOLDER, LOG, DeciderName
-from tallystick.epoch.sealed import seal, unseal
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.epoch.manifest import CHECKPOINT, FOLDER, KAFKA, LOG, DeciderName, seal, unseal
 from tallystick.epoch.tokens import Token, decode_token, encode_token
-from tallystick.errors import FencedError
+from tallystick.errors import FencedError, OptionError, StorageError
 from tallystick.ports import Clock, Storage
 from tallystick.source.offsets import SourceOffsets
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 
+DECIDER = f"{FOLDER}/decider.json"
 DECISIONS = f"{FOLDER}/decisions"
 KEPT_SLOTS = 100
 NO_SLOT = -1
@@ -59,7 +67,7 @@ class Entry(NamedTuple):
 
     Args:
         slot: its number.
-        run: who owns the pipeline since.
+        run: the owner of the pipeline since.
         token: what is decided last; None: nothing yet.
         transactional_id: under which it runs, and before which its sinks' ids begin.
     """
@@ -76,7 +84,7 @@ def slot_path(slot: int) -> str:
 
 
 def newest_entry(storage: Storage) -> Entry | None:
-    """The entry that counts; None if there is none.
+    """Return the entry that counts; None if there is none.
 
     Raises:
         ManifestError: its file is damaged.
@@ -90,7 +98,7 @@ def newest_entry(storage: Storage) -> Entry | None:
 
 
 def transactional_ids(storage: Storage) -> frozenset[str]:
-    """Under which ids the newest runs ran, also those that died before their first manifest.
+    """Return the ids of the newest runs, also of those that died before their first manifest.
 
     Raises:
         ManifestError: a slot's file is damaged.
@@ -100,15 +108,53 @@ def transactional_ids(storage: Storage) -> frozenset[str]:
     return frozenset(each.transactional_id for each in entries)
 
 
+def decider_of(checkpoint: Storage) -> DeciderName | None:
+    """Return the decider of a checkpoint; None if nothing can have been decided there.
+
+    Where the file is missing, the newest manifests or the log of decisions name the decider.
+
+    Raises:
+        ManifestError: a file is damaged.
+    """
+    data = checkpoint.get(DECIDER)
+    return _decode_decider(data) if data is not None else _implied_decider(checkpoint)
+
+
+def claim(checkpoint: Storage, decider: DeciderName) -> None:
+    """Make sure that this decider, and no other, decides the epochs of the checkpoint.
+
+    Args:
+        checkpoint: its location.
+        decider: of the run that starts.
+
+    Raises:
+        OptionError: another one decides; nothing was fenced or written.
+        StorageError: whether the file is there is unknown: claim again.
+        ManifestError: a file is damaged.
+    """
+    data = checkpoint.get(DECIDER)
+    if data is None:
+        _refuse_another(checkpoint, _implied_decider(checkpoint), decider)
+        if checkpoint.put_new(DECIDER, seal(VERSION, decider._asdict())):
+            return
+        data = checkpoint.get(DECIDER)
+        if data is None:
+            raise StorageError(
+                f"checkpoint {checkpoint.location}: {DECIDER} exists and cannot be read. "
+                f"Start again."
+            )
+    _refuse_another(checkpoint, _decode_decider(data), decider)
+
+
 class DecisionLog:
     """`ports.Decider` over the checkpoint: one run's hold of the log.
 
     Args:
         storage: the checkpoint.
         clock: draws the run's name.
-        transactional_id: under which the pipeline runs; the log keeps it for those who look for
+        transactional_id: under which the pipeline runs; the log keeps it for commands that look for
             what its sinks may have left.
-        hold: go on with this hold, and take over from nobody; None: a new run.
+        hold: go on with this hold, without taking over; None: a new run.
         kept_slots: how many old slots stay; what is older is removed now and then.
     """
 
@@ -134,7 +180,7 @@ class DecisionLog:
         return LOG
 
     def fence(self, current: Producer | None) -> Producer:
-        """Take the log over; with `current`, only as long as nobody else did.
+        """Take the log over; with `current`, only as long as no other run did.
 
         It writes a slot in either case: a write of our own that went unanswered may still arrive,
         and must find its slot taken.
@@ -165,7 +211,7 @@ class DecisionLog:
         return self._producer(hold.slot)
 
     def last_decision(self) -> Token | None:
-        """Return the newest decision, of whichever run."""
+        """Return the newest decision, of any run."""
         newest = newest_entry(self._storage)
         return None if newest is None else newest.token
 
@@ -201,7 +247,7 @@ class DecisionLog:
         return {}
 
     def _remove_old(self, newest: int) -> None:
-        """Oldest first, so that the newest ones have no holes; it is decided whatever fails."""
+        """Remove old slots, the oldest first so that the newest have no holes. Never fails."""
         try:
             for old in _slots(self._storage):
                 if old <= newest - self._kept_slots:
@@ -225,6 +271,42 @@ class DecisionLog:
         return Producer(self._transactional_id, zlib.crc32(self._run.encode()), slot)
 
 
+def _implied_decider(checkpoint: Storage) -> DeciderName | None:
+    """Return the decider of a checkpoint without the file, as its manifests or its log have it."""
+    folder = CheckpointFolder(checkpoint)
+    for path in reversed(folder.manifest_paths()):
+        manifest = folder.manifest(path)
+        if manifest is None or manifest.origin is not None:
+            continue  # removed since it was listed; or a savepoint's, which others decided
+        if manifest.decided_by == CHECKPOINT:
+            return LOG
+        return DeciderName(KAFKA, manifest.producer.transactional_id)
+    return None if newest_entry(checkpoint) is None else LOG
+
+
+def _refuse_another(checkpoint: Storage, found: DeciderName | None, decider: DeciderName) -> None:
+    if found is None or found == decider:
+        return
+    if found == decider._replace(cluster_id="") and found.decided_by == KAFKA:
+        return  # manifests do not name the cluster
+    raise OptionError(
+        f"checkpoint {checkpoint.location}: its epochs are decided by {found}, and with these "
+        f"settings they would be decided by {decider}. The decider of a checkpoint does not "
+        f"change: which epoch was committed last is not asked elsewhere. Nothing was fenced or "
+        f"written. Start as before (transactions=, transactional_id_prefix= and cluster of the "
+        f"KafkaSink). Or, to change it: start once as before with availableNow, take a savepoint, "
+        f"and restore that into a new checkpoint."
+    )
+
+
+def _decode_decider(data: bytes) -> DeciderName:
+    remedy = (
+        "Who decides the epochs of this checkpoint is unknown. Nothing was changed. Put back "
+        "a whole copy of the checkpoint; or start from a new one, stating where to read from."
+    )
+    return unseal(data, DECIDER, VERSION, remedy, lambda held: DeciderName(**held))
+
+
 def _slots(storage: Storage) -> list[int]:
     found = (_NAME.fullmatch(path.rpartition("/")[2]) for path in storage.names(DECISIONS))
     return sorted(int(name[1]) for name in found if name is not None)
@@ -243,7 +325,7 @@ def _decode(slot: int, data: bytes) -> Entry:
         return Entry(slot, held["run"], decided, held["id"])
 
     remedy = (
-        "Which epoch is decided last cannot be told. Nothing was changed. Put back a whole copy of "
+        "Which epoch is decided last is unknown. Nothing was changed. Put back a whole copy of "
         "the checkpoint; or start from a new one, stating where to read from."
     )
     return unseal(data, slot_path(slot), VERSION, remedy, entry)

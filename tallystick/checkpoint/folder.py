@@ -1,19 +1,21 @@
-"""The folder of a checkpoint: the one place that knows what lies where below it.
+"""The folder of a checkpoint: what lies where below it, and whether it is all there.
 
     metadata                            the id of the checkpoint, its lineage; Spark's, of its query
     offsets/, commits/                  Spark's log, of a query of the user's own (`spark_log`)
-    tallystick/decider.json             who decides its epochs (`decider`)
+    tallystick/decider.json             the decider of its epochs (`decision_log`)
     tallystick/decisions/               the log of decisions, where that decides (`decision_log`)
     tallystick/<epoch>-….json           manifests (`epoch.manifest` has their names)
     tallystick/settled-…, failed-…      notes about epochs (`epoch.micro_batches` has their names)
     keyed-state/                        files of state (`state_files`)
 
-Outside of this layer nobody names a path, lists a folder or reads a file of a checkpoint.
+This is the one place that knows it: code outside of this layer names no path, lists no folder and
+reads no file of a checkpoint.
 """
 
 import json
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from tallystick.checkpoint.spark_log import (
     COMMITS,
@@ -23,11 +25,21 @@ from tallystick.checkpoint.spark_log import (
     SPARKS_STATE,
     SparkLog,
 )
+from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all, state_files
 from tallystick.epoch import manifest as names
 from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.micro_batches import settled_notes
 from tallystick.epoch.savepoint import epochs_logged
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
+from tallystick.state.catalog import FOLDER as STATE_FOLDER
+from tallystick.state.catalog import StateFile
+from tallystick.state.changelog import damage_of
+
+
+def state_path(uid: str) -> str:
+    """Return where a step's files of state lie, below the checkpoint."""
+    return f"{STATE_FOLDER}/{uid}"
 
 
 class CheckpointFolder:
@@ -103,8 +115,27 @@ class CheckpointFolder:
         data = self.storage.get(path) if path else None
         return None if data is None else names.decode(data, path)
 
+    def read_manifest(self, path: str) -> Manifest:
+        """Return a manifest that must be there.
+
+        Raises:
+            ManifestError: it is missing or damaged, or is not what its name says.
+        """
+        manifest = self.manifest(path)
+        if manifest is None:
+            raise ManifestError(
+                f"manifest {path} is missing from checkpoint {self.location}: it was removed. "
+                f"Put it back from a backup."
+            )
+        if manifest.checkpoint_id != names.epoch_of(path):
+            raise ManifestError(
+                f"manifest {path} of checkpoint {self.location} is that of epoch "
+                f"{manifest.checkpoint_id}: it was renamed, or copied. Put it back from a backup."
+            )
+        return manifest
+
     def manifests(self, paths: Iterable[str]) -> dict[str, Manifest]:
-        """Return those that are still there, by path.
+        """Return those that still exist, by path.
 
         Raises:
             ManifestError: one of them is damaged.
@@ -139,6 +170,24 @@ class CheckpointFolder:
         """Write a note about an epoch, unless it is there; `epoch.micro_batches` names them."""
         if self.storage.get(path) is None:
             self.storage.put(path, text.encode())
+
+    def remove_past(self, committed: Manifest, at_a_time: int = 1) -> bool:
+        """Remove the notes, manifests and files of state that no retained epoch needs.
+
+        Args:
+            committed: the newest committed manifest.
+            at_a_time: see `delete_all`.
+
+        Returns:
+            True if that was all; False if files of state are left for the next time.
+        """
+        epoch, listed = committed.checkpoint_id, self.files()
+        paths = names.manifests(listed)
+        gone = [*names.expired_manifests(paths, epoch), *settled_notes(listed, epoch)]
+        delete_all(self.storage, gone, at_a_time)
+        kept = self.manifests(names.retained_manifests(paths, epoch)).values()
+        files = collect(self.storage, committed, kept, at_a_time=at_a_time)
+        return len(files) < COLLECTED_MAX
 
     # --- Spark's log, of a query of the user's own ------------------------------------------
 
@@ -180,3 +229,94 @@ def existing_lineage(folder: CheckpointFolder) -> str:
             f"start of a pipeline or query writes. Nothing was changed. Check the path."
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedEpoch:
+    """A retained epoch; without problems it is whole."""
+
+    number: int
+    manifest_path: str
+    problems: tuple[str, ...]
+
+
+def newest_whole(epochs: Iterable[RetainedEpoch]) -> int | None:
+    """Return the newest epoch each manifest of which has all its files; None: there is none.
+
+    Of several manifests of an epoch only one counts; which one is unknown here.
+    """
+    epochs = list(epochs)
+    broken = {each.number for each in epochs if each.problems}
+    return max({each.number for each in epochs} - broken, default=None)
+
+
+@dataclass
+class Integrity:
+    """A check of the files that manifests name; it looks at each of them once.
+
+    Args:
+        storage: the checkpoint location.
+        verify: read every file, and compare it with its checksums; else it is enough that it is
+            there.
+        known_bad: a text, such as an error's: files that it names are not whole.
+    """
+
+    storage: Storage
+    verify: bool = False
+    known_bad: str = ""
+    _problems: dict[str, str] = field(default_factory=dict)
+    _paths: set[str] | None = None
+
+    def epochs(self, committed_epoch: int) -> list[RetainedEpoch]:
+        """Return the retained epochs up to the committed one, oldest first."""
+        found = []
+        paths = CheckpointFolder(self.storage).manifest_paths()
+        for path in names.retained_manifests(paths, committed_epoch):
+            epoch = names.epoch_of(path)
+            if epoch <= committed_epoch:
+                found.append(RetainedEpoch(epoch, path, self._problems_of(path)))
+        return sorted(found, key=lambda epoch: epoch.number)
+
+    def newest_whole(self, committed_epoch: int) -> int | None:
+        """Return the newest of them that has all its files; None: there is none."""
+        return newest_whole(self.epochs(committed_epoch))
+
+    def paths(self) -> set[str]:
+        """Return the paths of all files of state in the checkpoint."""
+        if self._paths is None:
+            self._paths = set(state_files(self.storage))
+        return self._paths
+
+    def _problems_of(self, path: str) -> tuple[str, ...]:
+        try:
+            manifest = CheckpointFolder(self.storage).read_manifest(path)
+        except ManifestError as error:
+            return (str(error),)
+        files: Iterable[StateFile] = (file for step in manifest.state for file in step.files)
+        return tuple(filter(None, map(self._problem, files)))
+
+    def _problem(self, file: StateFile) -> str:
+        if file.path not in self._problems:
+            wrong = self._wrong(file)
+            name = named_file(file, self.storage.location)
+            self._problems[file.path] = f"{name} is {wrong}" if wrong else ""
+        return self._problems[file.path]
+
+    def _wrong(self, file: StateFile) -> str:
+        if file.path in self.known_bad:
+            return "missing or damaged"
+        if self.verify:
+            data = self.storage.get(file.path)
+            if data is None:
+                return "missing"
+            damage = damage_of(file, data)
+            return f"damaged: {damage}" if damage else ""
+        return "" if file.path in self.paths() else "missing"
+
+
+def named_file(file: StateFile, location: str) -> str:
+    """Return a file of state in words, for a message."""
+    return (
+        f"state file {file.path} of {location}, {file.kind} of epoch {file.epoch}, key groups "
+        f"{file.first} to {file.last}"
+    )

@@ -23,7 +23,7 @@ def newest_committed(
 
     Args:
         checkpoint: its location.
-        ask: for Kafka's word; None: it cannot be asked.
+        ask: asks Kafka; None: it cannot be asked.
         wanted: an older epoch, whose manifest is still there.
 
     Raises:
@@ -31,7 +31,7 @@ def newest_committed(
         OptionError: there is no settled epoch, or not the wanted one; or Kafka has to be asked, and
             cannot be.
         ManifestError: the epoch's manifest is missing or damaged.
-        DataLossError: Kafka does not tell what is decided last.
+        DataLossError: Kafka does not report what is decided last.
     """
     epochs = Epochs(checkpoint)
     refuse_nothing_settled(checkpoint, epochs)
@@ -90,21 +90,21 @@ def never_committed(epoch: int, path: str) -> str:
 
 
 def newest_decided(checkpoint: Storage, ask: Ask | None = None) -> int:
-    """Return the newest epoch that is decided, settled or not; -1 where it cannot be told."""
+    """Return the newest epoch that is decided, settled or not; -1 where it is unknown."""
     epochs = Epochs(checkpoint)
     token = epochs.last(ask or ask_nobody, epochs.lineage).decided
     return -1 if token is None else token.checkpoint_id
 
 
 def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) -> str:
-    """The manifest of a settled epoch that counts; Kafka is asked where nothing else tells."""
+    """Return the manifest of a settled epoch that counts; ask Kafka where nothing else shows it."""
     paths = epochs.of(epoch)
     if not paths and (found := epochs.failures(epoch)):
         raise call_failed(checkpoint, epoch, found)
     if not paths:
         raise ManifestError(
             f"checkpoint {checkpoint.location}: epoch {epoch} is done, as Spark's log has it, but "
-            f"there is no manifest of it: the epoch is not retained any more, or files were "
+            f"there is no manifest of it: the epoch is no longer retained, or files were "
             f"removed, or it is no checkpoint of a Tallystick pipeline. `tallystick inspect` shows "
             f"what there is."
         )
@@ -128,8 +128,8 @@ def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) 
         said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
         raise DataLossError(
             f"{several}, and Kafka, asked for what pipeline {epochs.manifest(paths[0]).pipeline!r} "
-            f"committed last, says {said}{doubt and f' ({doubt})'}: which one counts cannot be "
-            f"told. Start the pipeline, so that it finishes an epoch; then try again."
+            f"committed last, says {said}{doubt and f' ({doubt})'}: which one counts is "
+            f"unknown. Start the pipeline, so that it finishes an epoch; then try again."
         )
     return path
 
@@ -141,7 +141,7 @@ def _not_told(
     known, begun = epochs.settled(), epochs.newest_begun
     found = (
         f"checkpoint {checkpoint.location}: epoch {begun} has left a manifest, and what is decided "
-        f"last cannot be told: {doubt}"
+        f"last is unknown: {doubt}"
     )
     if ask is None:
         return OptionError(

@@ -13,22 +13,19 @@ Invariants:
       from it (that was written after its last commit), when a run has noted so, or when it is
       decided and other sinks hold nothing of it.
     * Whether the newest manifest is decided, only its decider knows: Kafka's token, or the
-      checkpoint's log of decisions. Where that cannot be asked, nobody guesses.
+      checkpoint's log of decisions. Where that cannot be asked, nothing is guessed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tallystick.checkpoint.decider import decider_of
-from tallystick.checkpoint.decision_log import newest_entry
+from tallystick.checkpoint.decision_log import decider_of, newest_entry
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.integrity import read_manifest
 from tallystick.epoch.manifest import (
     CHECKPOINT,
     Manifest,
     attempt_of,
-    decode,
     epoch_of,
     is_seed,
 )
@@ -51,8 +48,8 @@ class TokenAnswer(NamedTuple):
     """Kafka's answer to the question for a pipeline's token.
 
     Args:
-        token: None: it holds none, or it cannot be told.
-        doubt: why it cannot be told; "": it holds none.
+        token: None: it holds none, or it is unknown.
+        doubt: why it is unknown; "": it holds none.
     """
 
     token: Token | None
@@ -64,7 +61,7 @@ Ask = Callable[[str, str], TokenAnswer]
 
 
 def ask_nobody(transactional_id: str, lineage: str) -> TokenAnswer:
-    """Answer in Kafka's place where it cannot be asked; see `Ask`."""
+    """Answer for a Kafka that cannot be asked; see `Ask`."""
     return TokenAnswer(None, NOT_ASKED)
 
 
@@ -75,8 +72,8 @@ class CheckpointEnd:
     Args:
         settled: the newest epoch that is certainly settled; -1: none is.
         settled_path: its manifest; "": several attempts left one, see `Epochs.counting`.
-        decided: the newest decision; None: there is none, or nobody could be asked.
-        doubt: why it cannot be told what is decided last; "": it can.
+        decided: the newest decision; None: there is none, or its decider did not answer.
+        doubt: why it is unknown what is decided last; "": it can.
     """
 
     settled: int
@@ -120,7 +117,7 @@ class Epochs:
         return max((*planned, *map(epoch_of, self.paths)), default=-1)
 
     def of(self, epoch: int) -> list[str]:
-        """The manifests of an epoch, of all its attempts."""
+        """Return the manifests of an epoch, of all its attempts."""
         return [path for path in self.paths if epoch_of(path) == epoch]
 
     def manifest(self, path: str) -> Manifest:
@@ -130,11 +127,11 @@ class Epochs:
             ManifestError: it is missing or damaged.
         """
         if path not in self._manifests:
-            self._manifests[path] = read_manifest(self._checkpoint, path)
+            self._manifests[path] = CheckpointFolder(self._checkpoint).read_manifest(path)
         return self._manifests[path]
 
     def settled(self) -> int:
-        """The newest epoch that is settled by what the files say; -1: none is."""
+        """Return the newest epoch that is settled by what the files say; -1: none is."""
         newest = self._logged[-1] if self._logged else -1
         if not self.is_loops:
             return newest
@@ -148,7 +145,7 @@ class Epochs:
         return newest
 
     def newest_written(self) -> int:
-        """The newest settled epoch that a sink was called in; -1: none is settled.
+        """Return the newest settled epoch that a sink was called in; -1: none is settled.
 
         A user's own function may leave micro-batches out: of those there is no trace, and nothing
         to go on from. After a decision without its manifest, which was removed, that is no proof.
@@ -206,7 +203,7 @@ class Epochs:
         """Return which manifest of a settled epoch counts; "": only Kafka knows, or there is none.
 
         Raises:
-            ManifestError: one of them is missing or damaged, or the log of decisions is.
+            ManifestError: the log of decisions is damaged.
         """
         paths = self.of(epoch)
         if len(paths) <= 1:
@@ -214,14 +211,14 @@ class Epochs:
         noted = self._noted.intersection(paths)
         if len(noted) == 1:
             return next(iter(noted))
-        return self._by_the_log(epoch, paths) or self._by_the_next(epoch, paths)
+        return self._by_the_next(epoch, paths)
 
     def doubts(self, path: str) -> list[str]:
-        """The notes for which a manifest of an epoch that Spark has logged may not count."""
+        """Return the notes for which a manifest of an epoch that Spark has logged may not count."""
         return doubts(self._names, path, self._base_of)
 
     def failures(self, epoch: int) -> list[str]:
-        """The notes that a call for an epoch failed, whether or not it left a manifest."""
+        """Return the notes that a call for an epoch failed, whether or not it left a manifest."""
         return failures(self._names, epoch)
 
     def is_denied(self, path: str, ask: Ask) -> bool:
@@ -244,7 +241,7 @@ class Epochs:
         return token is not None and token.checkpoint_id < epoch
 
     def _base_of(self, path: str) -> str:
-        """The manifest that an epoch went on from; "": it is damaged, or there is none."""
+        """Return the manifest that an epoch went on from; "": it is damaged, or there is none."""
         try:
             return self.manifest(path).base_path
         except ManifestError:
@@ -284,22 +281,18 @@ class Epochs:
             doubt = "the log of decisions (tallystick/decisions) says nothing"
         return TokenAnswer(token, doubt)
 
-    def _by_the_log(self, epoch: int, paths: list[str]) -> str:
-        """The manifest of the epoch on the way back from the newest decision; "": none is."""
-        token = logged_decision(self._checkpoint)
-        if token is None or token.checkpoint_id < epoch:
-            return ""
-        path = token.manifest_path
-        while path and epoch_of(path) > epoch:
-            data = self._checkpoint.get(path)
-            path = "" if data is None else decode(data, path).base_path
-        return path if path in paths else ""
-
     def _by_the_next(self, epoch: int, paths: list[str]) -> str:
-        """The manifest that the next epoch's went on from, decided or not; "": nothing tells."""
-        later = [path for path in self.paths if epoch_of(path) > epoch]
-        following = [path for path in later if epoch_of(path) == epoch_of(later[0])]
-        bases = {self.manifest(path).base_path for path in following}.intersection(paths)
+        """Return the manifest that the next epoch's went on from, decided or not; "": unknown.
+
+        An epoch begins where the one before is decided. For the newest the log of decisions has it.
+        """
+        token = logged_decision(self._checkpoint)
+        newest = "" if token is None else token.manifest_path
+        if newest in paths:
+            return newest
+        later = [path for path in self.paths if epoch_of(path) > epoch] or [newest]
+        following = [path for path in later if path and epoch_of(path) == epoch_of(later[0])]
+        bases = set(map(self._base_of, following)).intersection(paths)
         return bases.pop() if len(bases) == 1 else ""
 
 

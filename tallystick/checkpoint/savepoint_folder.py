@@ -6,7 +6,7 @@ Invariants:
   file exclusively, only the look that finds the folder empty stands between two commands.
 * What a failed command removes, it wrote itself: it alone could take the folder, which was empty.
 * `savepoint.json` is written last, after all files of state were read back and have the bytes that
-  the manifest names. Without it a folder is no savepoint, whatever else lies there.
+  the manifest names. Without it a folder is no savepoint, even with all other files.
 """
 
 import logging
@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tallystick.checkpoint.folder import CheckpointFolder, encode_lineage
-from tallystick.checkpoint.integrity import named
+from tallystick.checkpoint.folder import CheckpointFolder, encode_lineage, named_file
 from tallystick.checkpoint.spark_log import COMMITS, METADATA, OFFSETS, SOURCES, SPARKS_STATE
 from tallystick.epoch.manifest import FOLDER as MANIFESTS
 from tallystick.epoch.savepoint import FILE, TOMBSTONE, Savepoint, decode, unfinished_deletion
@@ -87,7 +86,7 @@ class NewFolder:
             if data is None:
                 return file.path
             if damage := damage_of(file, data):
-                raise StateFileError(f"{named(file, source.location)} is damaged: {damage}")
+                raise StateFileError(f"{named_file(file, source.location)} is damaged: {damage}")
             self.put(file.path, data)
             self._copied[file.path] = file
             return ""
@@ -97,7 +96,7 @@ class NewFolder:
             missing = set(threads.map(copy_one, wanted))
         for file in wanted:
             if file.path in missing:
-                raise SupersededError(f"{named(file, source.location)} is missing")
+                raise SupersededError(f"{named_file(file, source.location)} is missing")
 
     def complete(self, savepoint: Savepoint) -> None:
         """Verify the files of a savepoint, then write the description that makes it one.
@@ -106,7 +105,7 @@ class NewFolder:
 
         Raises:
             StateFileError: a file cannot be read back as it was written.
-            ManifestError: nobody could read the description: it has a name that none may have.
+            ManifestError: the description would be unreadable: it has a name that none may have.
         """
         data = savepoint.encode()
         decode(data, f"{self.storage.location}/{FILE}")
@@ -122,8 +121,8 @@ class NewFolder:
         damage = "it is missing" if data is None else damage_of(file, data)
         if damage:
             raise StateFileError(
-                f"{named(file, self.storage.location)} is not as it was just written: {damage}. "
-                f"Nothing was saved. Check the storage, or name a folder on another one."
+                f"{named_file(file, self.storage.location)} is not as it was just written: "
+                f"{damage}. Nothing was saved. Check the storage, or name a folder on another one."
             )
 
     def undo(self) -> None:
@@ -141,7 +140,7 @@ class NewFolder:
 
 @contextmanager
 def filled(folder: Storage, command: str) -> Iterator[NewFolder]:
-    """Have an unused folder to oneself; if an error comes, it is as empty as before.
+    """Reserve an unused folder; after an error it is as empty as before.
 
     Raises:
         OptionError: it is in use, or another command fills it, or was killed while it did.
@@ -254,7 +253,7 @@ def refuse_savepoint(checkpoint: Storage) -> None:
             f"would remove its files as those that no epoch needs. None was touched. Restore it "
             f"(`tallystick savepoint restore {checkpoint.location} <new folder>`), and start the "
             f"query on the new folder; what Spark has put here already (metadata, offsets) can go. "
-            f"If queries have run here before and the savepoint is of no use any more, remove "
+            f"If queries have run here before and the savepoint is no longer of use, remove "
             f"{FILE} instead."
         )
 

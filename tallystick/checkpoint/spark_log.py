@@ -58,7 +58,7 @@ class LoggedBatch:
 
 
 def replaced(location: str, batch_id: int, logged: Sequence[str], read: Sequence[str]) -> str:
-    """Say that the entry of a running micro-batch is not what Spark reads for it."""
+    """Raise: the entry of a running micro-batch is not what Spark reads for it."""
     return (
         f"checkpoint {location}: offsets/{batch_id} has {tuple(logged)}, while Spark runs "
         f"micro-batch {batch_id} up to {tuple(read)}: another query writes the same checkpoint, or "
@@ -144,7 +144,7 @@ class SparkLog:
     def put_right(
         self, batch_id: int, sources: tuple[str, ...], prove_owner: Callable[[], None]
     ) -> None:
-        """Give a committed micro-batch the end offsets of its manifest; forget what follows it.
+        """Set the end offsets of a committed micro-batch by its manifest; forget what follows it.
 
         Those were planned from the wrong position, and none of them is decided: nor are what
         manifests they have, which `mend` must not take for committed.
@@ -203,13 +203,13 @@ class SparkLog:
         data = [(p, self._storage.get(p)) for p in paths if epoch_of(p) == epoch]
         found = {decode(each, p).sources for p, each in data if each is not None}
         if len(found) != 1:
-            return  # which of them counts only the decision tells: the driver asks for it
+            return  # only the decision shows which of them counts: the driver asks for it
         before = self._entry(epoch - 1)
         head = (FORMAT, "{}") if before is None else before.head
         self._write(epoch, LoggedBatch(head, found.pop()))
 
     def _is_usable(self, batch_id: int) -> bool:
-        """Spark starts from an entry, and reads the one before it."""
+        """True if Spark can start from an entry; it reads the one before it too."""
         before = batch_id == 0 or self._entry(batch_id - 1) is not None
         return before and self._entry(batch_id) is not None
 

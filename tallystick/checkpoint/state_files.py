@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import RetriableError, StateFileError
+from tallystick.host.stopwatch import REBUILT_COPIES, REUSED_COPIES, count
 from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import (
     CHANGELOG,
@@ -43,9 +44,9 @@ WHOLE_FILE_BYTES = 256 << 10
 
 ROUNDS_MAX = 100
 COLLECTED_MAX = 2000
-"""So many files are removed between two epochs, which is a matter of seconds."""
+"""At most this many files are removed between two epochs, which is a matter of seconds."""
 CHUNK_BYTES = 16 << 20
-"""About so many bytes of files are in memory at a time, when somebody looks inside."""
+"""About this many bytes of files are in memory at a time while they are examined."""
 
 
 class RestoreCost(NamedTuple):
@@ -69,7 +70,7 @@ class _Reader:
     indexes: dict[str, list[Segment]] = field(default_factory=dict)
 
     def read(self, load: Load) -> Iterator[pa.RecordBatch]:
-        """The entries of the load, in order.
+        """Return the entries of the load, in order.
 
         Raises:
             StateFileError: the file is missing or damaged.
@@ -152,12 +153,17 @@ def bring_forward(
         StateFileError: a file is missing or damaged; the store has no version, or the one it had.
         RetriableError: others kept setting the store back.
     """
-    reader = _Reader(storage)
+    reader, is_rebuilt = _Reader(storage), False
     for _ in range(ROUNDS_MAX):
         have = store.version()
         if step.version is None or have == step.version:
+            if step.version is not None and not is_rebuilt:
+                count(REUSED_COPIES, 1)
             return RestoreCost(reader.bytes_read, reader.requests)
         steps = steps_from(step, have, groups)
+        if have not in step.trail:
+            count(REBUILT_COPIES, 1)
+            is_rebuilt = True
         store.apply(have, step.version, _read(steps, reader))
     raise RetriableError(
         f"the local copy of {step.uid!r}, key groups {groups.first} to {groups.last}: another "
@@ -174,7 +180,7 @@ def _read(steps: Iterable[Step], reader: _Reader) -> Iterator[KeyGroupRange | pa
 
 
 def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.Table:
-    """The committed entries of some key groups, without a store: for looking inside.
+    """Return the committed entries of some key groups, without a store: for looking inside.
 
     Returns:
         `ENTRIES`, sorted by key.
@@ -200,7 +206,7 @@ def contents_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.
 
 
 def chunks_of(step: StepState, groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
-    """The key groups in parts that are small enough to hold, as far as single groups are."""
+    """Return the key groups in parts that are small enough to hold, as far as single groups are."""
     size = sum(
         file.size * file.groups.intersection(groups).count // file.groups.count
         for file in step.files
@@ -328,7 +334,7 @@ def collect(
     Args:
         storage: the checkpoint location.
         committed: the newest committed manifest.
-        retained: those that somebody may go back to.
+        retained: those that a restore may go back to.
         at_a_time: see `delete_all`.
 
     Returns:
@@ -341,7 +347,7 @@ def collect(
 
 
 def state_files(storage: Storage) -> list[str]:
-    """All files of state in a checkpoint, of whichever step."""
+    """Return the names of all files of state in a checkpoint, of all steps."""
     folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
     return [name for folder in sorted(folders) for name in storage.names(folder)]
 

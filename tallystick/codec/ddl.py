@@ -67,7 +67,7 @@ _ESCAPED |= {"%": "\\%", "_": "\\_"}
 
 
 class DdlError(OptionError):
-    """A text is no schema; Spark may know more of it than we do."""
+    """A text is no schema; Spark may accept more than this parser does."""
 
 
 class _Token(NamedTuple):

@@ -12,6 +12,7 @@ from tallystick.codec import json_flat_kernels as kernels
 from tallystick.codec.avro.columns import text_array, validity
 from tallystick.codec.json_token_kernels import UNSURE
 from tallystick.codec.spans import Int64Array, Spans, spans_of
+from tallystick.host import kernel_cache
 
 Bytes = NDArray[np.uint8]
 
@@ -27,6 +28,19 @@ _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
     pa.date32(): (kernels.DATE, np.int32),
 }
 """The kernel's kind of each type, and the type of a slot; strings have an address there."""
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from the cache."""
+    schema = pa.schema([("a", pa.string())])
+    flat = flat_of(schema)
+    assert flat is not None, "it is flat"
+    FlatColumns(schema, flat, spans_of(pa.array([b"{}"], pa.binary()), "value"))
+
+
+def is_kernel_ready() -> bool:
+    """Return whether the kernel need not be compiled; else a process does that."""
+    return bool(kernels.parse_records.signatures) or kernel_cache.are_compiled()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +111,7 @@ class FlatColumns:
         self._parse(spans, spare)
 
     def _parse(self, spans: Spans, spare: Bytes) -> None:
-        """Let the kernel read, with a copy of the fields that has addresses."""
+        """Run the kernel, with a copy of the fields that has addresses."""
         fields = self._flat.fields.copy()
         place = fields.ctypes.data
         fields[:-1, kernels.VALUES] = [values.ctypes.data for values in self._values]

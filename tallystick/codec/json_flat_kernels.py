@@ -36,7 +36,17 @@ from tallystick.codec.json_token_kernels import (
     to_micros,
     unescape,
 )
-from tallystick.codec.memory import load64, store8, store16, store32, store64
+from tallystick.codec.memory import (
+    inlined_kernel,
+    inner_kernel,
+    load64,
+    put_word,
+    store8,
+    store16,
+    store32,
+    store64,
+    word_at,
+)
 
 (BOOLEAN, INTEGER, FLOAT, DOUBLE, STRING, DATE, TIMESTAMP) = range(7)
 """The kinds of fields."""
@@ -59,10 +69,10 @@ SPARE, SPARE_END = HASHES, HASHES + 1
 take the strings that had escapes. As many bytes as all records have are enough."""
 
 UNSURE_FREE = 256
-"""How many records may be UNSURE before their share counts."""
+"""The number of records that may be UNSURE before their share counts."""
 
 DEPTH_MAX = 64
-"""How deep what is ignored may be nested, to be judged here."""
+"""The maximum nesting depth of ignored values that are checked here."""
 
 _TRUE = np.uint64(int.from_bytes(b"true", "little"))
 _NULL = np.uint64(int.from_bytes(b"null", "little"))
@@ -74,7 +84,8 @@ _BELOW_FLOAT = np.uint64(2**29 - 1)
 _HALF_OF_FLOAT = np.uint64(2**28)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+_merged = numba.njit(nogil=True, error_model="numpy", inline="always")
+"""Compiles a function into its only caller, as if written there: it is optimised once less."""
 
 
 @_kernel
@@ -83,73 +94,63 @@ def name_hash(first, last, size):  # type: ignore[no-untyped-def]
     return (first + 31 * last + 7 * size) & (HASHES - 1)
 
 
-@_inlined
-def _word(address, index):  # type: ignore[no-untyped-def]
-    return np.int64(load64(address + 8 * index))
-
-
-@_inlined
-def _put(address, index, value):  # type: ignore[no-untyped-def]
-    store64(address + 8 * index, np.uint64(value))
-
-
-@_inlined
+@inlined_kernel
 def _matches(field, at, begin, end):  # type: ignore[no-untyped-def]
     """True if the key whose text begins at `at` is this field's name."""
-    name = _word(field, NAME)
-    last = 8 * (_word(field, WORDS) - 1)
+    name = word_at(field, NAME)
+    last = 8 * (word_at(field, WORDS) - 1)
     for place in range(0, last, 8):
         if peek(at + place, begin, end) != load64(name + place):
             return False
-    return peek(at + last, begin, end) & np.uint64(_word(field, MASK)) == load64(name + last)
+    return peek(at + last, begin, end) & np.uint64(word_at(field, MASK)) == load64(name + last)
 
 
-@_kernel
+@inner_kernel
 def _find(at, close, begin, end, state):  # type: ignore[no-untyped-def]
     """Return the field of a key's text, 0 if it is none that was declared."""
     size = close - at
     last = byte_at(close - 1, end) if size > 0 else np.int64(0)
-    field = _word(state, name_hash(byte_at(at, end), last, size))
-    while field != 0 and not (_word(field, SIZE) == size and _matches(field, at, begin, end)):
-        field = _word(field, CHAIN)
+    field = word_at(state, name_hash(byte_at(at, end), last, size))
+    while field != 0 and not (word_at(field, SIZE) == size and _matches(field, at, begin, end)):
+        field = word_at(field, CHAIN)
     return field
 
 
-@_inlined
+@inlined_kernel
 def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
     """(the field of the key whose text begins at `at`, 0: not declared; its closing quote)."""
-    field = _word(before, FOLLOWER)
+    field = word_at(before, FOLLOWER)
     if _matches(field, at, begin, end):
-        return field, at + _word(field, SIZE)
+        return field, at + word_at(field, SIZE)
     close = string_end(at, begin, end)
     if close < 0:
         return field, close
     field = _find(at, close, begin, end, state)
     if field != 0:
-        _put(before, FOLLOWER, field)
+        put_word(before, FOLLOWER, field)
     return field, close
 
 
-@_inlined
+@inlined_kernel
 def _after_colon(close, end):  # type: ignore[no-untyped-def]
     """Return the address of a value, from its key's closing quote."""
     at = after_space(close + 1, end)
     return after_space(at + 1, end) if byte_at(at, end) == COLON else np.int64(-SUSPECT)
 
 
-@_inlined
+@inlined_kernel
 def _string(at, begin, end, state):  # type: ignore[no-untyped-def]
     """(where the text begins, its length, the address after the closing quote)."""
     close = string_end(at, begin, end)
     if close != -UNSURE:
         return at, close - at, close if close < 0 else close + 1
-    target = _word(state, SPARE)
-    close, after = unescape(at, end, target, _word(state, SPARE_END))
-    _put(state, SPARE, after)
+    target = word_at(state, SPARE)
+    close, after = unescape(at, end, target, word_at(state, SPARE_END))
+    put_word(state, SPARE, after)
     return target, after - target, close if close < 0 else close + 1
 
 
-@_inlined
+@inlined_kernel
 def _literal(at, begin, end):  # type: ignore[no-untyped-def]
     """(0 false, 1 true, -1 null; the address after it)."""
     word = peek(at, begin, end)
@@ -162,21 +163,21 @@ def _literal(at, begin, end):  # type: ignore[no-untyped-def]
     return np.int64(0), np.int64(-UNSURE)  # NaN, maybe
 
 
-@_kernel
+@_merged
 def _ignored_scalar(at, begin, end, state):  # type: ignore[no-untyped-def]
     """Return the address after a string, number or literal."""
     byte = byte_at(at, end)
     if byte == QUOTE:
-        spare = _word(state, SPARE)
+        spare = word_at(state, SPARE)
         after = _string(at + 1, begin, end, state)[2]
-        _put(state, SPARE, spare)
+        put_word(state, SPARE, spare)
         return after
     if byte == MINUS or ZERO <= byte <= NINE:
         return number(at, begin, end)[3]
     return _literal(at, begin, end)[1]
 
 
-@_kernel
+@inner_kernel
 def _ignored(at, begin, end, state):  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
     """Return the address after a value of any kind."""
     objects = np.uint64(0)  # a bit for each that is open, the innermost one lowest; 0: a list
@@ -219,14 +220,14 @@ def _ignored(at, begin, end, state):  # type: ignore[no-untyped-def]  # noqa: PL
                 return at
 
 
-@_inlined
+@inlined_kernel
 def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def]
     """Write it into its slot; False: its type has no such number."""
-    if mantissa > np.uint64(_word(field, LIMIT)) + np.uint64(negative):
+    if mantissa > np.uint64(word_at(field, LIMIT)) + np.uint64(negative):
         return False
     value = np.uint64(0) - mantissa if negative else mantissa
-    width = _word(field, WIDTH)
-    place = _word(field, VALUES) + width * row
+    width = word_at(field, WIDTH)
+    place = word_at(field, VALUES) + width * row
     if width == 8:
         store64(place, value)
     elif width == 4:
@@ -238,7 +239,7 @@ def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def
     return True
 
 
-@_kernel
+@inner_kernel
 def _put_float(field, kind, row, mantissa, exponent, negative):  # type: ignore[no-untyped-def]
     """Write it into its slot; False: what its nearest number is is not certain."""
     value, is_certain = to_double(mantissa, exponent)
@@ -251,14 +252,14 @@ def _put_float(field, kind, row, mantissa, exponent, negative):  # type: ignore[
         is_certain = is_certain and in_range and below != _HALF_OF_FLOAT
         if is_certain:
             single = np.float32(-value if negative else value)
-            store32(_word(field, VALUES) + 4 * row, np.uint64(single.view(np.uint32)))
+            store32(word_at(field, VALUES) + 4 * row, np.uint64(single.view(np.uint32)))
     elif is_certain:
         value = -value if negative else value
-        store64(_word(field, VALUES) + 8 * row, np.float64(value).view(np.uint64))
+        store64(word_at(field, VALUES) + 8 * row, np.float64(value).view(np.uint64))
     return is_certain
 
 
-@_inlined
+@inlined_kernel
 def _number_value(field, kind, row, at, begin, end):  # type: ignore[no-untyped-def]
     if kind != INTEGER and kind != FLOAT and kind != DOUBLE:
         return np.int64(-SUSPECT)
@@ -271,11 +272,11 @@ def _number_value(field, kind, row, at, begin, end):  # type: ignore[no-untyped-
             return np.int64(-SUSPECT)
     elif not _put_float(field, kind, row, mantissa, exponent, negative):
         return np.int64(-UNSURE)
-    store8(_word(field, VALID) + row, np.uint64(1))
+    store8(word_at(field, VALID) + row, np.uint64(1))
     return after
 
 
-@_inlined
+@inlined_kernel
 def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-untyped-def]
     if kind != STRING and kind != DATE and kind != TIMESTAMP:
         return np.int64(-SUSPECT)
@@ -283,29 +284,29 @@ def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-u
     if after < 0:
         return after
     if kind == STRING:
-        _put(_word(field, VALUES), row, text)
-        store32(_word(field, LENGTHS) + 4 * row, np.uint64(size))
+        put_word(word_at(field, VALUES), row, text)
+        store32(word_at(field, LENGTHS) + 4 * row, np.uint64(size))
     elif kind == TIMESTAMP:
         micros, is_good = to_micros(text, size)
         if not is_good:
             return np.int64(-UNSURE)
-        _put(_word(field, VALUES), row, micros)
+        put_word(word_at(field, VALUES), row, micros)
     else:
         days, is_good = to_days(text, size)
         if not is_good or size != 10:
             return np.int64(-UNSURE)
-        store32(_word(field, VALUES) + 4 * row, np.uint64(days))
-    store8(_word(field, VALID) + row, np.uint64(1))
+        store32(word_at(field, VALUES) + 4 * row, np.uint64(days))
+    store8(word_at(field, VALID) + row, np.uint64(1))
     return after
 
 
-@_inlined
+@inlined_kernel
 def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
     """Read a declared field's value into its slot; return the address after it."""
-    if _word(field, SEEN) == row + 1:
+    if word_at(field, SEEN) == row + 1:
         return np.int64(-SUSPECT)
-    _put(field, SEEN, row + 1)
-    kind = _word(field, KIND)
+    put_word(field, SEEN, row + 1)
+    kind = word_at(field, KIND)
     byte = byte_at(at, end)
     if byte == QUOTE:
         return _string_value(field, kind, row, at, begin, end, state)
@@ -317,12 +318,12 @@ def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
     if after >= 0 and value >= 0:
         if kind != BOOLEAN:
             return np.int64(-SUSPECT)
-        store8(_word(field, VALUES) + row, np.uint64(value))
-        store8(_word(field, VALID) + row, np.uint64(1))
+        store8(word_at(field, VALUES) + row, np.uint64(value))
+        store8(word_at(field, VALID) + row, np.uint64(1))
     return after
 
 
-@_kernel
+@_merged
 def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
     """Read one record into its slots; return the address after it."""
     at = after_space(begin, end)
@@ -392,5 +393,5 @@ def parse_records(  # type: ignore[no-untyped-def]
         verdicts[row] = -at if at < 0 else SUSPECT
         unsure += verdicts[row] == UNSURE
         for field in range(fields, last_field, FIELD_SIZE):
-            store8(_word(field, VALID) + row, np.uint64(0))
+            store8(word_at(field, VALID) + row, np.uint64(0))
     return 0

@@ -8,6 +8,8 @@ caller raises.
 import numba
 import numpy as np
 
+from tallystick.codec.memory import inner_kernel
+
 GOOD, EMPTY, NOT_AN_OBJECT, CONTROL_CHARACTER, NOT_UTF8 = range(5)
 """The verdicts of `join_records` on a record; only GOOD ones go to the parser."""
 
@@ -26,7 +28,7 @@ _SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: 
 _LETTER = np.zeros(256, np.uint8)
 """The letter after the backslash, per byte; 0: the byte stands for itself, or needs `\\u00xx`."""
 _GROWTH = np.zeros(256, np.uint8)
-"""How many bytes longer a byte gets by its escape."""
+"""The bytes that the escape of a byte adds to it."""
 _GROWTH[:0x20] = 5
 for _byte, _letter in _SHORT_ESCAPES.items():
     _LETTER[_byte] = ord(_letter)
@@ -38,7 +40,7 @@ def _is_space(byte):  # type: ignore[no-untyped-def]
     return byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09
 
 
-@numba.njit(cache=True, nogil=True)
+@inner_kernel
 def _is_utf8(data, at, end):  # type: ignore[no-untyped-def]
     """True if data[at:end] is UTF-8: no overlong form, no surrogate."""
     while at < end:
@@ -69,7 +71,7 @@ def _is_utf8(data, at, end):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@inner_kernel
 def _break_to_tab(text):  # type: ignore[no-untyped-def]
     """Make raw line breaks tabs; False where there are other control characters."""
     for index in range(len(text)):
@@ -80,7 +82,7 @@ def _break_to_tab(text):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@inner_kernel
 def _copy_record(data, begin, end, out, position):  # type: ignore[no-untyped-def]
     """Copy one trimmed record, raw line breaks as tabs, and say what is wrong with it."""
     if data[begin] != 0x7B or data[end - 1] != 0x7D:
@@ -109,7 +111,7 @@ def join_records(data, starts, lengths, out, line_starts, verdicts):  # type: ig
     A raw line break inside a record becomes a tab: both are white space between tokens and both are
     forbidden inside strings, so this changes neither meaning nor validity.
     """
-    position = 0
+    position = np.int64(0)  # no literal, for which the callee would be compiled once more
     for row in range(len(lengths)):
         line_starts[row] = position
         begin = starts[row]

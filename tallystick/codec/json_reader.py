@@ -2,7 +2,8 @@ r"""JSON records to typed columns, whole blocks at a time, exact for every singl
 
 Where all fields are scalars, a kernel reads every record that is surely well-formed (see
 `json_flat_kernels`). What it leaves, and other schemas, Arrow's parser reads, and it alone refuses
-records: what is accepted does not depend on who reads it.
+records: what is accepted does not depend on the reader. Until the kernel is compiled on this
+machine, Arrow's parser reads all.
 
 Arrow takes a text of many documents and says, if it likes none of it, only that. So:
 
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
-from tallystick.codec.json_flat import FlatColumns, flat_of
+from tallystick.codec.json_flat import FlatColumns, flat_of, is_kernel_ready
 from tallystick.codec.json_kernels import (
     CONTROL_CHARACTER,
     EMPTY,
@@ -130,9 +131,9 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load them from the cache."""
-    values = pa.array([b'{"a": "\xc3\xa9"}', b"{"], pa.binary())  # one for each way
-    parse_json(values, pa.schema([("a", pa.string())]), PERMISSIVE, str)
+    """Compile the kernel before Arrow's parser, or load it from the cache; see `json_flat` too."""
+    schema = pa.schema([("a", pa.string())])
+    _Block(spans_of(pa.array([b"{}"], pa.binary()), "value"), schema).judge(1, first_only=False)
 
 
 class _Block:
@@ -246,7 +247,7 @@ def _read(
         schema: what they are read as.
         first_only: the batch is of no use and later malformed rows may be missing, if there is one.
     """
-    flat = flat_of(schema)
+    flat = flat_of(schema) if is_kernel_ready() else None
     columns = FlatColumns(schema, flat, spans) if flat else None
     if columns is None or columns.is_unsure:
         found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)

@@ -1,7 +1,7 @@
 """The tokens of JSON records, compiled by numba: white space, strings, numbers, dates.
 
 A function that reads a token returns the address after it, or a verdict, negated: SUSPECT where
-Arrow's parser refuses the token, UNSURE where only Arrow can tell, or can tell the value.
+Arrow's parser refuses the token, UNSURE where only Arrow can decide, or knows the value.
 
 Invariants
     A record, begin ... end, is read by `peek` and `byte_at` alone, which see zeros after its end.
@@ -11,12 +11,13 @@ Sources: https://www.rfc-editor.org/rfc/rfc8259; D. Lemire, Number Parsing at a 
 https://arxiv.org/abs/2101.11408
 """
 
-import numba
 import numpy as np
 
 from tallystick.codec.json_kernels import _is_utf8
 from tallystick.codec.memory import (
     bytes_at,
+    inlined_kernel,
+    inner_kernel,
     leading_zeros,
     load8,
     load64,
@@ -89,18 +90,14 @@ _ESCAPED = np.zeros(256, np.uint8)
 for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
     _ESCAPED[_letter] = _byte
 
-_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
-"""For the way of a usual record: without it, the calls are half of the time."""
 
-
-@_inlined
+@inlined_kernel
 def byte_at(at, end):  # type: ignore[no-untyped-def]
     """Return one byte of a record; 0 after its end."""
     return np.int64(load8(at)) if at < end else np.int64(0)
 
 
-@_kernel
+@inner_kernel
 def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
     """See `peek`: fewer than eight bytes are left."""
     if at >= end:
@@ -113,13 +110,13 @@ def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
     return word
 
 
-@_inlined
+@inlined_kernel
 def peek(at, begin, end):  # type: ignore[no-untyped-def]
-    """Eight bytes of a record, the first one lowest; 0 after its end."""
+    """Return eight bytes of a record, the first one lowest; 0 after its end."""
     return load64(at) if at + 8 <= end else _peek_at_end(at, begin, end)
 
 
-@_inlined
+@inlined_kernel
 def after_space(at, end):  # type: ignore[no-untyped-def]
     """Return the address of the next byte that is no white space."""
     while at < end:
@@ -130,7 +127,7 @@ def after_space(at, end):  # type: ignore[no-untyped-def]
     return at
 
 
-@_inlined
+@inlined_kernel
 def string_end(at, begin, end):  # type: ignore[no-untyped-def]
     """Return the place of the closing quote, from the text's first byte; UNSURE: it has escapes."""
     start = at
@@ -159,7 +156,7 @@ def string_end(at, begin, end):  # type: ignore[no-untyped-def]
     return at
 
 
-@_kernel
+@inner_kernel
 def _hex4(at, end):  # type: ignore[no-untyped-def]
     """Return the number of four hexadecimal digits; -1: they are none."""
     value = np.int64(0)
@@ -175,7 +172,7 @@ def _hex4(at, end):  # type: ignore[no-untyped-def]
     return value
 
 
-@_kernel
+@inner_kernel
 def _put_utf8(code, target):  # type: ignore[no-untyped-def]
     """Write a code point; return the address after it."""
     if code < 0x80:
@@ -190,7 +187,7 @@ def _put_utf8(code, target):  # type: ignore[no-untyped-def]
     return target + 1 + more
 
 
-@_kernel
+@inner_kernel
 def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
     """Write the text of a string with escapes, from its first byte.
 
@@ -240,7 +237,7 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
     return at, target
 
 
-@_inlined
+@inlined_kernel
 def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
     """(the digits appended to those of `value`, the address after them), eight at a time."""
     while True:
@@ -263,7 +260,7 @@ def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
             return value, at
 
 
-@_inlined
+@inlined_kernel
 def number(at, begin, end):  # type: ignore[no-untyped-def]
     """Read a number, sign apart, as mantissa times a power of ten.
 
@@ -313,7 +310,7 @@ def number(at, begin, end):  # type: ignore[no-untyped-def]
     return mantissa, exponent, is_whole, np.int64(after)
 
 
-@_kernel
+@inner_kernel
 def _to_double_by_fives(mantissa, exponent):  # type: ignore[no-untyped-def]
     """See `to_double`: by the first 128 bits of the power of five."""
     if mantissa == np.uint64(0):
@@ -341,7 +338,7 @@ def _to_double_by_fives(mantissa, exponent):  # type: ignore[no-untyped-def]
     return np.uint64((np.uint64(power - 1) << np.uint64(52)) + bits).view(np.float64), True
 
 
-@_inlined
+@inlined_kernel
 def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
     """(the double next to mantissa * 10 ** exponent, whether that is certain)."""
     if mantissa <= _MANTISSA_MAX and exponent >= -22 and exponent <= 22:
@@ -352,7 +349,7 @@ def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
     return _to_double_by_fives(mantissa, exponent)
 
 
-@_inlined
+@inlined_kernel
 def _digits_apart(at, zeros, separators):  # type: ignore[no-untyped-def]
     """(eight digits as bytes, whether they are digits and separators as in `zeros`)."""
     word = load64(at) ^ zeros
@@ -360,15 +357,15 @@ def _digits_apart(at, zeros, separators):  # type: ignore[no-untyped-def]
     return word, others | (word & separators) == np.uint64(0)
 
 
-@_inlined
-def _pair(word, place):  # type: ignore[no-untyped-def]
-    """Return the number of two of the eight digits."""
-    high = (word >> np.uint64(8 * place)) & np.uint64(0xF)
-    low = (word >> np.uint64(8 * place + 8)) & np.uint64(0xF)
+@inlined_kernel
+def _pair(word):  # type: ignore[no-untyped-def]
+    """Return the number of the first two of the digits."""
+    high = word & np.uint64(0xF)
+    low = (word >> np.uint64(8)) & np.uint64(0xF)
     return np.int64(high * np.uint64(10) + low)
 
 
-@_inlined
+@inlined_kernel
 def to_days(at, size):  # type: ignore[no-untyped-def]
     """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
     if size < 10:
@@ -376,7 +373,11 @@ def to_days(at, size):  # type: ignore[no-untyped-def]
     word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
     # The last eight bytes are read too, for the day: their other digits are known by now.
     tail, is_tail = _digits_apart(at + 2, _DATE_TAIL_ZEROS, _DATE_TAIL_SEPARATORS)
-    year, month, day = 100 * _pair(word, 0) + _pair(word, 2), _pair(word, 5), _pair(tail, 6)
+    year, month, day = (
+        100 * _pair(word) + _pair(word >> np.uint64(16)),
+        _pair(word >> np.uint64(40)),
+        _pair(tail >> np.uint64(48)),
+    )
     is_good = is_good and is_tail and 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month & 15]
     if day == 29 and month == 2:
         is_good = is_good and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
@@ -387,7 +388,7 @@ def to_days(at, size):  # type: ignore[no-untyped-def]
     return days, is_good
 
 
-@_inlined
+@inlined_kernel
 def to_micros(at, size):  # type: ignore[no-untyped-def]
     """(microseconds since 1970 of a text, whether it is of the usual forms).
 
@@ -400,7 +401,7 @@ def to_micros(at, size):  # type: ignore[no-untyped-def]
     if size < 19:
         return micros, False
     word, is_good = _digits_apart(at + 11, _TIME_ZEROS, _TIME_SEPARATORS)
-    hour, minute, second = _pair(word, 0), _pair(word, 3), _pair(word, 6)
+    hour, minute, second = _pair(word), _pair(word >> np.uint64(24)), _pair(word >> np.uint64(48))
     is_good = is_good and hour < 24 and minute < 60 and second < 60
     separator = np.int64(load8(at + 10))
     is_good = is_good and (separator == _BIG_T or separator == 0x20)

@@ -46,7 +46,7 @@ def dead_letters(
     """Return malformed records as rows for the sink: key, value, headers, timestamp in ms.
 
     Args:
-        records: as `kafka.records.decode` makes them, with headers; of one partition.
+        records: as `records.decoder.decode` makes them, with headers; of one partition.
         reasons: what is wrong, by the row of each malformed record.
         topic_partition: where they come from.
     """
@@ -169,7 +169,7 @@ class LayoutRows:
 
 @dataclass(frozen=True)
 class Layout:
-    """How decoded records become the rows that a user sees.
+    """The way from decoded records to the rows that a user sees.
 
     Args:
         value: what reads the value; None: it stays binary.
@@ -220,7 +220,7 @@ class Layout:
         """Build rows in this layout from decoded records of one partition.
 
         Args:
-            records: as `kafka.records.decode` makes them, with headers if `fetches_headers`.
+            records: as `records.decoder.decode` makes them, with headers if `fetches_headers`.
             topic_partition: where they come from.
 
         Raises:
@@ -288,7 +288,7 @@ class Layout:
         reasons: Mapping[int, str],
         topic_partition: TopicPartition,
     ) -> LayoutRows:
-        """Rows, and what was wrong with the records in these places."""
+        """Return the rows, with the problems of the records in these places."""
         letters = None
         if self.mode == DEADLETTER:
             letters = dead_letters(records, reasons, topic_partition)

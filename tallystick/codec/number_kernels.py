@@ -1,7 +1,7 @@
 """Doubles as text, exactly as Arrow's cast writes them, in a third of its time.
 
 A double is written here only when it is surely the number of its text: with at most six digits
-behind the point, and fifteen in all. Any two decimals of fifteen digits are different doubles, so
+after the point, and fifteen in all. Any two decimals of fifteen digits are different doubles, so
 no shorter text stands for it. All other doubles are left to Arrow.
 """
 
@@ -67,7 +67,7 @@ def _write_doubles(values, out, starts, lengths):  # type: ignore[no-untyped-def
                 break
             number = rest
             digits -= 1
-        end = position + _CHARS_MAX  # written from behind, then moved to the front
+        end = position + _CHARS_MAX  # written from the end, then moved to the front
         at = end
         for _ in range(digits):
             rest = number // _TEN

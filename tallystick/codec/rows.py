@@ -1,11 +1,11 @@
-"""From the rows that a pipeline puts out to the columns that Kafka stores, by partition.
+"""Encoding of a pipeline's output rows into the columns that Kafka stores, by partition.
 
 Without a value format the columns are those of Spark's Kafka sink: `value`, and if present `key`,
 `topic`, `partition`, `headers`, `timestamp`; others are ignored. With one, every column goes into
 the value, and one of them may be named as the key as well.
 
 A record goes to the partition that Kafka's Java client would choose. Invariant: equal keys go to
-equal partitions, whatever wrote them, so readers that rely on it keep working.
+equal partitions, from any writer, so readers that rely on it keep working.
 """
 
 from collections.abc import Iterator, Mapping
@@ -142,7 +142,7 @@ HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows become records.
+    """The encoding of rows as records.
 
     Args:
         partition_counts: the partitions of each topic that may be written to.

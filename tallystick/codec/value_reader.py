@@ -1,7 +1,7 @@
 """The columns of a value format, made of a column of bytes; and text, the simplest format.
 
 Text is strictly valid UTF-8, checked for a whole column in one pass: Spark's own
-`cast(value as string)` puts U+FFFD where bytes are no text, and nobody notices.
+`cast(value as string)` puts U+FFFD where bytes are no text, without a warning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,16 +73,20 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
     """
     record = values[row].as_py()
     rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
-    return RecordError(
-        f"{at}: the value is not {expected}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. "
-        f"Read that offset without value.format to see all of it. Mode permissive makes such a "
-        f"record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
-        f"counts it; deadletter, in a Pipeline, writes it to a topic of its own."
+    found = f"{at}: the value is not {expected}"
+    remedy = (
+        "Read that offset without value.format to see all of it. Mode permissive makes such a "
+        "record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
+        "counts it; deadletter, in a Pipeline, writes it to a topic of its own."
+    )
+    return RecordError(  # the reason may be Arrow's, which quotes what it could not read
+        f"{found}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. {remedy}",
+        without_values=f"{found}. {remedy}",
     )
 
 
 def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
-    """Check that fields can be told apart by their names.
+    """Check that fields have different names.
 
     Args:
         fields: those of one record.

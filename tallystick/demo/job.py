@@ -60,7 +60,7 @@ def enrich(flights: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def pipeline(bootstrap_servers: str, epoch_records: int, parallelism: int | None) -> ts.Pipeline:
-    """From flights to enriched ones.
+    """Enrich flights.
 
     Args:
         bootstrap_servers: of the broker.
@@ -105,7 +105,7 @@ class Reporter:
         self._has_run = False
 
     def __call__(self, event: protocol.Event) -> None:
-        """Called by the driver with each event."""
+        """Take an event of the driver."""
         match event:
             case protocol.EpochWanted() | protocol.EpochPlanned(None):
                 return  # asked for many times a second while there is nothing to read
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--epoch-records", type=int, required=True)
     parser.add_argument("--parallelism", type=int, default=1)
     parser.add_argument("--stateless", action="store_true")
+    parser.add_argument("--ui-port", type=int)
     parser.add_argument("--die-at", choices=sorted(FACTS))
     parser.add_argument("--die-epoch", type=int, default=1)
     arguments = parser.parse_args()
@@ -138,7 +139,9 @@ def main() -> None:
         None if arguments.stateless else arguments.parallelism,
     )
     query = made.start(
-        checkpoint=arguments.checkpoint, listener=Reporter(arguments.die_at, arguments.die_epoch)
+        checkpoint=arguments.checkpoint,
+        listener=Reporter(arguments.die_at, arguments.die_epoch),
+        ui_port=arguments.ui_port,
     )
     query.awaitTermination()
 

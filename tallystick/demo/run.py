@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.demo import chaos, flights
 from tallystick.demo.audit import Verdict, audit, audit_state, read_all, read_counts
 from tallystick.demo.job import NAME
-from tallystick.epoch import manifest
 from tallystick.epoch.micro_batches import settled_path
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing.kafka import EmbeddedKafka
 
 STALL_S = 120.0
@@ -30,7 +31,7 @@ NO_COORDINATOR = {
 }
 """Errors that pass by themselves, of a group whose topic a broker is still creating."""
 PARALLELISMS = (1, 2, 3, 5, 2, 3)
-"""How many tasks share the counts, in one run after the other; some come back to old copies."""
+"""The number of counting tasks in each run; some runs return to old copies of state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class DemoOptions:
         rate: records per second into the input topic while the pipeline runs; None: all at once.
         seed: repeats a kill schedule.
         stateless: leave out the counts by destination, and with them all keyed state.
+        ui_port: serve the page of the pipeline there, while it runs; None: nowhere.
     """
 
     kills: int = 5
@@ -50,6 +52,7 @@ class DemoOptions:
     rate: float | None = None
     seed: int = 1
     stateless: bool = False
+    ui_port: int | None = None
 
 
 class DemoError(Exception):
@@ -138,7 +141,7 @@ class Feed:
 
 
 class Positions:
-    """How far the pipeline has come, as Kafka's own consumer group shows it."""
+    """The progress of the pipeline, as Kafka's own consumer group shows it."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._consumer = Consumer(
@@ -182,6 +185,9 @@ def survive(
         str(folder / "checkpoint"),
     ]
     arguments += ["--epoch-records", str(epoch_records)]
+    if options.ui_port is not None:
+        arguments += ["--ui-port", str(options.ui_port)]
+        console.print(f"a page about it, while it runs: http://127.0.0.1:{options.ui_port}/")
     copies = chaos.Copies(folder)
     positions = Positions(bootstrap_servers)
     kills = 0
@@ -210,7 +216,7 @@ def survive(
 def _watch(
     victim: chaos.Victim, feed: Feed, positions: Positions, show: Callable[[int], None]
 ) -> None:
-    """Until the pipeline has read everything, or is dead."""
+    """Wait until the pipeline has read everything, or is dead."""
     moved, last = time.monotonic(), -1
     while victim.alive:
         feed.step()
@@ -226,13 +232,11 @@ def _watch(
 
 
 def _wait_until_settled(checkpoint: Path) -> None:
-    """Until the pipeline, at rest, has noted its last epoch, so that nobody has to ask Kafka."""
+    """Wait until the pipeline, at rest, has noted its last epoch: then nobody has to ask Kafka."""
     deadline = time.monotonic() + STALL_S
+    folder = CheckpointFolder(FileStorage(str(checkpoint)))
     while time.monotonic() < deadline:
-        names = [
-            f"{manifest.FOLDER}/{path.name}" for path in (checkpoint / manifest.FOLDER).iterdir()
-        ]
-        if settled_path(max(manifest.manifests(names), key=manifest.attempt_of)) in names:
+        if settled_path(folder.manifest_paths()[-1]) in folder.files():
             return
         time.sleep(0.1)
     raise DemoError(f"the last epoch was not noted as settled within {STALL_S:.0f} s")

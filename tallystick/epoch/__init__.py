@@ -1,1 +1,1 @@
-"""When an epoch counts: the coordinator, its events and actions, manifest, tokens, verdicts."""
+"""Rules for when an epoch counts: coordinator, events, actions, manifest, tokens, verdicts."""

@@ -30,7 +30,7 @@ Invariants:
     * No epoch runs before everything that a decided manifest names is committed, and everything
       else that lingered is aborted. What lingers is aborted only after this run proved, after the
       question what lingers, that it is not replaced: else it could be a successor's.
-    * What Spark has logged is settled: it is told so only after SETTLING. So a sink may be taken
+    * What Spark has logged is settled: Spark hears so only after SETTLING. So a sink may be taken
       out of a pipeline once the last epoch with it is logged. A function that catches what a sink
       raises breaks that; the failure was noted, so what the epoch decided is committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
@@ -54,7 +54,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.epoch import lost_output, protocol, refusals, verdict
+from tallystick.epoch import protocol, refusals, verdict
 from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
 from tallystick.epoch.micro_batches import second_call
@@ -66,14 +66,14 @@ from tallystick.values import Producer, TopicPartition
 RECOVER_EVERY = 10
 """After how many epochs other sinks are looked through, for what task attempts left that lost."""
 ATTEMPTS_MAX = 3
-"""How often an epoch is run before its last error is raised; each client call retries by itself."""
+"""The times an epoch is run before its last error is raised; each client call retries by itself."""
 
 
 class Coordinator:
     """Drives one epoch after the other, and every recovery, as a loop or Spark asks for them.
 
     Args:
-        identity: who runs.
+        identity: of the pipeline that runs.
         decided_by: where decisions are kept, as manifests name it.
         has_participants: there are other sinks than the one whose transaction decides.
     """
@@ -166,7 +166,7 @@ class Coordinator:
         return protocol.FenceProducer(current=None)
 
     def _want(self) -> Action:
-        """Our own loop asks: what is committed comes first, then the plan."""
+        """Answer our own loop: find out what is committed first, then plan."""
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
         self._has_loop, self._attempt, self._refused_before = True, 1, False
         if self.phase is Phase.READY:
@@ -253,7 +253,7 @@ class Coordinator:
     def _go_on(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
         match judged:
             case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
-                return self._confirm(self._known.manifest)  # nobody may have heard what it found
+                return self._confirm(self._known.manifest)  # its finding may not have been reported
             case verdict.Run():
                 return self._run_after_newest()
             case verdict.AlreadyCommitted(manifest):
@@ -293,20 +293,20 @@ class Coordinator:
             return self._refuse(judged.error)
         assert isinstance(judged, verdict.Run | verdict.AlreadyCommitted), "judged so before"
         manifest = known.manifest
-        if not lost or (manifest is not None and lost_output.is_accepted(self._identity, manifest)):
+        if not lost or (manifest is not None and refusals.is_accepted(self._identity, manifest)):
             return self._go_on(judged)
         assert manifest is not None, "only what was decided is lost"
         is_logged = isinstance(judged, verdict.Run)
-        if not is_logged and lost_output.is_replayable(known, lost):
+        if not is_logged and refusals.is_replayable(known, lost):
             return self._run(known.before, manifest.base_path)
-        error = lost_output.error(self._identity, manifest, lost, is_logged=is_logged)
+        error = refusals.output_lost(self._identity, manifest, lost, is_logged=is_logged)
         return self._refuse(error)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
         assert self._manifest is not None
-        if lost and not lost_output.is_accepted(self._identity, self._manifest):
+        if lost and not refusals.is_accepted(self._identity, self._manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
-            error = lost_output.again_and_again(self._identity, self._manifest, lost)
+            error = refusals.again_and_again(self._identity, self._manifest, lost)
             return self._fence_again(error)
         return self._confirm(self._manifest)
 
@@ -349,7 +349,7 @@ class Coordinator:
         return protocol.CountOutput(self._producer, manifest.produced, manifest.committables)
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
-        """Commit only what the reporting tasks wrote: Kafka cannot tell their attempts apart."""
+        """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
         assert self._manifest is not None
         assert self._committed is not None
         assert self._committed.token is not None
@@ -414,7 +414,7 @@ class Coordinator:
         return protocol.Stop(error)
 
     def manifest_path(self, checkpoint_id: int) -> str:
-        """The newest manifest that this run knows, if it is of this epoch; else nothing."""
+        """Return the newest manifest that this run knows, if it is of this epoch; else nothing."""
         token = None if self._committed is None else self._committed.token
         is_its = token is not None and token.checkpoint_id == checkpoint_id
         return token.manifest_path if token is not None and is_its else ""

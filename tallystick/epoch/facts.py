@@ -1,4 +1,4 @@
-"""The facts that a verdict about an epoch needs: who runs, what is asked for, what is committed."""
+"""The facts that a verdict about an epoch needs: the run, the request, what is committed."""
 
 from dataclasses import dataclass
 
@@ -18,6 +18,10 @@ class Identity:
     lineage: str
     checkpoint: str
     accepted: frozenset[str] = frozenset()
+
+    def own(self, token: Token | None) -> Token | None:
+        """Return a decision if it is of this checkpoint's lineage; None: it is not, or is none."""
+        return token if token is not None and token.lineage == self.lineage else None
 
     def token(self, checkpoint_id: int, manifest_path: str) -> Token:
         """Return what says that an epoch is decided, with this manifest."""
@@ -75,8 +79,8 @@ class CommittedEpoch:
     Args:
         token: None if Kafka holds none.
         manifest: the one that a token of this lineage names, if it is there.
-        manifest_exists: some epoch of this checkpoint, whichever, has left one.
-        is_seeded: a seed lies in the checkpoint, of whichever epoch.
+        manifest_exists: an epoch of this checkpoint has left one.
+        is_seeded: a seed lies in the checkpoint, of any epoch.
         bases: all manifests of the epoch that a lineage would begin after, the seed's too; looked
             up only where Kafka's token is not of this lineage.
         has_state: files of keyed state lie in the checkpoint; looked up only where no manifest

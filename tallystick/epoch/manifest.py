@@ -2,15 +2,25 @@
 
 Files are never overwritten: the name carries the epoch, the producer epoch that
 wrote it and a random part, so that runs which do not know of each other cannot collide.
+
+Like every small file of a checkpoint that counts by itself it is sealed: one line of JSON with its
+format's version, then the CRC-32 of that line in eight hex digits. A reader rejects what it cannot
+prove whole. The checksum is no signature: it does not prove who wrote the file, so what is built
+from the text has to check itself too.
+
+A restart needs the newest manifest only. A few more are kept for savepoints and `read_state`, which
+read while the pipeline runs, and so that there is something to go back to if the newest is damaged.
 """
 
+import json
 import re
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from tallystick.epoch.sealed import seal, unseal
 from tallystick.epoch.two_phase import Committable
+from tallystick.errors import ManifestError
 from tallystick.state.catalog import StepState
 from tallystick.values import ProducedRange, Producer
 
@@ -18,10 +28,70 @@ VERSION = 1
 KAFKA = "kafka"
 CHECKPOINT = "checkpoint"
 SEED = "seed"
-"""How the random part of a seed's name begins; those of other manifests are hexadecimal."""
+"""The random part of a seed's name begins with it; that of other manifests is hexadecimal."""
 FOLDER = "tallystick"
 """The folder of manifests, below the checkpoint location that Spark has too."""
+EPOCHS_RETAINED = 10
+"""The newest epochs that keep their manifests."""
+COLLECT_EVERY = 50
+"""Epochs between two collections: a collection lists the folders of the checkpoint."""
+EXPIRED_MAX = 500
+"""At most this many manifests are removed at a time: an old checkpoint may have thousands."""
+SHOWN_MAX = 300
+"""At most this many characters of an error are shown."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
+_REFUSALS = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Raised when a value that must not exist would be built."""
+
+Built = TypeVar("Built")
+
+
+def seal(version: int, held: Mapping[str, Any]) -> bytes:
+    """Return the content of a file; `held` consists of JSON's own types."""
+    line = json.dumps({"version": version, **held}, sort_keys=True).encode()
+    return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def unseal(
+    data: bytes,
+    what: str,
+    version: int,
+    remedy: str,
+    build: Callable[[dict[str, Any]], Built],
+) -> Built:
+    """Read back what `seal` was given.
+
+    Args:
+        data: the file's content.
+        what: the file and its path, for the messages.
+        version: the one that this release reads.
+        remedy: what to do if it is damaged, as sentences.
+        build: makes the value from what was held; if it refuses, the file is at fault.
+
+    Raises:
+        ManifestError: the bytes are torn, edited, or of a newer release.
+    """
+    line, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
+    if not line or checksum != b"%08x" % zlib.crc32(line):
+        raise ManifestError(
+            f"{what}: {len(data)} bytes that fail their checksum, so the file is torn or was "
+            f"edited. {remedy}"
+        )
+    try:
+        held: dict[str, Any] = json.loads(line)
+        found = held.pop("version", None)
+        if found != version:
+            raise ManifestError(
+                f"{what}: format version {found}, this release reads version {version}. "
+                f"Run the release that wrote it, or a newer one."
+            )
+        return build(held)
+    except _REFUSALS as error:
+        raise ManifestError(
+            f"{what}: its checksum fits, but no release writes what it says: "
+            f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}. It was edited, or made by "
+            f"somebody else. {remedy}"
+        ) from error
 
 
 class DeciderName(NamedTuple):
@@ -30,7 +100,7 @@ class DeciderName(NamedTuple):
     Args:
         decided_by: `KAFKA` or `CHECKPOINT`, as manifests name it.
         transactional_id: whose transactions decide; "" where the checkpoint's log does.
-        cluster_id: of their cluster; "": not known, or the checkpoint's log decides.
+        cluster_id: of their cluster; "" if it is unknown, or if the checkpoint's log decides.
     """
 
     decided_by: str
@@ -38,7 +108,7 @@ class DeciderName(NamedTuple):
     cluster_id: str = ""
 
     def __str__(self) -> str:
-        """Name it for a message."""
+        """Return it in words, for a message."""
         if self.decided_by == CHECKPOINT:
             return "the checkpoint's own log (no KafkaSink(transactions='epoch'))"
         where = f" on cluster {self.cluster_id!r}" if self.cluster_id else ""
@@ -71,7 +141,7 @@ class Manifest:
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
     checkpoints never share it, while epoch numbers repeat. `state` names the files of each keyed
     step. `origin`: only a seed has one. `committables` are what the decision for this manifest
-    makes visible besides the producer's rows. `decided_by` says where that decision is to be found:
+    makes visible besides the producer's rows. `decided_by` says where that decision is kept:
     `KAFKA` (the token) or `CHECKPOINT` (the log of decisions). `base_path` is the manifest that the
     epoch went on from, which was decided before this one was written; "": the lineage begins here.
     """
@@ -114,11 +184,11 @@ def decode(data: bytes, path: str) -> Manifest:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    way_on = (
+    remedy = (
         "Nothing was changed. Restore the file from a backup of the checkpoint, or start the "
         "pipeline from a new checkpoint and state where to read from."
     )
-    return unseal(data, f"manifest {path}", VERSION, way_on, from_fields)
+    return unseal(data, f"manifest {path}", VERSION, remedy, from_fields)
 
 
 def from_fields(fields: dict[str, Any]) -> Manifest:
@@ -163,21 +233,45 @@ def manifest_path(manifest: Manifest, nonce: str) -> str:
 
 
 def epoch_of(path: str) -> int:
-    """The epoch that a manifest's name tells."""
+    """Return the epoch that a manifest's name carries."""
     return int(path.rpartition("/")[2].partition("-")[0])
 
 
 def attempt_of(path: str) -> tuple[int, int]:
-    """The epoch and the producer epoch that a manifest's name tells; a later attempt has more."""
+    """Return the epoch and producer epoch of a manifest's name; a later attempt sorts after."""
     epoch, producer_epoch, _ = path.rpartition("/")[2].split("-", 2)
     return int(epoch), int(producer_epoch)
 
 
 def manifests(paths: Iterable[str]) -> list[str]:
-    """The manifests among the files of the folder: others may have put something there."""
+    """Return the manifests among the files of the folder: it may hold files of others."""
     return [path for path in paths if _NAME.fullmatch(path.rpartition("/")[2])]
 
 
 def is_seed(path: str) -> bool:
     """True if the name is a seed's."""
     return path.rpartition("-")[2].startswith(SEED)
+
+
+def retained_manifests(paths: Iterable[str], committed_epoch: int) -> list[str]:
+    """Return the manifests to keep: those of the newest epochs, and of later ones under way.
+
+    The committed epoch's is always among them. Epochs are counted by their manifests: the function
+    of a user's own query may leave out any number of epochs.
+    """
+    listed = list(paths)
+    oldest = _oldest_retained(listed, committed_epoch)
+    return [path for path in listed if epoch_of(path) >= oldest]
+
+
+def expired_manifests(paths: Iterable[str], committed_epoch: int) -> list[str]:
+    """Return the manifests to remove now, oldest first; those of failed attempts too."""
+    listed = list(paths)
+    oldest = _oldest_retained(listed, committed_epoch)
+    old = [path for path in listed if epoch_of(path) < oldest]
+    return sorted(old, key=epoch_of)[:EXPIRED_MAX]
+
+
+def _oldest_retained(paths: list[str], committed_epoch: int) -> int:
+    epochs = sorted({epoch for epoch in map(epoch_of, paths) if epoch <= committed_epoch})
+    return min(epochs[-EPOCHS_RETAINED:], default=0)

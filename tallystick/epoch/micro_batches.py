@@ -1,6 +1,6 @@
 """Notes about what a user's own `foreachBatch` function did with a micro-batch.
 
-Spark logs a micro-batch as done once the function returns, whatever became of our part in it. Two
+Spark logs a micro-batch as done once the function returns, even if our part in it failed. Two
 things cannot be seen afterwards, so they are written down beside the manifests while they happen:
 
     failed-N         a call for epoch N failed: if the function returns all the same, and the epoch
@@ -65,7 +65,7 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
 
 
 def failures(paths: Iterable[str], epoch: int) -> list[str]:
-    """Return the notes that a call for an epoch failed, after whichever manifest or before any."""
+    """Return the notes that a call for an epoch failed, after a manifest or before any."""
     return [path for path, kind, each in _notes(paths) if kind == "failed" and each == epoch]
 
 
@@ -95,7 +95,7 @@ def newest_settled(paths: Iterable[str]) -> int:
 
 
 def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:
-    """Return the notes about epochs before the committed one: nothing asks for them any more."""
+    """Return the notes about epochs before the committed one: they are no longer needed."""
     return [path for path, _, epoch in _notes(paths) if epoch < committed_epoch]
 
 

@@ -1,4 +1,4 @@
-"""The words of the epoch protocol: where an epoch stands, the facts, and the orders.
+"""The values of the epoch protocol: the phases of an epoch, the facts, and the orders.
 
 The machine that turns facts into orders is `coordinator`.
 """
@@ -27,7 +27,7 @@ class Phase(Enum):
     RUNNING = auto()  # tasks read and write into the open transaction
     PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
     COMPLETED = auto()  # the manifest is durable; the output is being counted
-    COMMITTING = auto()  # Kafka was told to commit: from here on only Kafka knows
+    COMMITTING = auto()  # Kafka was asked to commit: from here on only Kafka knows
     SETTLING = auto()  # decided; what tasks prepared in other sinks is being committed
     CONFIRMING = auto()  # committed; what follows the reported rows in the log is being looked at
     READY = auto()  # no epoch is in flight, and what Kafka committed last is known
@@ -70,7 +70,7 @@ NEXT_PHASES = {
 }
 """Exactly the ways that exist; `tests/epoch/test_coordinator.py` takes each of them."""
 ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
-"""Phases in which a transaction may be open and certainly was not told to commit."""
+"""Phases in which a transaction may be open and was certainly not asked to commit."""
 FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
 """Phases in which running the epoch again would not help: it is committed, or being given up."""
 
@@ -78,7 +78,7 @@ FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
 # Events: facts, in the past tense.
 @dataclass(frozen=True, slots=True)
 class EpochRequested:
-    """Spark wants this epoch run, and will ask again until it has been told that it is done.
+    """Spark wants this epoch run, and will ask again until it has heard that it is done.
 
     `logged`: what Spark's log has now of the epoch that this run committed last, if it did.
     """
@@ -94,14 +94,14 @@ class EpochWanted:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWanted:
-    """Commit or abort what earlier runs left, and plan no epoch."""
+    """Commit or abort what earlier runs left, without planning an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlanned:
     """The plan of the next epoch: it reads up to `sources`; None: there is nothing to do.
 
-    `start`: where it begins, as the planner was told, or found for a lineage without any epoch.
+    `start`: where it begins, as given to the planner, or found for a lineage without any epoch.
     """
 
     sources: tuple[str, ...] | None
@@ -110,23 +110,23 @@ class EpochPlanned:
 
 @dataclass(frozen=True, slots=True)
 class ProducerFenced:
-    """No earlier producer can write or commit any more."""
+    """Earlier producers are fenced: none can write or commit from here on."""
 
     producer: Producer
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRead:
-    """Kafka said what it committed last, and the manifest of that was looked up."""
+    """Kafka returned what it committed last, and the manifest of that was looked up."""
 
     committed: CommittedEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRan:
-    """All tasks flushed their output and will not write again; `state` is what they left.
+    """All tasks have flushed and will not write again; `state` is the state after the epoch.
 
-    `late` is for whoever listens: how many rows steps dropped, by uid. `has_strays`: attempts of
+    `late` is for listeners: how many rows steps dropped, by uid. `has_strays`: attempts of
     tasks that do not count may have left transactions open.
     """
 
@@ -146,7 +146,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class OutputCounted:
-    """The last sequence numbers in the open transaction; None where the cluster does not tell."""
+    """The last sequence numbers in the open transaction; None where the cluster reports none."""
 
     last_sequences: Mapping[TopicPartition, int] | None
 
@@ -160,7 +160,7 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsRecovered:
-    """Nothing of an earlier run is pending any more in other sinks; `lost` was decided and is gone.
+    """No transaction of an earlier run is pending in other sinks; `lost` was decided and is gone.
 
     `producer` is this run's, which may have a new epoch now.
     """
@@ -171,7 +171,7 @@ class ParticipantsRecovered:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettled:
-    """All that tasks prepared in other sinks is visible, but for what is lost for good.
+    """The output in other sinks is visible, except for what is lost for good.
 
     `producer` is this run's, if it has a new epoch now.
     """
@@ -196,7 +196,7 @@ class ActionFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted:
-    """Nothing is open any more, or it will be aborted by its timeout."""
+    """No transaction is open, or the last one will be aborted by its timeout."""
 
 
 Beginning = EpochRequested | EpochWanted | RecoveryWanted | EpochPlanned
@@ -216,6 +216,10 @@ Event = (
 )
 
 
+def ignore(event: Event) -> None:
+    """Do nothing: the listener of a run without one."""
+
+
 # Actions: orders, in the imperative.
 @dataclass(frozen=True, slots=True)
 class FenceProducer:
@@ -231,7 +235,7 @@ class ReadCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PlanEpoch:
-    """Say what an epoch reads that begins at `start`; where it is empty, at the very beginning.
+    """Plan an epoch that begins at `start`; where it is empty, at the very beginning.
 
     `state` is the committed state that it goes on from.
     """
@@ -318,7 +322,7 @@ class ConfirmOutput:
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction:
-    """Make readers of the output wait no longer than needed."""
+    """Let readers of the output wait no longer than needed."""
 
     producer: Producer
 

@@ -1,19 +1,24 @@
-"""Why an epoch is not run or has failed: what was found, and what a person can do or state."""
+"""Reasons why an epoch is not run or has failed: the finding, and the remedy."""
 
 from collections.abc import Mapping
 
 from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import Manifest, is_seed
+from tallystick.epoch.manifest import CHECKPOINT, Manifest, is_seed
 from tallystick.epoch.tokens import Token
+from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import (
     DataLossError,
     EpochAbortedError,
     ForeignRowsError,
     ManifestError,
+    OptionError,
     SparkLogError,
 )
 from tallystick.source.offsets import parse_source
 from tallystick.values import TopicPartition
+
+POSITIONS_SHOWN_MAX = 20
+LOST_SHOWN_MAX = 20
 
 
 def skip_word(request: Request, newest: int) -> str:
@@ -109,9 +114,6 @@ def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLo
     )
 
 
-POSITIONS_SHOWN_MAX = 20
-
-
 def _consequence(seed: Base) -> str:
     positions = [
         f"{partition} from offset {offset}"
@@ -143,8 +145,8 @@ def base_gone(request: Request, identity: Identity) -> ManifestError:
     """The manifest is missing whose state the epoch would go on from."""
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is to go on with epoch "
-        f"{request.checkpoint_id}, but has no manifest of the epoch before, only of others: what "
-        f"state to go on from cannot be told. Nothing was changed. Put a whole copy of the "
+        f"{request.checkpoint_id}, but has no manifest of the epoch before, only of others: which "
+        f"state to go on from is unknown. Nothing was changed. Put a whole copy of the "
         f"checkpoint back; or restore a savepoint into an empty folder."
     )
 
@@ -154,7 +156,7 @@ def base_unknown(epoch: int, identity: Identity) -> ManifestError:
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has a manifest of "
         f"epoch {epoch}, and no note of a run that ended in order: whether the epoch was "
-        f"committed, Kafka does not tell any more. Nothing was changed. Restore a savepoint into "
+        f"committed, Kafka no longer knows. Nothing was changed. Restore a savepoint into "
         f"an empty folder; or start from a new checkpoint at the offsets where the output ends."
     )
 
@@ -185,7 +187,7 @@ def several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has "
         f"{len(bases)} manifests of epoch {bases[0].manifest.checkpoint_id} "
-        f"({', '.join(base.path for base in bases)}), and Kafka does not tell any more which of "
+        f"({', '.join(base.path for base in bases)}), and Kafka no longer knows which of "
         f"them counts. Nothing was changed. Restore a savepoint into an empty folder."
     )
 
@@ -214,7 +216,7 @@ def off_beat(
 
 
 def _on_skipping(request: Request, token: Token, committed: CommittedEpoch) -> str:
-    """For a function that may leave micro-batches out: these were begun."""
+    """Return the remedy for a function that may leave micro-batches out: these were begun."""
     if not request.may_skip:
         return ""
     word = skip_word(request, token.checkpoint_id)
@@ -295,9 +297,9 @@ def miscount(
 ) -> EpochAbortedError:
     """Rows of an attempt that did not report are in the transaction, or reported ones are not.
 
-    Kafka cannot tell two attempts of one task apart, since they share producer id and epoch. Before
-    the commit such rows cost one attempt of the epoch; after it they are visible, and a person
-    decides.
+    Kafka cannot distinguish two attempts of one task, since they share producer id and epoch.
+    Before the commit such rows cost one attempt of the epoch; after it they are visible, and a
+    person decides.
     """
     strays = [
         f"{partition}: last sequence reported {reported.get(partition)}, Kafka has "
@@ -320,11 +322,104 @@ def foreign_rows_word(checkpoint_id: int) -> str:
 def foreign_rows_found(
     checkpoint_id: int, foreign_rows: Mapping[TopicPartition, int]
 ) -> ForeignRowsError:
-    """The epoch is committed, and rows that nobody reported are visible with it."""
+    """The epoch is committed, and rows that no task reported are visible with it."""
     where = ", ".join(f"{partition}: {rows}" for partition, rows in sorted(foreign_rows.items()))
     return ForeignRowsError(
         f"epoch {checkpoint_id} is committed, with rows that no reporting task wrote "
         f"({where}): a stray task attempt wrote between the last check and the commit. They stand "
         f"after the offsets that the manifest names, and are visible. Remove or compensate them "
         f"where the output is used; then start with accept={foreign_rows_word(checkpoint_id)!r}."
+    )
+
+
+def is_replayable(committed: CommittedEpoch, lost: tuple[Lost, ...]) -> bool:
+    """True if running the newest decided epoch again repeats nothing.
+
+    That is so if nothing of it is visible, and the state that it went on from is still there.
+    """
+    manifest = committed.manifest
+    if manifest is None or not is_invisible(manifest, lost):
+        return False
+    return committed.before is not None or not manifest.base_path
+
+
+def is_invisible(manifest: Manifest, lost: tuple[Lost, ...]) -> bool:
+    """True if all output is lost, with nothing in the transaction of a deciding producer."""
+    if manifest.decided_by != CHECKPOINT or manifest.produced:
+        return False
+    return {each.committable for each in lost} == set(manifest.committables)
+
+
+def accepting_word(manifest: Manifest) -> str:
+    """Return what a person states to go on without the lost output of an epoch."""
+    return f"lost-output-of-epoch-{manifest.checkpoint_id}"
+
+
+def is_accepted(identity: Identity, manifest: Manifest) -> bool:
+    """True if a person stated so."""
+    return accepting_word(manifest) in identity.accepted
+
+
+def output_lost(
+    identity: Identity, manifest: Manifest, lost: tuple[Lost, ...], *, is_logged: bool = False
+) -> DataLossError:
+    """Some output of a decided epoch was aborted: its transactions, records and input.
+
+    `is_logged`: Spark takes the epoch for done, as after a function that caught what a sink raised.
+    """
+    why = (
+        "The function of foreachBatch caught what the sink raised, so Spark has logged the epoch "
+        "as done and does not ask for it again."
+        if is_logged
+        else "The other output of the epoch is visible, and its state and positions count, so "
+        "running it again would repeat records."
+    )
+    known = sum(each.committable.record_count for each in lost)
+    shown = "; ".join(each.what for each in lost[:LOST_SHOWN_MAX])
+    more = f"; and {len(lost) - LOST_SHOWN_MAX} more" if len(lost) > LOST_SHOWN_MAX else ""
+    ends = [
+        f"{partition} up to offset {offset}"
+        for source in map(parse_source, manifest.sources)
+        if source is not None
+        for partition, offset in sorted(source.positions.items())
+    ]
+    more_ends = (
+        f" and {len(ends) - LOST_SHOWN_MAX} partitions more" if len(ends) > LOST_SHOWN_MAX else ""
+    )
+    where = f" Its input: {', '.join(ends[:LOST_SHOWN_MAX])}{more_ends}." if ends else ""
+    return DataLossError(
+        f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and "
+        f"{len(lost)} of its {len(manifest.committables)} transactions with {known} records were "
+        f"aborted before they could be committed, by a timeout or by hand: {shown}{more}.{where} "
+        f"{why} Write the lost records by other means (the offsets say "
+        f"which input they come from); then start once with "
+        f"accept={accepting_word(manifest)!r}. To make it less likely, give transactions a longer "
+        f"timeout than the longest down time."
+    )
+
+
+def again_and_again(
+    identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]
+) -> DataLossError | EpochAbortedError:
+    """An epoch was lost as often as it was run; unless some of it is visible, nothing is amiss."""
+    if not is_invisible(manifest, lost):
+        return output_lost(identity, manifest, lost)
+    shown = "; ".join(each.what for each in lost[:LOST_SHOWN_MAX])
+    return EpochAbortedError(
+        f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and all of "
+        f"its {len(lost)} transactions were aborted before they could be committed, by a timeout "
+        f"or by hand, each time that it was run: {shown}. Nothing of it is visible. Give "
+        f"transactions a longer timeout, and start again: the epoch runs again, nothing is lost "
+        f"or repeated."
+    )
+
+
+def no_sinks(identity: Identity, decided: tuple[Committable, ...]) -> OptionError:
+    """Sinks that have decided transactions are gone from the pipeline."""
+    uids = sorted({each.sink for each in decided})
+    return OptionError(
+        f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} holds {len(decided)} "
+        f"decided transactions of sinks that the pipeline no longer has: "
+        f"{', '.join(uids)}. They are prepared and have to be committed. Nothing was changed. Add "
+        f"the sinks again, with these uids, for one start."
     )

@@ -75,7 +75,7 @@ def showing(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
 
 
 def lacking(missing: Sequence[Right], user: str) -> str:
-    """Say what a user may not do, and how to change that.
+    """Return what a user may not do, and how to change that.
 
     Args:
         missing: one at least.

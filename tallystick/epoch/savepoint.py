@@ -5,7 +5,7 @@ that holds the epoch's manifest and Spark's own log entries for it. Copies of th
 beside it, under the paths that the manifest names. See docs/decisions/0020.
 
 Invariant: a savepoint that was read names nothing but files of state below its own folder: it may
-come from somebody else. See `catalog`.
+come from another user. See `catalog`.
 
 A restored checkpoint begins with a seed: the savepoint's manifest under the new checkpoint's
 lineage, with nothing produced. See `verdict` for when it may go on.
@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tallystick.epoch.manifest import KAFKA, Manifest, Origin, from_fields
-from tallystick.epoch.sealed import seal, unseal
+from tallystick.epoch.manifest import KAFKA, Manifest, Origin, from_fields, seal, unseal
 
 VERSION = 1
 FILE = "savepoint.json"
@@ -48,7 +47,7 @@ class Savepoint:
     spark: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The content of `savepoint.json`."""
+        """Return the content of `savepoint.json`."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
         return seal(VERSION, {**held, "manifest": self.manifest.to_fields()})
 
@@ -59,11 +58,11 @@ def decode(data: bytes, path: str) -> Savepoint:
     Raises:
         ManifestError: the bytes are torn, edited, or of a newer release.
     """
-    way_on = (
+    remedy = (
         "Nothing was changed. Put back a whole copy of it, or use another one; if it is of no use, "
         "remove its folder by hand."
     )
-    return unseal(data, f"savepoint {path}", VERSION, way_on, _savepoint)
+    return unseal(data, f"savepoint {path}", VERSION, remedy, _savepoint)
 
 
 def _savepoint(held: dict[str, Any]) -> Savepoint:
@@ -88,7 +87,7 @@ def unfinished_deletion(location: str) -> str:
 
 
 def log_paths(epoch: int) -> tuple[str, ...]:
-    """The entries of Spark's logs that a query needs to go on after an epoch.
+    """Return the entries of Spark's logs that a query needs to go on after an epoch.
 
     Spark reads the ends of the epoch before the newest one too, as where that one started.
     """
@@ -97,12 +96,12 @@ def log_paths(epoch: int) -> tuple[str, ...]:
 
 
 def is_sources_path(path: str) -> bool:
-    """Return whether a path is that of a file which a source keeps in the checkpoint."""
+    """True if a path is that of a file which a source keeps in the checkpoint."""
     return _SOURCES_PATH.fullmatch(path) is not None
 
 
 def epochs_logged(paths: list[str]) -> list[int]:
-    """The epochs that a folder of Spark's log has entries of, in order."""
+    """Return the epochs that a folder of Spark's log has entries of, in order."""
     names = [path.rpartition("/")[2] for path in paths]
     return sorted(int(name) for name in names if name.isdecimal())
 

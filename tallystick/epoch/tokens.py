@@ -25,7 +25,7 @@ Held = Mapping[TopicPartition, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A record that travels inside a transaction, and so tells which one Kafka committed last.
+    """A record that travels inside a transaction, and so shows which one Kafka committed last.
 
     Stored as a consumer-group offset: the offset is `checkpoint_id + 1`, the next epoch, as Kafka's
     offsets always name the next record; the rest is its metadata.
@@ -36,7 +36,7 @@ class Token:
     checkpoint: str
     manifest_path: str
     takeover_count: int = 0
-    """How often another lineage had taken the pipeline over; a token without a count has 0."""
+    """The number of takeovers by another lineage; a token without a count has 0."""
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= -1, self
@@ -44,7 +44,7 @@ class Token:
 
 
 def encode_token(token: Token) -> tuple[int, str]:
-    """A token as Kafka stores it: (offset, metadata)."""
+    """Return the token as Kafka stores it: (offset, metadata)."""
     fields = {
         "tallystick": TOKEN_VERSION,
         "lineage": token.lineage,
@@ -79,7 +79,7 @@ def decode_token(offset: int, metadata: str) -> Token:
         raise DataLossError(
             f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
             f"which is no token: a consumer or a tool has used the group. Which epoch is committed "
-            f"last cannot be told. Find the tool; then start from a new checkpoint, or give the "
+            f"last is unknown. Find the tool; then start from a new checkpoint, or give the "
             f"pipeline another name."
         ) from error
 

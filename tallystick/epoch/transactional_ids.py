@@ -10,26 +10,30 @@ Invariants:
     * An id has one reading. It is read from its end, where nothing but the prefix may hold a `/`:
       neither the uid of a sink nor the name of a pipeline has one. With dashes, sink `b-c` of
       pipeline `a` and sink `c` of pipeline `a-b` would share their ids.
-    * A group that keeps a token shows nobody's positions. A pipeline's own group is called as its
-      prefix, so one whose name ends in `-token` has to choose another for its source.
+    * A group that keeps a token shows no reader's positions. A pipeline's own group is called as
+      its prefix, so one whose name ends in `-token` has to choose another for its source.
     * Owned is what has exactly one of the given prefixes and one of the given sinks, with whatever
       task and slot: also a task that no longer exists after a scale-down.
 
 Source: the behaviours of Flink's TransactionalIdFactory, TransactionOwnership (FLIP-511).
 """
 
+import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tallystick.errors import OptionError
 
 SLOT_COUNT = 16
-"""How many attempts of one task have an id; Spark gives up after `spark.task.maxFailures`, 4."""
+"""The number of attempts of one task that have an id; Spark allows `spark.task.maxFailures`, 4."""
 SEPARATOR = "/"
 ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
 TOKEN = "-token"
 """Follows a transactional id in the name of the group that keeps its token."""
+BATCH_PREFIX = f"{ID_PREFIX}batch-"
+"""The prefix of the id of a batch write whose user chose none."""
+_BATCH_ID = re.compile(rf"{BATCH_PREFIX}[0-9a-f]{{16}}")
 
 
 class PooledId(NamedTuple):
@@ -45,12 +49,12 @@ class PooledId(NamedTuple):
 
 
 def default_prefix(pipeline: str) -> str:
-    """The prefix of a pipeline that chose no other; rights on it cover the token groups too."""
+    """Return the default prefix of a pipeline; rights on it cover its token groups too."""
     return f"{ID_PREFIX}{pipeline}"
 
 
 def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
-    """The id that one attempt of a task writes with."""
+    """Return the id that one attempt of a task writes with."""
     assert prefix, "an empty prefix owns everybody's ids"
     assert sink, "a sink without a uid"
     assert SEPARATOR not in sink, sink
@@ -60,7 +64,7 @@ def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
 
 
 def checkpoint_prefix(prefix: str, lineage: str) -> str:
-    """The prefix of one checkpoint's ids, below that of its pipeline.
+    """Return the prefix of one checkpoint's ids, below that of its pipeline.
 
     Each checkpoint has its own log of decisions, so two of them under one pipeline name do not
     fence each other: with ids in common one would abort what the other has decided.
@@ -69,7 +73,7 @@ def checkpoint_prefix(prefix: str, lineage: str) -> str:
 
 
 def token_group(transactional_id: str) -> str:
-    """The consumer group under which transactions of an id keep their token."""
+    """Return the consumer group under which transactions of an id keep their token."""
     return f"{transactional_id}{TOKEN}"
 
 
@@ -77,6 +81,24 @@ def token_owner(group: str) -> str:
     """Return the pipeline whose token a group keeps, if it chose no prefix; "": none."""
     name = group.removeprefix(ID_PREFIX)
     return name.removesuffix(TOKEN) if name != group and name.endswith(TOKEN) else ""
+
+
+def batch_id(prefix: str | None, nonce: str) -> str:
+    """Return the id of a batch write.
+
+    Args:
+        prefix: that the user chose; its writes share one id. None: each has its own.
+        nonce: 16 hexadecimal digits, drawn for this write.
+    """
+    if prefix is not None:
+        return f"{prefix}-batch"
+    assert is_batch_id(f"{BATCH_PREFIX}{nonce}"), nonce
+    return f"{BATCH_PREFIX}{nonce}"
+
+
+def is_batch_id(transactional_id: str) -> bool:
+    """True if an id is that of a batch write whose user chose no prefix."""
+    return _BATCH_ID.fullmatch(transactional_id) is not None
 
 
 def check_name(pipeline: str) -> None:
@@ -94,7 +116,7 @@ def check_name(pipeline: str) -> None:
 
 
 def slot_of(attempt: int, task: int) -> int:
-    """The slot of an attempt.
+    """Return the slot of an attempt.
 
     Raises:
         OptionError: the task has used up its ids.
@@ -120,7 +142,7 @@ def parse(transactional_id: str) -> PooledId | None:
 
 
 def _is_number(text: str) -> bool:
-    """Digits as we write them, so that each id has one text."""
+    """Parse digits as we write them, so that each id has one text."""
     return text.isascii() and text.isdigit() and str(int(text)) == text
 
 

@@ -11,7 +11,7 @@ epoch is committed, as often as it takes; before it none is.
 Invariants:
     * Committables are committed only if a decided manifest names them, and aborted only if none
       does. A recovery settles both before the next epoch begins.
-    * `commit` and `abort` are idempotent: whoever is in doubt calls again.
+    * `commit` and `abort` are idempotent: a caller in doubt calls again.
     * What became of a committable is proved (by a token inside the transaction) or the job stops.
     * Each attempt of each task has transactions of its own; which attempt counts is decided by the
       manifest alone. Two attempts never share one.
@@ -48,7 +48,7 @@ class Outcome(Enum):
 
     COMMITTED = auto()
     LOST = auto()
-    """It was aborted, by a timeout or by hand, and can never be committed any more."""
+    """It was aborted, by a timeout or by hand, and can no longer be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Place:
         checkpoint_id: the epoch.
         task: the task's index among those that write.
         attempt: Spark's number of the task's attempt, from 0.
-        nonce: drawn for this attempt: no other one, of whatever run, has it. Hexadecimal.
+        nonce: drawn for this attempt: no other one, of any run, has it. Hexadecimal.
     """
 
     owner: Owner
@@ -126,7 +126,7 @@ class Transaction(Protocol):
 
         Raises:
             RecordError: a row cannot be written as asked; it says which.
-            RetriableError: the system is in the way; the epoch is aborted and runs again.
+            RetriableError: the system cannot take it now; the epoch is aborted and runs again.
         """
         ...
 
@@ -135,12 +135,12 @@ class Transaction(Protocol):
         ...
 
     def abort(self) -> None:
-        """The attempt failed: let go of everything. Never raises; what stays is found later."""
+        """Clean up after a failed attempt. Never raises; what stays is found later."""
         ...
 
 
 class TransactionPlan(Protocol):
-    """How tasks begin transactions in one epoch; it is pickled on its way to them."""
+    """The settings with which tasks begin transactions in one epoch; pickled on its way to them."""
 
     def begin(self, place: Place) -> Transaction:
         """Begin a transaction; called when a task has its first rows.
@@ -150,8 +150,79 @@ class TransactionPlan(Protocol):
         ...
 
 
+class LossyTransaction:
+    """A transaction with `guarantee="none"`: rows that cannot be written are left out, and counted.
+
+    Args:
+        begin: begins a transaction whose rows are visible once it is prepared.
+        place: whose rows they are.
+        passed_over: the errors after which it goes on.
+        warn: takes the one warning, at the end.
+        by_batch: each batch is a transaction; else all rows of the task are, and share one fate.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Transaction],
+        place: Place,
+        passed_over: tuple[type[Exception], ...],
+        warn: Callable[[str], None],
+        *,
+        by_batch: bool,
+    ) -> None:
+        self._begin, self._place, self._by_batch = begin, place, by_batch
+        self._passed_over, self._warn = passed_over, warn
+        self._open: Transaction | None = None
+        self._open_count = self._lost_count = 0
+        self._error: Exception | None = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Transaction.write`."""
+        self._open_count += rows.num_rows
+        if self._error is None or self._by_batch:
+            self._try(lambda: self._write(rows))
+
+    def prepare(self) -> Sequence[Committable]:
+        """See `Transaction.prepare`; there is nothing to commit."""
+        self._try(self._end)
+        lost_count = self._lost_count + self._open_count
+        if lost_count:
+            place = self._place
+            self._warn(
+                f"sink {place.owner.sink}: {lost_count} rows of epoch {place.checkpoint_id}, task "
+                f"{place.task} are lost, and guarantee='none' goes on without them; the first "
+                f"error: {self._error}"
+            )
+        return ()
+
+    def abort(self) -> None:
+        """See `Transaction.abort`."""
+        if self._open is not None:
+            self._open.abort()
+            self._open = None
+
+    def _write(self, rows: pa.RecordBatch) -> None:
+        self._open = self._open or self._begin()
+        self._open.write(rows)
+        if self._by_batch:
+            self._end()
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._open.prepare()
+            self._open, self._open_count = None, 0
+
+    def _try(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except self._passed_over as error:
+            self._error = self._error or error
+            self._lost_count, self._open_count = self._lost_count + self._open_count, 0
+            self.abort()
+
+
 class Timeout(NamedTuple):
-    """When a system aborts a prepared transaction by itself.
+    """The time after which a system aborts a prepared transaction by itself.
 
     Args:
         timeout_ms: counted from its begin.
@@ -161,17 +232,32 @@ class Timeout(NamedTuple):
     timeout_ms: int
     warn_share: float = 0.8
 
+    @property
+    def warn_ms(self) -> float:
+        """The age from which on it is warned about."""
+        return self.warn_share * self.timeout_ms
+
+    def warning(self, transaction: str, age_ms: int, setting: str = "timeout") -> str | None:
+        """Return a warning where a transaction is committed nearly too late; None: it is not."""
+        if age_ms < self.warn_ms:
+            return None
+        return (
+            f"{transaction} is committed {age_ms} ms after it was begun, which is "
+            f"{100 * age_ms // self.timeout_ms} % of its timeout of {self.timeout_ms} ms: what is "
+            f"open longer is aborted. Use a longer {setting}, or shorter epochs"
+        )
+
 
 class TwoPhaseCommitSink(Protocol):
     """The driver's side of a sink, for one run of a pipeline; yours for a system of your own."""
 
     @property
     def timeout(self) -> Timeout | None:
-        """When transactions time out; None: never."""
+        """The timeout of transactions; None: there is none."""
         ...
 
     def plan(self) -> TransactionPlan:
-        """Asked before each epoch, after everything earlier was settled."""
+        """Return the plan of the next epoch. Called after everything earlier was settled."""
         ...
 
     def commit(self, committable: Committable) -> Outcome:
@@ -184,13 +270,13 @@ class TwoPhaseCommitSink(Protocol):
         ...
 
     def abort(self, committable: Committable) -> None:
-        """Give it up; nothing happens if it is gone already. Never undoes a commit. Idempotent."""
+        """Abort it; do nothing if it is gone already. Never undoes a commit. Idempotent."""
         ...
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
-        """Everything of this owner that is open or prepared, of whatever run, task or attempt.
+        """Return everything of this owner that is open or prepared, of any run, task or attempt.
 
-        Also of tasks that do not exist any more, and of runs that never completed a checkpoint.
+        This includes tasks that are gone, and runs that never completed a checkpoint.
         """
         ...
 
@@ -199,7 +285,7 @@ class TwoPhaseCommitSink(Protocol):
         ...
 
     def close(self) -> None:
-        """The run is over: close connections."""
+        """Close connections at the end of the run."""
         ...
 
 
@@ -252,48 +338,8 @@ class Sink(Protocol):
         ...
 
 
-class Committer:
-    """The committables that wait for a decision, by checkpoint, in durable order.
-
-    Completing checkpoint n is the word for all up to n: a notification may be skipped, late, or
-    repeated.
-
-    Source: Flink's CommittableCollector and TwoPhaseCommitSinkFunction.pendingCommitTransactions.
-    """
-
-    def __init__(self) -> None:
-        self._pending: dict[int, tuple[Committable, ...]] = {}
-
-    def prepared(self, checkpoint_id: int, committables: Iterable[Committable]) -> None:
-        """Take what tasks prepared for a checkpoint, in place of what an earlier attempt did."""
-        self._pending[checkpoint_id] = tuple(sorted(committables))
-
-    def forget(self, checkpoint_id: int) -> None:
-        """The checkpoint failed: nothing names its committables, a recovery aborts them."""
-        self._pending.pop(checkpoint_id, None)
-
-    def completed(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Return what to commit now that a checkpoint is complete: all up to it, oldest first."""
-        due = sorted(known for known in self._pending if known <= checkpoint_id)
-        return tuple(each for known in due for each in self._pending[known])
-
-    def settled(self, committable: Committable) -> None:
-        """The outcome is known: it is pending no more."""
-        left = self._pending.get(committable.checkpoint_id, ())
-        kept = tuple(each for each in left if each != committable)
-        if kept:
-            self._pending[committable.checkpoint_id] = kept
-        else:
-            self._pending.pop(committable.checkpoint_id, None)
-
-    @property
-    def pending(self) -> tuple[Committable, ...]:
-        """Everything that waits, oldest checkpoint first."""
-        return tuple(each for known in sorted(self._pending) for each in self._pending[known])
-
-
 class Lost(NamedTuple):
-    """A decided committable that can never be committed any more.
+    """A decided committable that can no longer be committed.
 
     Args:
         committable: what it was.
@@ -305,14 +351,14 @@ class Lost(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """How commits ended: what is lost, and the first error, which left its outcome open."""
+    """The end of commits: what is lost, and the first error, which left its outcome open."""
 
     lost: tuple[Committable, ...]
     error: Exception | None
 
 
 PATIENCE_S = 120.0
-"""How long all commits of an epoch, or aborts, may take in one sink, as for Kafka by default."""
+"""The time in one sink for all commits of an epoch, or all aborts; as for Kafka by default."""
 LAST_TRY_S = 3.0
 """The time for a commit whose turn comes when the time for all of them is over."""
 
@@ -335,7 +381,6 @@ def _in_order(
 def commit_all(
     committables: Iterable[Committable],
     commit: Callable[[Committable], Outcome],
-    settled: Callable[[Committable], None] = lambda _: None,
     run: Callable[
         [Callable[[Committable], Answer], Sequence[Committable]], Iterable[Answer]
     ] = _in_order,
@@ -345,9 +390,8 @@ def commit_all(
     Args:
         committables: decided ones.
         commit: commits one, or raises.
-        settled: told each whose outcome is known, in order.
         run: calls a function, which never raises an `Exception`, with each, and returns what it
-            returned in their order; one after the other unless told.
+            returned in their order; one after the other by default.
     """
     waiting = tuple(committables)
     lost: list[Committable] = []
@@ -362,10 +406,8 @@ def commit_all(
     for committable, answer in zip(waiting, run(attempt, waiting), strict=True):
         if isinstance(answer, Exception):
             first = first or answer
-            continue
-        if answer is Outcome.LOST:
+        elif answer is Outcome.LOST:
             lost.append(committable)
-        settled(committable)
     return Settlement(tuple(lost), first)
 
 
@@ -374,7 +416,7 @@ def to_abort(
 ) -> tuple[Committable, ...]:
     """Return what a recovery has to abort: what lingers, and no decided manifest names.
 
-    Asked after the decided ones were tried: one of those that could not be committed yet still
+    Called after the decided ones were tried: one of those that could not be committed yet still
     lingers, and must stay.
     """
     named = {(each.sink, each.name) for each in decided}

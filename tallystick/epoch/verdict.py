@@ -70,8 +70,8 @@ Verdict = Open | Run | AlreadyCommitted | Refusal
 
 def judge(request: Request, committed: CommittedEpoch, identity: Identity) -> Verdict:
     """Decide what to do about a requested epoch; see the table above."""
-    token = committed.token
-    if token is None or token.lineage != identity.lineage:
+    token = identity.own(committed.token)
+    if token is None:
         return _begin(request, committed, identity)
     is_done = token.checkpoint_id == request.checkpoint_id
     if not is_done and not _follows(request, token, committed, identity):
@@ -114,8 +114,8 @@ class NextEpoch(NamedTuple):
 
 def following(committed: CommittedEpoch, identity: Identity) -> NextEpoch:
     """Return the epoch that comes next."""
-    token, manifest = committed.token, committed.manifest
-    if token is not None and token.lineage == identity.lineage:
+    token, manifest = identity.own(committed.token), committed.manifest
+    if token is not None:
         epoch = token.checkpoint_id
     elif committed.bases:
         manifest = committed.bases[0].manifest
@@ -132,7 +132,7 @@ def look_back(committed: CommittedEpoch, identity: Identity) -> Refusal | Reques
 
     Returns:
         What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
-        whose rows nobody may have looked for strays; or nothing.
+        whose rows may not have been checked for strays; or nothing.
     """
     epoch, start, _ = following(committed, identity)
     probe = Request(epoch, start or ("",), may_skip=False)
@@ -191,7 +191,7 @@ def _is_of(identity: Identity, seed: Base) -> bool:
     """True if the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
     That of a fork before its first epoch holds a seed, which has the name of the original. A query
-    of Spark's without a name is called by its id, which a restore draws anew.
+    of Spark's without a name is called by its id, which a restore draws again.
     """
     origin = seed.manifest.origin
     if origin is None:

@@ -6,14 +6,14 @@ and removes their folder. What proves an outcome:
     marker                      COMMITTED, as soon as no draft is left: only a commit removes them
     no marker, drafts           not yet: the commit goes on
     no marker, final files      COMMITTED, of a size as recorded (the marker was pruned)
-    no marker, neither          LOST: somebody removed the drafts
+    no marker, neither          LOST: the drafts were removed
     the same, an old epoch      DataLossError: its marker may have been pruned
 
-Why a marker, where a final file seems proof enough: final files are the user's. Who reads them may
+Why a marker, where a final file seems proof enough: final files are the user's. A reader may
 move them on or delete them, at once; a commit that is repeated after a crash would take that for a
 loss, and the epoch would be written twice. And why it is written *before* the first file is
-visible: after a crash in between, files that a reader took away already would be nowhere. Whoever
-finds a marker knows that every draft was there, and that one that is gone was made visible.
+visible: after a crash in between, files that a reader took away already would be nowhere. A reader
+that finds a marker knows that every draft was there, and that one that is gone was made visible.
 
 Left is a copy, on an object store, which cannot rename, or onto another device: killed between the
 copy of a file and the removal of its draft, while a reader takes the copy away, a commit copies it
@@ -21,7 +21,7 @@ again, under the same name. A reader that removes what it read there has to know
 already.
 
 Markers are small files, one per task and epoch; those more than 10 epochs old are removed. Up to
-which epoch that went is noted first, so that a missing marker is never taken for a proof.
+which epoch that went is noted first, so that a missing marker is never mistaken for a proof.
 """
 
 import hashlib
@@ -182,12 +182,12 @@ def _is_ours(drafts: Drafts) -> bool:
 
 
 def _part(text: str) -> str:
-    """Any name as one folder's: no slash, and neither `.` nor `..`."""
+    """Return any name as one folder's: no slash, and neither `.` nor `..`."""
     return quote(text, safe=" ") if text.strip(".") else text.replace(".", "%2E")
 
 
 EPOCHS_KEPT = 10
-"""How many epochs' markers are kept; a repeated commit is of the newest epoch, as a rule."""
+"""The number of epochs whose markers are kept; a repeated commit is usually of the newest."""
 KEPT_FROM = "kept-from"
 SHOWN_MAX = 10
 PARQUET_END = b"PAR1"
@@ -305,7 +305,7 @@ class Commits:
 
 
 def _kept_from(folder: Folder, hidden: str) -> int | None:
-    """From which epoch on every marker is kept; None: the file is empty or cut, so who knows."""
+    """Return the first epoch from which all markers are kept; None: the file is empty or cut."""
     held = folder.get(f"{marker_folder(hidden)}/{KEPT_FROM}")
     if held is None:
         return 0

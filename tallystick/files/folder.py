@@ -144,7 +144,7 @@ class Folder:
             fsync_folder(root.parent)
 
     def reveal(self, moves: Iterable[tuple[str, str]]) -> None:
-        """Give drafts their final names; on an object store the drafts stay for now."""
+        """Rename drafts to their final names; on an object store the drafts stay for now."""
 
         def one(move: tuple[str, str]) -> None:
             draft, final = move
@@ -189,7 +189,7 @@ class Folder:
                 os.unlink(whole)
 
     def remove_file(self, path: str) -> None:
-        """Nothing happens if there is none."""
+        """Remove a file, if it exists."""
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(whole)

@@ -141,7 +141,7 @@ class OpenFileSink:
 
     @property
     def timeout(self) -> Timeout | None:
-        """Drafts wait for as long as nobody removes them."""
+        """Drafts wait until they are removed by hand."""
         return None
 
     def plan(self) -> FilePlan:
@@ -174,4 +174,4 @@ class OpenFileSink:
         )
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """Do nothing: nothing is open between calls."""

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tallystick.epoch.two_phase import Committable, Guarantee, Place
+from tallystick.epoch.two_phase import Committable, Guarantee, LossyTransaction, Place, Transaction
 from tallystick.errors import OptionError, RecordError, StorageError
 from tallystick.files.drafts import SEEN, Drafts, File, hidden_folder, name_of
 from tallystick.files.folder import Folder
+from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """The folder of null; also of the empty text, which Hive and Spark cannot distinguish from it."""
@@ -126,7 +127,7 @@ def bare(kind: pa.DataType) -> pa.DataType:
 
 
 def bare_field(field: pa.Field) -> pa.Field:
-    """Return a field that may be null, and whatever it holds."""
+    """Return a field that may be null, and the fields in it."""
     return pa.field(field.name, bare(field.type), nullable=True)
 
 
@@ -173,7 +174,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FilePlan:
-    """How tasks write files.
+    """The way in which tasks write files.
 
     Args:
         folder: the sink's path.
@@ -191,13 +192,18 @@ class FilePlan:
     guarantee: Guarantee
     schema: pa.Schema | None
 
-    def begin(self, place: Place) -> "FileTransaction | WarnedTransaction":
+    def begin(self, place: Place) -> Transaction:
         """See `TransactionPlan.begin`; no other attempt has its names, so none is in the way."""
         self._check_disk(place)
-        transaction = FileTransaction(self, place)
         if self.guarantee is Guarantee.NONE:
-            return WarnedTransaction(transaction, place)
-        return transaction
+            return LossyTransaction(
+                lambda: FileTransaction(self, place),
+                place,
+                (StorageError,),
+                logger.warning,
+                by_batch=False,
+            )
+        return FileTransaction(self, place)
 
     def _check_disk(self, place: Place) -> None:
         """Refuse a disk that the driver does not see: it would take the drafts for lost."""
@@ -268,6 +274,8 @@ class FileTransaction:
         files = tuple(file for part in self._parts.values() for file in part.close())
         if not files:
             return ()
+        count(WRITTEN_FILES, len(files))
+        count(WRITTEN_FILE_BYTES, sum(file.size for file in files))
         drafts, folder = self._drafts._replace(files=files), self._plan.folder
         folder.sync_files(drafts.draft(file) for file in files)
         if self._plan.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -296,46 +304,6 @@ class FileTransaction:
             self._plan.folder.remove(self._drafts.pending)
 
 
-class WarnedTransaction:
-    """A transaction that nothing depends on: what fails is said, with its rows, and passed over."""
-
-    def __init__(self, transaction: FileTransaction, place: Place) -> None:
-        self._transaction = transaction
-        self._place = place
-        self._row_count = 0
-        self._error: StorageError | None = None
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """See `Transaction.write`."""
-        self._row_count += rows.num_rows
-        if self._error is None:
-            try:
-                self._transaction.write(rows)
-            except StorageError as error:
-                self._error = error
-
-    def prepare(self) -> Sequence[Committable]:
-        """See `Transaction.prepare`."""
-        if self._error is None:
-            try:
-                return self._transaction.prepare()
-            except StorageError as error:
-                self._error = error
-        self._transaction.abort()
-        logger.warning(
-            "%d rows of epoch %d, task %d are lost, and guarantee='none' goes on without them: %s",
-            self._row_count,
-            self._place.checkpoint_id,
-            self._place.task,
-            self._error,
-        )
-        return ()
-
-    def abort(self) -> None:
-        """See `Transaction.abort`."""
-        self._transaction.abort()
-
-
 @dataclass
 class _Part:
     """The files of one partition, of which the last one is open, and rows that wait for it."""
@@ -352,7 +320,7 @@ class _Part:
     _writer: Any = None
 
     def take(self, rows: pa.RecordBatch) -> int:
-        """Let rows wait; how many bytes they have."""
+        """Let rows wait; return the number of their bytes."""
         self._waiting.append(rows)
         byte_count = int(rows.nbytes)
         self.row_count += rows.num_rows
@@ -380,7 +348,7 @@ class _Part:
         return self._files
 
     def drop(self) -> None:
-        """Let go of the open file."""
+        """Close the open file."""
         with contextlib.suppress(Exception):
             if self._writer is not None:
                 self._writer.close()

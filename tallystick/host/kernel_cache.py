@@ -4,27 +4,44 @@ Packages with kernels import this before numba, which reads NUMBA_CACHE_DIR at o
 default is a folder beside the source, often read-only, and a Spark executor may have no home.
 
     tallystick warm-up      compiles every kernel into the cache
+
+Where that was not done, a process compiles them while the first epochs run; code that has a slower
+way without a kernel goes it until then.
 """
 
+import fcntl
+import hashlib
 import importlib
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tallystick.host.user_cache import cache_directory
 
-WARM_UP_MODULES = (
-    "tallystick.kafka.records",
+EVERY_PIPELINE = (
+    "tallystick.codec.records.decoder",
     "tallystick.codec.json_writer",
     "tallystick.codec.rows",
+    "tallystick.codec.json_reader",
+)
+KEYED_PIPELINES = (
     "tallystick.state.keys",
     "tallystick.state.row_codec",
     "tallystick.state.functions.keyed_batch",
-    "tallystick.codec.json_reader",
-    "tallystick.codec.avro.reader",
 )
-"""Modules with a `warm_up()` that compiles each kernel they use: first those of every pipeline."""
+OTHERS = ("tallystick.codec.json_flat", "tallystick.codec.avro.reader")
+WARM_UP_MODULES = (*EVERY_PIPELINE, *KEYED_PIPELINES, *OTHERS)
+"""Modules with a `warm_up()` that compiles each kernel they use, those needed first at first."""
+IN_BACKGROUND = (*KEYED_PIPELINES, *OTHERS, *EVERY_PIPELINE)
+"""The same, but the pipeline's own processes begin with those of every pipeline."""
+LOOK_AGAIN_S = 0.5
+NICENESS = 10
+"""Low priority: a task that needs a kernel compiles it itself, and goes first."""
+_SOURCES = ("codec", "state", "kafka")
+"""The folders of the package that have kernels."""
 
 
 def kernel_directory() -> Path:
@@ -58,10 +75,65 @@ def directory_in_use() -> Path:
     return Path(os.environ["NUMBA_CACHE_DIR"])
 
 
-def warm_up() -> None:
-    """Compile every kernel, or load it from the cache."""
-    for module in WARM_UP_MODULES:
+def warm_up(modules: tuple[str, ...] = WARM_UP_MODULES) -> None:
+    """Compile every kernel, or load it from the cache, and note that all are there."""
+    for module in modules:
         importlib.import_module(module).warm_up()
+    _mark().touch()
+
+
+class _KernelState:
+    """The knowledge whether every kernel is compiled, looked up until it is so."""
+
+    def __init__(self) -> None:
+        self._is_so = False
+        self._looked_s = float("-inf")
+        self._compiler: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> bool:
+        """Return whether loading a kernel is quick; else see to it that a process compiles them."""
+        now_s = time.monotonic()
+        if not self._is_so and now_s - self._looked_s > LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._is_so = _mark().exists()
+            if not self._is_so and self._compiler is None:
+                self._compiler = subprocess.Popen(
+                    [sys.executable, "-m", __name__],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                    start_new_session=True,  # it is of use to the next run, too
+                )
+        return self._is_so
+
+
+are_compiled = _KernelState()
+"""True once all kernels are compiled: for code that has a slower way, and for early daemons."""
+
+
+def _compile_in_background() -> None:
+    """Compile all kernels, unless another process is just doing that."""
+    with open(directory_in_use() / "compiling", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        os.nice(NICENESS)
+        warm_up(IN_BACKGROUND)
+
+
+def _mark() -> Path:
+    """Return the file that says: all kernels of these sources are here, for this CPU."""
+    import llvmlite.binding
+    import numba
+
+    package = Path(__file__).parents[1]
+    paths = sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py"))
+    stamps = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+    cpu = (llvmlite.binding.get_host_cpu_name(), numba.config.CPU_NAME, numba.config.CPU_FEATURES)
+    known = repr((sys.version, numba.__version__, llvmlite.__version__, cpu, stamps))
+    return directory_in_use() / f"all-{hashlib.sha256(known.encode()).hexdigest()[:32]}"
 
 
 def _set_directory() -> None:
@@ -73,3 +145,6 @@ def _set_directory() -> None:
 
 
 _set_directory()
+
+if __name__ == "__main__":
+    _compile_in_background()

@@ -1,8 +1,8 @@
 """The process that a task runs in must not outlive the one that started it.
 
 Spark's daemon forks the workers; it ends them when the executor ends, and when Spark gives up a
-task. A worker whose daemon was killed has nobody to end it: it would write on for a run that has
-been replaced, and Spark would give it task after task.
+task. A worker whose daemon was killed has no process to end it: it would write on for a run that
+has been replaced, and Spark would give it task after task.
 
 Invariants:
     * On Linux the kernel ends such a worker together with its daemon, at any place.

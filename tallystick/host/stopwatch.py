@@ -1,45 +1,59 @@
-"""The parts of a task's time: each moment counts for the innermost one.
+"""The parts of a task's time: each moment counts for the innermost one; and what it counts.
 
 Tasks are chains of generators, in which work of all kinds takes turns batch by batch. So the part
 is switched where work changes hands: two readings of a clock per batch, nothing per row. Outside of
-a task the same code counts for nobody.
+a task the same code counts nothing.
 """
 
 import json
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple, Self, TypeVar
 
 READ, DECODE, FUNCTIONS, STATE, WRITE = "read", "decode", "functions", "state", "write"
 EXCHANGE, WAIT, OTHER = "exchange", "wait", "other"
 PARTS = (READ, DECODE, FUNCTIONS, STATE, WRITE, EXCHANGE, WAIT, OTHER)
 """The parts of a task's time; docs/performance.md explains each."""
+READ_RECORDS, READ_BYTES, WRITTEN_BYTES = "readRecords", "readBytes", "writtenBytes"
+"""Records that were read; bytes of record batches, as they came and as they went: compressed."""
+REBUILT_COPIES = "rebuiltCopies"
+"""Local copies of state that were rebuilt from the checkpoint."""
+REUSED_COPIES = "reusedCopies"
+"""Local copies of state that were there, and brought forward by what changed since, if anything."""
+LIVE_ENTRIES = "liveEntries"
+"""Entries of state in a task's local copy, at the end of the epoch before."""
+WRITTEN_FILES, WRITTEN_FILE_BYTES = "writtenFiles", "writtenFileBytes"
+"""Files that a sink of files wrote, and their bytes."""
 _MARK = "times "
 
 Item = TypeVar("Item")
 
 
 class TaskTimes(NamedTuple):
-    """How long one task of an epoch took.
+    """The time that one task of an epoch took, by part.
 
     Args:
         stage: 0 for one that reads, from 1 on for those of keyed steps, the last for writing ones.
         ms: of each part that took any time.
+        counts: what it counted, by name.
     """
 
     stage: int
     ms: dict[str, float]
+    counts: Mapping[str, int] = MappingProxyType({})
 
     @property
     def busy_ms(self) -> float:
-        """How long it worked; while it waits, others do."""
+        """The time it worked; while it waits, other tasks do."""
         return sum(self.ms.values()) - self.ms.get(WAIT, 0.0)
 
     def to_note(self) -> str:
-        """As it travels among the notes of tasks."""
-        return _MARK + json.dumps([self.stage, self.ms])
+        """Return the text that travels among the notes of tasks."""
+        return _MARK + json.dumps([self.stage, self.ms, dict(self.counts)])
 
     @classmethod
     def from_note(cls, text: str) -> Self | None:
@@ -53,10 +67,11 @@ class Stopwatch:
     def __init__(self) -> None:
         self._ns = dict.fromkeys(PARTS, 0)
         self._part = OTHER
+        self.counts: Counter[str] = Counter()
         self._since_ns = time.perf_counter_ns()
 
     def switch(self, part: str) -> str:
-        """From now on the time is that of a part; returns whose it was."""
+        """Count the time from now on for a part; return the part before."""
         now_ns, before = time.perf_counter_ns(), self._part
         self._ns[before] += now_ns - self._since_ns
         self._part, self._since_ns = part, now_ns
@@ -65,7 +80,8 @@ class Stopwatch:
     def times(self, stage: int) -> TaskTimes:
         """Return the times measured so far."""
         self.switch(self._part)
-        return TaskTimes(stage, {part: round(ns / 1e6, 3) for part, ns in self._ns.items() if ns})
+        ms = {part: round(ns / 1e6, 3) for part, ns in self._ns.items() if ns}
+        return TaskTimes(stage, ms, dict(self.counts))
 
 
 class _Here(threading.local):
@@ -87,7 +103,7 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 @contextmanager
 def counted_as(name: str) -> Iterator[None]:
-    """Count what is done inside for a part of the task; outside of a task, for nobody."""
+    """Count what is done inside for a part of the task; outside of a task, count nothing."""
     watch = _here.watch
     if watch is None:
         yield
@@ -97,6 +113,12 @@ def counted_as(name: str) -> Iterator[None]:
         yield
     finally:
         watch.switch(before)
+
+
+def count(name: str, number: int) -> None:
+    """Count something for this thread's task; outside of a task, count nothing."""
+    if _here.watch is not None:
+        _here.watch.counts[name] += number
 
 
 def timed(name: str, made: Iterable[Item]) -> Iterator[Item]:

@@ -23,7 +23,7 @@ def cache_directory() -> Path:
 def one_process_at_a_time(path: Path) -> Iterator[None]:
     """Wait for other processes that make the same thing of the cache; a later process finds it.
 
-    The lock (a file beside) ends with its process, whatever happens to that.
+    The lock (a file beside) ends with its process, in any case.
     """
     with open(path.with_name(f"{path.name}.lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -2,7 +2,7 @@
 
 Invariants:
     * A forked process never uses, closes or collects what its parent keeps: a goodbye on a shared
-      connection would end the parent's. It stays referenced, and is never looked at.
+      connection would end the parent's. It stays referenced, and is never used.
     * A value is with its taker or in the cache, never both.
 """
 
@@ -27,7 +27,7 @@ class WorkerCache(Generic[Key, Value]):
     Everything that is still kept is closed when the process exits.
 
     Args:
-        close: ends a value; called once for each that the cache lets go of.
+        close: ends a value; called once for each that leaves the cache.
         idle_max: at most this many values of a key are kept; None: any number.
     """
 

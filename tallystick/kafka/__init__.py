@@ -1,1 +1,1 @@
-"""Kafka for real: connections, requests, errors, fetching, transactions, deciding."""
+"""Access to Kafka: connections, requests, errors, fetching, transactions, deciding."""

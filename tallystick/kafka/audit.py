@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tallystick.codec.records.batch_header import BatchHeader, batch_headers
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
 from tallystick.kafka.protocol import by_topic, partitions_of
-from tallystick.kafka.records import BatchHeader, batch_headers
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Part of a transaction through its offsets, and none of the sink's rows."""
 PEEK_BYTES_MAX = 64 << 10
-"""How much is read at once where hardly more than a marker is expected."""
+"""The bytes that are read at once where little more than a marker is expected."""
 PEEK_WAIT_MS = 100
-"""How long a broker may hold back an empty answer while the marker is not there yet."""
+"""The time for which a broker may hold back an empty answer while the marker is missing."""
 OUT_OF_RANGE = frozenset({"OffsetOutOfRange"})
 GONE_AFTER_S = 5.0
-"""How long a log must go on having no marker, once all were written, before that is believed: a
+"""The time for which a log must lack a marker, once all were written, before that is believed: a
 leader that was deposed, or has just been elected, may show less of the log than there is."""
 PATIENCE_SHARE = 4
 """At most a quarter of a whole call is spent on such waits."""
@@ -53,7 +53,7 @@ def transaction_state(
 
 
 def open_transaction(client: Client, transactional_id: str) -> set[TopicPartition]:
-    """The partitions that the open transaction has written to; none when none is open."""
+    """Return the partitions that the open transaction has written to; none when none is open."""
     state = transaction_state(client, transactional_id)
     return {
         TopicPartition(topic.topic, partition)
@@ -65,9 +65,9 @@ def open_transaction(client: Client, transactional_id: str) -> set[TopicPartitio
 def producer_states(
     client: Client, producer: Producer, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Any] | None:
-    """The leaders' records of this producer epoch, where they have one with rows.
+    """Return the leaders' records of this producer epoch, where they have one with rows.
 
-    None when READ on a topic is missing: then nobody may look.
+    None when READ on a topic is missing: then the log may not be read.
     """
     try:
         answers = client.ask_leaders(partitions, describe_producers, partitions_of)
@@ -86,7 +86,7 @@ def producer_states(
 def last_sequences(
     client: Client, producer: Producer, partitions: Iterable[TopicPartition]
 ) -> Mapping[TopicPartition, int] | None:
-    """See `ports.Broker.last_sequences`; partitions of the open transaction are looked at too."""
+    """See `ports.Broker.last_sequences`; partitions of the open transaction are included."""
     touched = open_transaction(client, producer.transactional_id)
     asked = {partition for partition in touched if partition.topic not in INTERNAL_TOPICS}
     states = producer_states(client, producer, asked | set(partitions))
@@ -175,7 +175,10 @@ def _seen(records: bytes | None, position: int, producer: Producer) -> _LogScan:
 
 def _is_finished(client: Client, producer: Producer, deadline: float) -> bool:
     """True if the coordinator has had all markers of a committed transaction written."""
-    state = transaction_state(client, producer.transactional_id, deadline=deadline)
+    try:
+        state = transaction_state(client, producer.transactional_id, deadline=deadline)
+    except BrokerUnavailableError:
+        return False  # the log may show the marker all the same, until the deadline
     if state is None:
         return True  # ids expire, but not with markers that are still to be written
     if state.transaction_state.startswith("Prepare"):
@@ -197,7 +200,7 @@ def _tell_of_gone(client: Client, producer: Producer, written: ProducedRange) ->
         "%s: the end of committed transaction %s, whose rows stood at offsets %d to %d, is gone: "
         "%s. The topic was deleted, created again, truncated or cleaned up since. Who has not read "
         "those rows by then may miss them, and whether another attempt of a task wrote there too "
-        "cannot be checked any more; the pipeline goes on",
+        "can no longer be checked; the pipeline goes on",
         partition,
         producer.transaction_name,
         written.first_offset,
@@ -211,7 +214,7 @@ def batch_at_sequence(
 ) -> BatchHeader:
     """Find a batch of this producer epoch in the log by the sequence of its first record.
 
-    For the rare batch that Kafka acknowledged as a duplicate without telling its offset.
+    For the rare batch that Kafka acknowledged as a duplicate without its offset.
 
     Raises:
         BrokerUnavailableError: it is not to be found; whether it was written is unknown.
@@ -239,7 +242,7 @@ def batch_at_sequence(
 
 
 def describe_producers(partitions: list[TopicPartition]) -> Any:
-    """The request for what leaders keep of the producers of partitions."""
+    """Return the request for what leaders keep of the producers of partitions."""
     topic_class = protocol.DescribeProducersRequest.TopicRequest
     return protocol.DescribeProducersRequest(
         topics=[
@@ -292,7 +295,7 @@ def _peek(
 
 
 def _behind(records: bytes | None, position: int) -> Iterator[BatchHeader]:
-    """The batches from a position on; a fetch may begin with the whole batch around it."""
+    """Return the batches from a position on; a fetch may begin with the whole batch around it."""
     for header in batch_headers(records or b""):
         if header.last_offset >= position:
             yield header

@@ -1,9 +1,9 @@
-"""Kafka as the driver of an epoch needs it: `ports.Broker` for real.
+"""The `ports.Broker` of Kafka, as the driver of an epoch needs it.
 
 Invariants:
     * A fresh producer epoch for each transaction. From transaction.version 2 on EndTxn gives it;
       before, InitProducerId is called after each commit, because the next transaction's sequence
-      numbers would otherwise be taken for repetitions of the last one's, and dropped.
+      numbers would otherwise be mistaken for repetitions of the last one's, and dropped.
     * EndTxn(commit) is repeated unchanged until it is answered. Without an answer there is a
       BrokerUnavailableError, and nothing here ever follows it by an abort.
     * Offsets are read with require_stable only: the plain answer hides a pending transaction.
@@ -21,8 +21,6 @@ from tallystick.kafka import audit, cluster, group_offsets, protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.group_offsets import Offsets
-from tallystick.kafka.preflight import ClusterFacts
-from tallystick.source.subscription import FoundTopic
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -89,7 +87,7 @@ class KafkaBroker:
         return found
 
     def stage_offsets(
-        self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
+        self, producer: Producer, group: str, offsets: Offsets, *, best_effort: bool = False
     ) -> None:
         """See `ports.Broker.stage_offsets`.
 
@@ -97,7 +95,7 @@ class KafkaBroker:
             EpochAbortedError: the transaction is lost, or another run has taken over.
             AuthorizationError: READ on the group or on a topic is missing.
             BrokerUnavailableError: the deadline passed; a topic that does not exist ends so too,
-                unless `for_show`.
+                unless `best_effort`.
         """
         if not offsets:
             return
@@ -118,7 +116,7 @@ class KafkaBroker:
                 **self._generation(4, 5),
             )
 
-        self._settle(make, group, offsets, for_show=for_show)
+        self._settle(make, group, offsets, best_effort=best_effort)
 
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
@@ -146,7 +144,7 @@ class KafkaBroker:
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """See `ports.Broker.foreign_rows`; who may not READ the output is warned, once."""
+        """See `ports.Broker.foreign_rows`; without READ on the output it warns, once."""
         wanted = list(produced)
         try:
             return audit.foreign_rows(self.client, producer, wanted)
@@ -157,7 +155,7 @@ class KafkaBroker:
     # --- what else the driver asks ------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit (offset, metadata) of a group without members, in no transaction, for show."""
+        """Commit (offset, metadata) of a group without members, in no transaction; best effort."""
         if not offsets:
             return
         request_class = protocol.OffsetCommitRequest
@@ -172,7 +170,7 @@ class KafkaBroker:
                 max_version=8,
             )
 
-        self._settle(make, group, offsets, for_show=True)
+        self._settle(make, group, offsets, best_effort=True)
 
     @property
     def transaction_version(self) -> int:
@@ -185,50 +183,18 @@ class KafkaBroker:
         return self._transaction_version
 
     def cluster_id(self) -> str:
-        """The cluster's own name for itself."""
+        """Return the cluster's own name for itself."""
         return cluster.cluster_id(self.client)
-
-    def topics(self) -> list[str]:
-        """All topics that may be described, without Kafka's internal ones, sorted."""
-        return cluster.topics(self.client)
-
-    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each topic has; see `cluster.partition_counts`."""
-        return cluster.partition_counts(self.client, topics)
-
-    def describe_topics(self, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
-        """Describe topics; see `cluster.describe_topics`."""
-        return cluster.describe_topics(self.client, topics)
-
-    def list_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        at: int,
-        *,
-        absent_after_s: float | None = None,
-    ) -> dict[TopicPartition, int]:
-        """Return where the logs begin or end; see `cluster.list_offsets`."""
-        return cluster.list_offsets(self.client, partitions, at, absent_after_s=absent_after_s)
-
-    def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], *, absent_after_s: float | None = None
-    ) -> dict[TopicPartition, int | None]:
-        """Return the first record at or after a time; see `cluster.offsets_for_times`."""
-        return cluster.offsets_for_times(self.client, times, absent_after_s=absent_after_s)
 
     def committed_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The stable committed offsets of a group; absent where there is none."""
+        """Return the stable committed offsets of a group; absent where there is none."""
         found = group_offsets.fetch(self.client, group, partitions)
         return {partition: offset for partition, (offset, _) in found.items()}
 
-    def cluster_facts(self) -> ClusterFacts:
-        """Return the facts that the pre-flight check needs."""
-        return cluster.cluster_facts(self.client)
-
     def _tell_unguarded(self, partitions: Iterable[TopicPartition]) -> None:
-        """Say, once, which guard is left out and what would bring it back."""
+        """Log, once, which guard is left out and what would bring it back."""
         if self._told_unguarded:
             return
         self._told_unguarded = True
@@ -242,14 +208,14 @@ class KafkaBroker:
     # --- requests -----------------------------------------------------------------------------
 
     def _settle(
-        self, make: Callable[[Offsets], Any], group: str, offsets: Offsets, *, for_show: bool
+        self, make: Callable[[Offsets], Any], group: str, offsets: Offsets, *, best_effort: bool
     ) -> None:
-        """Send offsets until all are taken, or are those of topics that are gone and for show.
+        """Send offsets until all are taken; by best effort, without those of topics that are gone.
 
         Kafka takes no offset for a topic that it does not have. An epoch that read the last of one
         must be able to commit all the same.
         """
-        accept = ABSENT if for_show else frozenset()
+        accept = ABSENT if best_effort else frozenset()
         patience_until = time.monotonic() + cluster.METADATA_LAG_MAX_S
         left = dict(offsets)
         while True:
@@ -275,13 +241,13 @@ class KafkaBroker:
             time.sleep(ASK_AGAIN_S)
 
     def _generation(self, before: int, since: int) -> dict[str, int]:
-        """The version to speak: one below the KIP-890 generation, or at least in it."""
+        """Return the version to speak: one below the KIP-890 generation, or at least in it."""
         if self.transaction_version < EPOCH_BY_END_TXN:
             return {"max_version": before}
         return {"min_version": since}
 
     def _newest_named(self, current: Producer) -> Producer:
-        """Whom the last unanswered InitProducerId named, if that is newer than `current`.
+        """Return the producer named by the last unanswered InitProducerId, if newer than `current`.
 
         Kafka knows a repeated call by the producer that the call before named, and by no older one.
         """
@@ -291,16 +257,16 @@ class KafkaBroker:
         return max(current, named, key=lambda producer: producer.producer_epoch)
 
     def _expected_owner(self, current: Producer) -> Producer:
-        """Whom InitProducerId must name so that it succeeds if, and only if, nobody took over.
+        """Return the producer to name in InitProducerId, which then fails if another run took over.
 
         Kafka keeps that promise for `current` itself, with three exceptions:
         * Before transaction.version 2 it takes its own abort (by time-out, or by a first
           InitProducerId that found the transaction open) for a new owner. That abort leaves one
           epoch more and nothing open. A take-over leaves more than that, because it aborts, too,
           before it takes an epoch for itself; unless there was nothing to abort, and the new owner
-          has aborted since: then it has made nothing visible, and we may go on as well as it.
+          has aborted since: then it has made nothing visible, and we may go on just as it may.
         * From transaction.version 2 on, EndTxn leaves one epoch more. A coordinator that took over
-          from another does not know the one before any more, and takes our own commit for a new
+          from another no longer knows the one before, and mistakes our own commit for a new
           owner. Only the owner of an epoch commits with it, so one more is ours.
         * It aborts an open transaction *before* it looks at the epoch: asked by a driver that was
           replaced, it would first abort the successor's. So that is not asked.
@@ -358,7 +324,7 @@ class KafkaBroker:
         return self._call_transaction(make, producer.transactional_id, accept=accept)
 
     def _add_group(self, producer: Producer, group: str) -> None:
-        """Tell the coordinator that offsets follow; transaction.version 2 does it by itself."""
+        """Announce offsets to the coordinator; transaction.version 2 does it by itself."""
 
         def make() -> Any:
             return protocol.AddOffsetsToTxnRequest(

@@ -1,7 +1,7 @@
 """Ask the right broker, and keep asking until the deadline: the one retry loop.
 
 Invariants:
-    * A request object is made anew for each try: it carries the version of the broker it went to.
+    * A request object is made for each try: it carries the version of the broker it went to.
     * Every try is bounded by request.timeout.ms, every call by delivery.timeout.ms. A call that
       ends at its deadline has an unknown outcome (BrokerUnavailableError).
     * An obstacle that may pass is waited for; anything else is raised at once (`error_policy`).
@@ -28,7 +28,7 @@ from tallystick.kafka.protocol import shortened
 from tallystick.values import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0
-"""How long one broker may take for a look-up that any other could answer as well."""
+"""The timeout of a look-up in one broker that any other could answer as well."""
 NOBODY = -1
 """The leader of a partition that exists and has none."""
 NO_EPOCH = -1
@@ -49,7 +49,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class AnyBroker:
-    """Whoever answers."""
+    """The first broker that answers."""
 
     def __str__(self) -> str:
         return "any broker"
@@ -94,7 +94,7 @@ class Client:
         self.network.close()
 
     def deadline(self, timeout_ms: int | None = None) -> float:
-        """When a call that starts now must be done; delivery.timeout.ms unless told."""
+        """Return the deadline of a call that starts now, by default after delivery.timeout.ms."""
         if timeout_ms is None:
             timeout_ms = self.config.delivery_timeout_ms
         return min(self._latest, time.monotonic() + timeout_ms / 1000)
@@ -109,7 +109,7 @@ class Client:
             self._latest = before
 
     def try_until(self, deadline: float) -> float:
-        """When a single request that is sent now must be answered."""
+        """Return the deadline of a single request that is sent now."""
         return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
 
     def call(
@@ -126,7 +126,7 @@ class Client:
 
         Args:
             make: a fresh request for each try.
-            target: who has to answer it.
+            target: the broker that has to answer it.
             codes: the error codes of a response, each with what it is about.
             deadline: `time.monotonic` when to give up; delivery.timeout.ms from now unless given.
             fenced: what a newer producer epoch is raised as.
@@ -252,7 +252,7 @@ class Client:
     def by_leader(
         self, partitions: Iterable[TopicPartition], deadline: float
     ) -> Mapping[int, list[TopicPartition]]:
-        """Partitions by the node that leads them; those without a leader are left out."""
+        """Return partitions by the node that leads them; those without a leader are left out."""
         wanted = sorted(partitions)
         # One without a leader may be gone by now: what was known of it must not hide that.
         self.forget_leaders(each for each in wanted if self._leaders.get(each) == NOBODY)
@@ -271,7 +271,7 @@ class Client:
             self._leaders.pop(partition, None)
 
     def leader_obstacle(self, partition: TopicPartition) -> str:
-        """Why `by_leader` left a partition out."""
+        """Return the reason why `by_leader` left a partition out."""
         return "LeaderNotAvailable" if partition in self._leaders else "UnknownTopicOrPartition"
 
     def metadata(self, topics: Iterable[str] | None = (), *, deadline: float | None = None) -> Any:
@@ -292,7 +292,7 @@ class Client:
             ),
             self.deadline() if deadline is None else deadline,
         )
-        # A broker that is just starting names nobody: that is no reason to forget the others.
+        # A broker that is just starting names no brokers: that is no reason to forget the others.
         if response.brokers:
             self.network.learn((b.node_id, b.host, b.port) for b in response.brokers)
         self.cluster_id = response.cluster_id or self.cluster_id
@@ -322,7 +322,7 @@ class Client:
         return f"the cluster at bootstrap.servers {self.config.bootstrap_servers}"
 
     def _ask(self, target: Target, request: Any, deadline: float) -> Any:
-        """One try."""
+        """Try once."""
         if isinstance(target, AnyBroker):
             node = self.network.candidates()[0]
         elif isinstance(target, Node):
@@ -350,7 +350,7 @@ class Client:
             attempts.pause(obstacle)
 
     def _coordinator(self, target: Coordinator, deadline: float) -> int:
-        """The node that is coordinator; remembered until it turns out wrong."""
+        """Return the node that is coordinator; remembered until it turns out wrong."""
         node = self._coordinators.get(target)
         if node is not None:
             return node
@@ -383,7 +383,7 @@ class Client:
         fenced: type[TallystickError],
         accept: frozenset[str],
     ) -> list[str]:
-        """The errors that another try may mend; raises what no other try will."""
+        """Return the errors that another try may mend; raise those that no other try will."""
         names = []
         for code, subject in codes:
             error_name = protocol.error_name(code)

@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
-from tallystick.kafka.error_policy import ABSENT, STALE, Attempts, said
-from tallystick.kafka.preflight import ClusterFacts
+from tallystick.kafka.error_policy import ABSENT, STALE, UNAUTHORIZED, Attempts, said
+from tallystick.kafka.preflight import ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_text
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
 from tallystick.values import TopicPartition
 
 METADATA_LAG_MAX_S = 2.0
-"""How long a topic that was just created may be unknown to some broker."""
+"""The time for which a topic that was just created may be unknown to some broker."""
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 FACT_APIS = (
@@ -33,19 +33,20 @@ FACT_SETTINGS = (
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+IN_SYNC_MIN = "min.insync.replicas"
 TOPIC = 2
 BROKER = 4
 """Resource types of DescribeConfigs."""
 
 
 def cluster_id(client: Client) -> str:
-    """The cluster's own name for itself."""
+    """Return the cluster's own name for itself."""
     client.metadata()
     return client.cluster_id
 
 
 def topics(client: Client) -> list[str]:
-    """All topics that may be described, without Kafka's internal ones, sorted."""
+    """Return all topics that may be described, without Kafka's internal ones, sorted."""
     return sorted(describe_topics(client, None))
 
 
@@ -66,7 +67,7 @@ def describe_topics(client: Client, topics: Iterable[str] | None) -> dict[str, F
 
 
 def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
-    """How many partitions each topic has.
+    """Return the number of partitions of each topic.
 
     Raises:
         OptionError: a topic does not exist.
@@ -76,7 +77,7 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
     found, absent = _look_for(client, topics)
     for topic, error_name in absent.items():
         raise OptionError(
-            f"topic {topic!r} is not to be had at {client.config.bootstrap_servers} "
+            f"topic {topic!r} is not available at {client.config.bootstrap_servers} "
             f"({error_name}): create it, or correct the name. Tallystick never creates topics "
             f"by itself."
         )
@@ -89,7 +90,7 @@ def _look_for(
     """Return the topics that are there, and for the others Kafka's error.
 
     A broker that has not heard of a topic yet looks like one without it, so it is asked again for
-    a while; one that tells of a topic is believed at once.
+    a while; one that reports a topic is believed at once.
     """
     waiting = None if topics is None else sorted(set(topics))
     found: dict[str, FoundTopic] = {}
@@ -151,7 +152,7 @@ def offsets_for_times(
     *,
     absent_after_s: float | None = None,
 ) -> dict[TopicPartition, int | None]:
-    """The first committed record of each partition at or after a time; None: there is none.
+    """Return the first committed record of each partition at or after a time; None: there is none.
 
     Kafka counts the markers that end transactions too: it may be one, the next record after it.
 
@@ -201,19 +202,27 @@ def _list_offsets(
     return {partition: int(answer.offset) for partition, answer in answers.items()}
 
 
-def cluster_facts(client: Client) -> ClusterFacts:
-    """Return the facts that the pre-flight check needs.
+def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
+    """Return the facts that the pre-flight check needs, in three requests whatever the topics.
+
+    Args:
+        client: of the cluster.
+        topics: existing ones, whose copies are counted.
 
     Raises:
+        AuthorizationError: a topic may not be described.
         BrokerUnavailableError: the deadline passed.
     """
+    names = sorted(topics)
     versions = _api_versions(client)
     highest = {api.api_key: int(api.max_version) for api in versions.api_keys}
-    client.metadata()
+    metadata = client.metadata(names)
     node = client.network.candidates()[0]
     # A broker knows its own settings only, and refuses to speak of another's.
-    configs = _settings(client, Node(node), BROKER, str(node), FACT_SETTINGS)
-    told: Mapping[str, str] = configs or {}
+    broker = (BROKER, str(node))
+    wanted = {broker: FACT_SETTINGS, **{(TOPIC, name): (IN_SYNC_MIN,) for name in names}}
+    configs = _settings(client, Node(node), wanted)
+    told: Mapping[str, str] = configs[broker] or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
         transaction_version=_finalized_version(versions),
@@ -223,73 +232,68 @@ def cluster_facts(client: Client) -> ClusterFacts:
             if api.API_KEY in highest
         },
         transaction_timeout_max_ms=_number(told.get("transaction.max.timeout.ms")),
-        partition_verification=None if configs is None else verification == "true",
+        partition_verification=None if configs[broker] is None else verification == "true",
         offsets_retention_minutes=_number(told.get("offsets.retention.minutes")),
         message_bytes_max=_number(told.get("message.max.bytes")),
         session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
+        metadata_version=_metadata_version(versions),
+        replication={
+            topic.name: _replication(len(metadata.brokers), topic, configs[TOPIC, topic.name] or {})
+            for topic in metadata.topics
+            if topic.partitions
+        },
+    )
+
+
+def _replication(brokers: int, topic: Any, settings: Mapping[str, str]) -> Replication:
+    partitions = topic.partitions
+    return Replication(
+        brokers=brokers,
+        replicas=min(len(each.replica_nodes) for each in partitions),
+        in_sync=min(len(each.isr_nodes) if each.leader_id >= 0 else 0 for each in partitions),
+        in_sync_min=_number(settings.get(IN_SYNC_MIN)),
     )
 
 
 def _settings(
-    client: Client, to: Target, resource: int, name: str, wanted: Iterable[str]
-) -> Mapping[str, str] | None:
-    """Return settings of a broker or topic; those that it does not have are absent.
+    client: Client, to: Target, wanted: Mapping[tuple[int, str], Iterable[str]]
+) -> Mapping[tuple[int, str], Mapping[str, str] | None]:
+    """Return settings of brokers and topics; those that one does not have are absent.
 
     None when DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
+
+    Args:
+        client: of the cluster.
+        to: the broker that is asked.
+        wanted: the settings' names, by type and name of the resource.
     """
     resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
 
     def make() -> Any:
-        one = resource_class(
-            resource_type=resource, resource_name=name, configuration_keys=sorted(wanted)
-        )
         return protocol.DescribeConfigsRequest(
-            resources=[one], include_synonyms=False, include_documentation=False
+            resources=[
+                resource_class(
+                    resource_type=kind, resource_name=name, configuration_keys=sorted(names)
+                )
+                for (kind, name), names in wanted.items()
+            ],
+            include_synonyms=False,
+            include_documentation=False,
         )
 
     def codes(response: Any) -> list[tuple[int, str]]:
-        return [(result.error_code, f"{name}{said(result)}") for result in response.results]
+        return [
+            (result.error_code, f"{result.resource_name}{said(result)}")
+            for result in response.results
+        ]
 
-    try:
-        result = client.call(make, to, codes).results[0]
-    except AuthorizationError:
-        return None
-    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
-
-
-class Replication(NamedTuple):
-    """The copies of a topic's partitions, of the partition that has the fewest.
-
-    Args:
-        brokers: how many the cluster has.
-        replicas: copies that it should have.
-        in_sync: copies that are up to date; 0: nobody leads the partition.
-        in_sync_min: `min.insync.replicas`; None: not known, for want of DESCRIBE_CONFIGS.
-    """
-
-    brokers: int
-    replicas: int
-    in_sync: int
-    in_sync_min: int | None
-
-
-def replication(client: Client, topic: str) -> Replication:
-    """Return how an existing topic is replicated.
-
-    Raises:
-        AuthorizationError: the topic may not be described.
-        BrokerUnavailableError: the deadline passed.
-    """
-    response = client.metadata([topic])
-    partitions = response.topics[0].partitions
-    setting = "min.insync.replicas"
-    configs = _settings(client, AnyBroker(), TOPIC, topic, [setting]) or {}
-    return Replication(
-        brokers=len(response.brokers),
-        replicas=min(len(each.replica_nodes) for each in partitions),
-        in_sync=min(len(each.isr_nodes) if each.leader_id >= 0 else 0 for each in partitions),
-        in_sync_min=_number(configs.get(setting)),
-    )
+    response = client.call(make, to, codes, accept=UNAUTHORIZED)
+    return {
+        (result.resource_type, result.resource_name): None
+        if protocol.error_name(result.error_code) is not None
+        else {entry.name: entry.value for entry in result.configs if entry.value is not None}
+        for result in response.results
+    }
 
 
 def clock_ms(client: Client) -> int | None:
@@ -304,10 +308,12 @@ def clock_ms(client: Client) -> int | None:
     topic_class = protocol.DescribeQuorumRequest.TopicData
     partition = topic_class.PartitionData(partition_index=0)
     asked = topic_class(topic_name="__cluster_metadata", partitions=[partition])
+    # A broker without a connection is not asked: making one takes longer than the answer.
+    connected = filter(client.network.is_connected, client.network.candidates())
     try:
         response = client.call(
             lambda: protocol.DescribeQuorumRequest(topics=[asked], min_version=1),
-            AnyBroker(),
+            next(map(Node, connected), AnyBroker()),
             lambda response: [(response.error_code, "the cluster")],
         )
     except AuthorizationError:
@@ -320,7 +326,7 @@ def clock_ms(client: Client) -> int | None:
 
 
 def transaction_version(client: Client) -> int | None:
-    """The finalized feature transaction.version (KIP-890), 0 without it; None when not told."""
+    """Return the finalized transaction.version (KIP-890); 0 without it, None if not reported."""
     return _finalized_version(_api_versions(client))
 
 
@@ -342,6 +348,15 @@ def _finalized_version(versions: Any) -> int | None:
         if feature.name == "transaction.version":
             return int(feature.max_version_level)
     return 0
+
+
+def _metadata_version(versions: Any) -> int | None:
+    if versions.version < 3:
+        return None
+    for feature in versions.supported_features or []:
+        if feature.name == "metadata.version":
+            return int(feature.max_version)
+    return None
 
 
 def _number(text: str | None) -> int | None:

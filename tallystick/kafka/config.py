@@ -13,23 +13,19 @@ Invariants:
     * Passwords, keys and certificates appear in no `repr`, and so in no log and no error.
 """
 
-import difflib
-import logging
 import os
 import re
 import ssl
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from tallystick.errors import OptionError
-
-logger = logging.getLogger(__name__)
+from tallystick.kafka.java_settings import check_without_field
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """The most that brokers allow by default (transaction.max.timeout.ms): a first epoch may have a
@@ -42,7 +38,7 @@ SESSION_TIMEOUT_MS = 9_000
 """After how long without a heartbeat a broker counts as dead, by default
 (broker.session.timeout.ms)."""
 ELECTION_MS = 5_000
-"""How long the rest of a failover may take: new leaders and coordinators, and finding them."""
+"""The time for the rest of a failover: new leaders and coordinators, and finding them."""
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
@@ -75,78 +71,6 @@ SPECIAL = (
     "ssl.endpoint.identification.algorithm",
 )
 """Options whose value means something else than a field."""
-FIXED = {
-    "isolation.level": ("read_committed",),
-    "acks": ("all", "-1"),
-    "enable.idempotence": ("true",),
-    "enable.auto.commit": ("false",),
-    "allow.auto.create.topics": ("false",),
-}
-"""Settings that always have one value here, which may be written down; others are refused."""
-TUNING = frozenset(
-    [
-        "auto.commit.interval.ms",
-        "batch.size",
-        "buffer.memory",
-        "check.crcs",
-        "client.dns.lookup",
-        "client.rack",
-        "connections.max.idle.ms",
-        "default.api.timeout.ms",
-        "enable.metrics.push",
-        "fetch.max.bytes",
-        "fetch.max.wait.ms",
-        "fetch.min.bytes",
-        "heartbeat.interval.ms",
-        "linger.ms",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "max.partition.fetch.bytes",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "metadata.max.age.ms",
-        "metadata.max.idle.ms",
-        "partition.assignment.strategy",
-        "receive.buffer.bytes",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "retries",
-        "retry.backoff.max.ms",
-        "retry.backoff.ms",
-        "send.buffer.bytes",
-        "session.timeout.ms",
-        "socket.connection.setup.timeout.max.ms",
-    ]
-)
-"""Settings of how a Java client works inside: no row depends on them, so they are passed over."""
-HINTS = {
-    "ssl.truststore.password": "PEM trust stores have no password",
-    "ssl.keystore.password": "PEM key stores have none; a key's own goes to ssl.key.password",
-    "ssl.ca.location": "that is librdkafka's name; use ssl.truststore.location",
-    "ssl.certificate.location": "that is librdkafka's name; use ssl.keystore.location",
-    "ssl.protocol": "connections use TLS 1.2 or later, as OpenSSL is set up",
-    "ssl.enabled.protocols": "connections use TLS 1.2 or later, as OpenSSL is set up",
-    "ssl.cipher.suites": "set it for OpenSSL, in the file that OPENSSL_CONF names",
-    "sasl.mechanisms": "that is librdkafka's name; use sasl.mechanism",
-    "sasl.login.callback.handler.class": (
-        "no Java class can run here; for OAUTHBEARER have the token written to a file, and name "
-        "that in sasl.oauthbearer.token.endpoint.url"
-    ),
-    "transactional.id": "Tallystick chooses it from the pipeline's name",
-    "transaction.timeout.ms": "it is a setting of the sink, without kafka.",
-    "compression.type": "use the sink's setting compression",
-    "max.request.size": "use the sink's setting for the bytes of a batch",
-    "partitioner.class": "rows are placed by key as Kafka's clients do, or by a column partition",
-    "auto.offset.reset": "use startingOffsets",
-    "group.instance.id": "positions are in the checkpoint; nothing joins the group",
-    "group.protocol": "positions are in the checkpoint; nothing joins the group",
-    "interceptor.classes": "no Java class can run here; use a step of the pipeline",
-    "key.deserializer": "keys are bytes, as in Spark's connector; cast the column",
-    "value.deserializer": "use value.format, or cast the column",
-    "key.serializer": "keys are bytes or text; make the column so",
-    "value.serializer": "use value.format=json, or make the column value",
-}
-"""Names that people will try, and what to do instead."""
 JAAS_ENTRY = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
 
 
@@ -238,12 +162,8 @@ class KafkaConfig:
             if option in FIELDS:
                 name = FIELDS[option]
                 values[name] = _milliseconds(option, text) if name.endswith("_ms") else text
-            elif option in FIXED:
-                _one_of(f"kafka.{option}", text.strip().lower(), FIXED[option])
-            elif option in TUNING:
-                say_passed_over(f"kafka.{option}", "it tunes the inside of a Java client")
             elif option not in SPECIAL:
-                raise OptionError(_unknown(option))
+                check_without_field(option, text, [*FIELDS, *SPECIAL])
         if not options.get("bootstrap.servers"):
             raise OptionError("bootstrap.servers is missing: name at least one broker, host:port.")
         values["security_protocol"] = options.get("security.protocol", "PLAINTEXT").upper()
@@ -383,22 +303,8 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-@cache
-def say_passed_over(name: str, reason: str) -> None:
-    """Say once in a process that a setting has no effect."""
-    logger.warning("%s has no effect: %s. Leave it out", name, reason)
-
-
-def _unknown(option: str) -> str:
-    if option in HINTS:
-        return f"kafka.{option} is not supported: {HINTS[option]}."
-    near = difflib.get_close_matches(option, [*FIELDS, *SPECIAL], n=1, cutoff=0.5)
-    also = f" Did you mean kafka.{near[0]}?" if near else ""
-    return f"kafka.{option} is no option that Tallystick knows.{also}"
-
-
 class CallTimeouts(NamedTuple):
-    """How long one answer of one broker may take, and how long a call with all its tries."""
+    """The time limits of one answer of one broker, and of a call with all its tries."""
 
     request_ms: int
     call_ms: int
@@ -409,7 +315,7 @@ def call_timeouts(
 ) -> CallTimeouts:
     """Return both, with what the user did not set derived from what is set.
 
-    Contradictions of the user's own stay as they are: whoever takes the values refuses them.
+    Contradictions of the user's own stay as they are: the code that uses the values refuses them.
 
     Args:
         transaction_ms: the timeout of the transactions that the calls are for; None: there is none.

@@ -6,8 +6,8 @@ delay; the one exception is the name look-up, which the C library does not let u
 Invariants:
     * Requests are answered in the order in which they were posted (Kafka promises that).
     * After any OSError, a missed deadline included, the connection is of no more use: an answer
-      may be under way that nobody waits for. The owner closes it and opens another.
-    * What waiting cannot mend (certificate, credentials, plain text where TLS is due) is no
+      may be under way that is not waited for. The owner closes it and opens another.
+    * What waiting cannot fix (certificate, credentials, plain text where TLS is due) is no
       OSError but an OptionError, so that no retry loop hides it until the deadline.
 """
 
@@ -29,13 +29,13 @@ from tallystick.kafka.config import KafkaConfig
 FRAME_BYTES_MAX = 1 << 30
 """A longer answer is not Kafka's: no request of ours asks for as much."""
 SEND_BYTES_MAX = 1 << 20
-"""How much is given to the socket at once; TLS would otherwise copy a whole request."""
+"""The bytes given to the socket at once; TLS would otherwise copy a whole request."""
 SESSION_SHARE = 0.8
-"""How much of a SASL session's lifetime is used before a new connection replaces it (KIP-368)."""
+"""The share of a SASL session's lifetime after which its connection is replaced (KIP-368)."""
 NO_ACKS = 0
 """A Produce request with it is the one request that gets no answer."""
 TLS_ALERT = b"\x15\x03"
-"""How a TLS server answers plain text."""
+"""The answer of a TLS server to plain text."""
 
 
 class Connection:
@@ -98,7 +98,7 @@ class Connection:
         return self._send(request, deadline)
 
     def wait(self, correlation_id: int, deadline: float) -> Any:
-        """The answer to a posted request."""
+        """Return the answer to a posted request."""
         while correlation_id not in self._answers:
             payload = self._read_frame(deadline)
             sent = self._in_flight.popleft()
@@ -109,16 +109,16 @@ class Connection:
         return self._answers.pop(correlation_id)
 
     def discard(self, correlation_id: int) -> None:
-        """Nobody will wait for this answer: drop it when it comes."""
+        """Drop this answer when it comes."""
         if self._answers.pop(correlation_id, None) is None:
             self._unwanted.add(correlation_id)
 
     def fileno(self) -> int:
-        """The socket's number, for `poll`; -1 when closed."""
+        """Return the socket's number, for `poll`; -1 when closed."""
         return self._socket.fileno()
 
     def has_input(self, correlation_id: int) -> bool:
-        """True if something was received already that `poll` would not tell of."""
+        """True if something was received already that `poll` would not report."""
         inside_tls = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
         return inside_tls or correlation_id in self._answers
 
@@ -127,7 +127,7 @@ class Connection:
         return self.wait(self.post(request, deadline), deadline)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -285,7 +285,7 @@ class Connection:
 
 
 def _left(deadline: float, name: str) -> float:
-    """Seconds until the deadline; none left is what a socket would raise."""
+    """Return the seconds until the deadline; without any left, raise what a socket would."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError(f"{name} did not answer in time")

@@ -1,7 +1,8 @@
 """The meaning of Kafka's error codes: what to do next, which of our errors to raise, when to retry.
 
-Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not tell
-"same place again" from "look for the leader first", and count some final ones as neither.
+Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not
+distinguish "same place again" from "look for the leader first", and count some final ones as
+neither.
 """
 
 import random
@@ -49,7 +50,7 @@ STALE = frozenset(
         "ListenerNotFound",
     }
 )
-"""We are wrong about who is in charge: look up the leader or coordinator, then again."""
+"""Another broker is in charge: look up the leader or coordinator, then again."""
 ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId"})
 """Answers about a topic that does not exist, or that the broker has not heard of yet."""
 FENCED = frozenset(
@@ -69,7 +70,7 @@ ABORT = frozenset(
         "UnknownProducerId",
     }
 )
-"""The open transaction cannot be committed any more."""
+"""The open transaction can no longer be committed."""
 UNAUTHORIZED = frozenset(
     {
         "TopicAuthorizationFailed",
@@ -80,7 +81,7 @@ UNAUTHORIZED = frozenset(
         "SaslAuthenticationFailed",
     }
 )
-"""An ACL is missing: no retry will help before somebody grants it."""
+"""An ACL is missing: no retry will help before it is granted."""
 TOO_LARGE = frozenset({"MessageSizeTooLarge", "RecordListTooLarge"})
 AGAIN = RETRY | STALE
 
@@ -116,14 +117,15 @@ def refusal(
     *,
     fenced: type[TallystickError] = EpochAbortedError,
 ) -> TallystickError:
-    """The error that says what an error code means; not for the codes in `AGAIN`.
+    """Return the error that says what an error code means; not for the codes in `AGAIN`.
 
     Args:
         error_name: Kafka's name of the code.
         doing: the API that was asked, such as `Produce`.
         subject: what it was asked about, and what Kafka said to it.
-        fenced: what to make of a newer producer epoch. A task cannot tell its own time-out from a
-            take-over, so for it the epoch is lost; the driver learns the truth when it fences.
+        fenced: what to make of a newer producer epoch. A task cannot distinguish its own time-out
+            from a take-over, so for it the epoch is lost; the driver learns the truth when it
+            fences.
     """
     assert error_name not in AGAIN, error_name
     what = f"{doing} for {subject}: {error_name}"
@@ -152,7 +154,7 @@ def refusal(
 
 
 def unavailable(doing: str, subject: str, reason: str, seconds: float) -> BrokerUnavailableError:
-    """The error for a deadline that passed while only passing obstacles were met."""
+    """Return the error for a deadline that passed while only passing obstacles were met."""
     return BrokerUnavailableError(
         f"{doing} for {subject}: no usable answer within {seconds:.1f} s; the last obstacle was "
         f"{reason}. Whether Kafka acted on it is unknown."
@@ -160,7 +162,7 @@ def unavailable(doing: str, subject: str, reason: str, seconds: float) -> Broker
 
 
 class Attempts:
-    """How long and how often: the pauses of one retry loop, and its end.
+    """The limits of one retry loop: its pauses, and its end.
 
     Args:
         deadline: `time.monotonic` when to give up.
@@ -184,7 +186,7 @@ class Attempts:
         time.sleep(self.delay(reason))
 
     def delay(self, reason: str) -> float:
-        """How many seconds the next try should wait.
+        """Return the number of seconds to wait before the next try.
 
         Raises:
             BrokerUnavailableError: the deadline has come.
@@ -202,11 +204,11 @@ class Attempts:
 
 
 def describe(error: BaseException) -> str:
-    """An obstacle in words: many socket errors have no text of their own."""
+    """Return an obstacle in words: many socket errors have no text of their own."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def said(item: Any) -> str:
-    """Kafka's own words to an error code, where the API has a field for them."""
+    """Return Kafka's own words to an error code, where the API has a field for them."""
     message = getattr(item, "error_message", None)
     return f" (Kafka says: {message})" if message else ""

@@ -1,9 +1,10 @@
-"""The position of each split, one Fetch request about many, and its answer split by split.
+"""The position of each split, one Fetch request about many, its answer, and lost records.
 
 Invariant: a request names each partition once, in the order in which the splits are due. Brokers
 fill an answer in that order, so the first partition always gets at least one whole batch (KIP-74).
 """
 
+import logging
 import struct
 import time
 from collections import deque
@@ -13,20 +14,30 @@ from typing import Any, Literal
 from uuid import UUID
 
 from tallystick.codec.records.compression import Buffer
+from tallystick.errors import (
+    DataLossError,
+    LogTruncatedError,
+    PartitionRemovedError,
+    RecordsExpiredError,
+    TopicRecreatedError,
+)
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
 from tallystick.kafka.error_policy import Attempts
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.protocol import NO_ID, topic_id_from
+from tallystick.kafka.protocol import NO_ID, topic_id_from, topic_id_text
+from tallystick.source.losses import FAIL, KEEP, LossPolicy
 from tallystick.values import SplitRange, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 PARTITIONS_MAX = 64
-"""How many partitions one request may name."""
+"""At most this many partitions are named by a request."""
 SHARES_MAX = 8
-"""Among how many partitions an answer is shared: the more, the smaller the batches of records."""
+"""At most this many partitions share an answer: the more, the smaller the batches of records."""
 FETCH_WAIT_MS = 500
-"""How long a broker may hold back an empty answer."""
+"""A broker may hold back an empty answer for this long."""
 BY_ID = 13
 """The version from which topics are named by their id (KIP-516)."""
 SILENCE_S = 5.0
@@ -69,7 +80,7 @@ class Cursor:
         return not known or topic_id == self.topic_id
 
     def advance(self, next_offset: int, topic_id: UUID | None) -> None:
-        """Take over how far an answer went, and from which topic it was."""
+        """Move on by an answer, and note which topic it was from."""
         assert next_offset > self.position, (self.split, self.position, next_offset)
         self.position = next_offset
         if topic_id is not None and topic_id != NO_ID:
@@ -78,7 +89,7 @@ class Cursor:
         self._doubt = ""
 
     def doubt(self, what: str) -> float:
-        """Note what an answer is a sign of; for how many seconds all of them have said the same.
+        """Note the loss that an answer is a sign of; return for how many seconds all have agreed.
 
         Args:
             what: the kind of loss; empty when the answer speaks against any.
@@ -90,12 +101,12 @@ class Cursor:
         return now - self._doubt_since
 
     def take_back(self, *doubts: str) -> None:
-        """An answer speaks against these losses, and says nothing about others."""
+        """Drop these doubts, which an answer disproved, and keep others."""
         if self._doubt in doubts:
             self._doubt = ""
 
     def forgive(self, seconds: float) -> None:
-        """Do not count time in which nobody was asking."""
+        """Leave out time in which no request was sent."""
         self._doubt_since += seconds
         self._doubted_at += seconds
         if self.attempts is not None:
@@ -104,7 +115,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """A request under way: until when, for whom, and as what their topics were named."""
+    """A request under way: its deadline, its splits, and the ids that name their topics."""
 
     posted: PendingRequest
     until: float
@@ -125,7 +136,7 @@ class Part:
 
 
 def take_turn(queue: deque[Cursor]) -> list[Cursor]:
-    """The next splits to ask for, no two of the same partition; takes them from the queue."""
+    """Take the next splits to ask for from the queue, no two of the same partition."""
     chosen: dict[TopicPartition, Cursor] = {}
     left: list[Cursor] = []
     while queue and len(chosen) < PARTITIONS_MAX:
@@ -148,7 +159,7 @@ def fetch_request(
     max_bytes: int,
     isolation: Isolation,
 ) -> Any:
-    """The request; by name where a topic has no id."""
+    """Return a request for the splits; by name where a topic has no id."""
     topic_class = protocol.FetchRequest.FetchTopic
     share = max(1, max_bytes // min(len(cursors), SHARES_MAX))
     topics: dict[str, Any] = {}
@@ -177,7 +188,7 @@ def fetch_request(
 
 
 def parts_by_cursor(asked: SplitRequest, response: Any) -> list[tuple[Cursor, str | None, Any]]:
-    """For each split asked for: the name of an error, and its part of the answer."""
+    """Return each split asked for, with the name of an error and its part of the answer."""
     by_id = asked.version >= BY_ID
     found = {
         (topic.topic_id if by_id else topic.topic, part.partition_index): part
@@ -197,7 +208,7 @@ def parts_by_cursor(asked: SplitRequest, response: Any) -> list[tuple[Cursor, st
 
 
 def part_of(cursor: Cursor, part: Any) -> Part:
-    """The records for a split; its `stop` is where to ask next: after the last whole batch."""
+    """Return a split's records; `stop` is where to ask next, after the last whole batch."""
     stop_offset = cursor.split.stop_offset
     records = part.records or b""
     next_offset = cursor.position
@@ -206,7 +217,7 @@ def part_of(cursor: Cursor, part: Any) -> Part:
         base, length, delta = _BATCH.unpack_from(records, at)
         end = at + _LENGTH_FROM + length
         if length < _LENGTH_MIN or end > len(records):
-            break  # cut off; or damaged, which decoding will tell
+            break  # cut off; or damaged, which decoding will report
         if base >= stop_offset:
             next_offset = stop_offset
             break
@@ -214,3 +225,103 @@ def part_of(cursor: Cursor, part: Any) -> Part:
         at = end
     aborted = [(each.producer_id, each.first_offset) for each in part.aborted_transactions or []]
     return Part(cursor, cursor.position, next_offset, records, aborted)
+
+
+def records_expired(cursor: Cursor, earliest: int) -> RecordsExpiredError:
+    """Return the error for records that Kafka deleted before they were read."""
+    lost = min(earliest, cursor.split.stop_offset) - cursor.position
+    return RecordsExpiredError(
+        f"{_where(cursor)}, but the earliest left is {earliest}: {lost} offsets of this split were "
+        f"deleted unread. Raise the topic's retention.ms to avoid it. {_accept('expired', 'skip')} "
+        f"to go on with what is left."
+    )
+
+
+def log_truncated(cursor: Cursor, end: int) -> LogTruncatedError:
+    """Return the error for a log that became shorter than it was when the split was planned."""
+    found = "the log ends before it" if end < cursor.position else "the split is longer than that"
+    return LogTruncatedError(
+        f"{_where(cursor)}, and {found}: its end is {end}. Records that Kafka had confirmed are "
+        f"gone, by an unclean leader election or a lost disk. {_accept('truncated', 'resume')} to "
+        f"go on with what is written from now on."
+    )
+
+
+def partition_removed(cursor: Cursor, servers: str, policy: LossPolicy) -> PartitionRemovedError:
+    """Return the error for a topic, or a partition of it, that does not exist."""
+    split = cursor.split
+    found = (
+        f"{_where(cursor)}, and topic {split.topic!r} has no partition {split.partition} at "
+        f"{servers}."
+    )
+    if policy.removed == KEEP:
+        return PartitionRemovedError(
+            f"{found} when.removed=keep holds positions between epochs, and this epoch was planned "
+            f"while the topic was there. Wait for it to come back and start the query again. "
+            f"{_accept('removed', 'drop')} to give up what was unread."
+        )
+    return PartitionRemovedError(
+        f"{found} Was it deleted, or is this another cluster? What was unread in it is gone. "
+        f"{_accept('removed', 'drop')} to go on without it."
+    )
+
+
+def topic_recreated(cursor: Cursor, found: UUID | None) -> TopicRecreatedError:
+    """Return the error for a topic of the planned name, but with another id."""
+    return TopicRecreatedError(
+        f"{_where(cursor)} of the topic with the id {topic_id_text(cursor.topic_id)}, but topic "
+        f"{cursor.split.topic!r} has the id {topic_id_text(found)}: it was deleted and created "
+        f"again. What was unread in the old one is gone. {_accept('recreated', 'restart')} to read "
+        f"the new one from its beginning."
+    )
+
+
+def accept_loss(cursor: Cursor, loss: DataLossError, policy: LossPolicy) -> None:
+    """Raise the loss, or log a warning if the policy accepts it.
+
+    An epoch that was planned, and is in the log, is not planned again: so a task can hold no
+    position, and `keep` raises too.
+    """
+    way = {
+        RecordsExpiredError: policy.expired,
+        PartitionRemovedError: policy.removed,
+        TopicRecreatedError: policy.recreated,
+        LogTruncatedError: policy.truncated,
+    }[type(loss)]
+    if way in (FAIL, KEEP):
+        raise loss from None
+    stop = cursor.split.stop_offset
+    logger.warning(
+        "split %s: offsets %d to %d, %d of them, are given up, as asked (%s). %s",
+        cursor.split,
+        cursor.position,
+        stop,
+        stop - cursor.position,
+        way,
+        loss,
+    )
+
+
+def skip_expired(
+    cursor: Cursor, earliest: int, loss: RecordsExpiredError, policy: LossPolicy
+) -> None:
+    """Raise the loss, or go on at the earliest offset that is left."""
+    if policy.expired == FAIL:
+        raise loss from None
+    target = min(earliest, cursor.split.stop_offset)
+    logger.warning(
+        "split %s: offsets %d to %d, %d of them, had expired and are skipped, as asked",
+        cursor.split,
+        cursor.position,
+        target,
+        target - cursor.position,
+    )
+    cursor.position = target
+
+
+def _where(cursor: Cursor) -> str:
+    return f"split {cursor.split}: next to read is offset {cursor.position}"
+
+
+def _accept(field: str, way: str) -> str:
+    return f"Set when.{field}={way} (in a pipeline KafkaSource(losses=LossPolicy({field}={way!r})))"

@@ -22,8 +22,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from tallystick.codec.records.decoder import decode, decode_pieces
 from tallystick.errors import DataLossError
-from tallystick.kafka import cluster, lost_records
+from tallystick.host.stopwatch import READ_BYTES, count
+from tallystick.kafka import cluster
 from tallystick.kafka.client import Client, client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
@@ -32,24 +34,29 @@ from tallystick.kafka.fetch_request import (
     Isolation,
     Part,
     SplitRequest,
+    accept_loss,
     fetch_request,
+    log_truncated,
     part_of,
+    partition_removed,
     parts_by_cursor,
+    records_expired,
+    skip_expired,
     take_turn,
+    topic_recreated,
 )
 from tallystick.kafka.protocol import NO_ID
-from tallystick.kafka.records import decode, decode_pieces
 from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import SplitRange, TopicPartition
 
 FETCH_BYTES_MAX = 8 << 20
-"""How much one answer may hold; a larger record comes all the same (KIP-74)."""
+"""The maximum size of one answer; a larger record comes all the same (KIP-74)."""
 STRICT = LossPolicy()
 NOTICEABLE_S = 0.01
 """A shorter absence of the reader is not worth a correction of deadlines."""
 CERTAIN_AFTER_S = 5.0
-"""For how long all answers must show the same loss until it is believed: a broker that lags behind
+"""The time for which all answers must show a loss before it is believed: a broker that lags behind
 shows a topic as gone, or as an older one, and a leader that was deposed a log that is too short."""
 REMOVED = "removed"
 RECREATED = "recreated"
@@ -59,7 +66,7 @@ SHORT = "short"
 
 @dataclass(frozen=True)
 class KafkaFetch:
-    """How a reading task reaches a cluster; see `ports.Fetch`.
+    """A reading task's access to a cluster; see `ports.Fetch`.
 
     Args:
         config: how the cluster is reached; a process keeps its connections from task to task.
@@ -112,7 +119,7 @@ def fetch_all(
 
     Raises:
         RecordsExpiredError: records were deleted unread.
-        PartitionRemovedError: a topic, or a partition, is not there.
+        PartitionRemovedError: a topic, or a partition, does not exist.
         TopicRecreatedError: a topic is not the one that the split means.
         LogTruncatedError: a log ends before the split.
         CorruptRecordError: bytes in the log are damaged.
@@ -137,8 +144,9 @@ def fetch_all(
 
 
 def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.RecordBatch]:
-    """The records of a part, piece by piece."""
+    """Yield the records of a part, piece by piece."""
     split = part.cursor.split
+    count(READ_BYTES, len(part.records))
     pieces = decode_pieces(
         part.records,
         topic_partition=split.topic_partition,
@@ -154,7 +162,7 @@ def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.Rec
 
 
 class Turns:
-    """All splits of one reader.
+    """The splits of one reader.
 
     Args:
         client: of the cluster.
@@ -186,13 +194,13 @@ class Turns:
             self._ask()
         if self._under_way:
             parts.extend(self._next_answer())
-            self._ask()  # before anybody decodes
+            self._ask()  # before any decoding
         elif self._homeless:
             time.sleep(max(0.0, min(each.due for each in self._homeless) - time.monotonic()))
         return bool(parts or self._under_way or self._homeless or any(self._lines.values()))
 
     def forgive(self, seconds: float) -> None:
-        """Do not count time in which the caller did other things."""
+        """Subtract time in which the caller did other things."""
         cursors = list(self._homeless)
         cursors += [cursor for line in self._lines.values() for cursor in line]
         cursors += [cursor for asked in self._under_way.values() for cursor in asked.cursors]
@@ -200,7 +208,7 @@ class Turns:
             cursor.forgive(seconds)
 
     def close(self) -> None:
-        """Nobody waits any more for what is under way."""
+        """Discard the answers that are under way."""
         for asked in self._under_way.values():
             self._client.network.discard(asked.posted)
         self._under_way.clear()
@@ -225,14 +233,14 @@ class Turns:
             topic_id = client.topic_ids.get(cursor.split.topic)
             obstacle = client.leader_obstacle(cursor.partition)
             if not cursor.belongs_to(topic_id):
-                loss = lost_records.recreated(cursor, topic_id)
+                loss = topic_recreated(cursor, topic_id)
                 self._suspect(cursor, RECREATED, loss, "another topic id")
             elif cursor.partition in nodes:
                 cursor.take_back(REMOVED, RECREATED)
                 self._lines.setdefault(nodes[cursor.partition], deque()).append(cursor)
             elif obstacle in ABSENT:
                 servers = client.config.bootstrap_servers
-                loss_of_all = lost_records.removed(cursor, servers, self._policy)
+                loss_of_all = partition_removed(cursor, servers, self._policy)
                 self._suspect(cursor, REMOVED, loss_of_all, obstacle)
             else:
                 self._pause(cursor, obstacle)
@@ -264,7 +272,7 @@ class Turns:
             )
 
     def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
-        """By topic, the id to ask with: the shown one (NO_ID: it has none), else a split's own."""
+        """Return, by topic, the id to ask with: the shown one (NO_ID: none), else a split's own."""
         shown = self._client.topic_ids
         topic_ids: dict[str, UUID | None] = {}
         for cursor in cursors:
@@ -287,9 +295,9 @@ class Turns:
         answered = network.answered(posted, oldest.until)
         overdue = not answered or oldest.until <= time.monotonic()
         if overdue and oldest.posted not in answered:
-            answered = [oldest.posted]  # a silent one, which must not hide behind the others
+            answered = [oldest.posted]  # a silent one, which must not be hidden by the others
             until = oldest.until
-        else:  # however late: nobody may have looked
+        else:  # however late: its answer may be there, not yet looked for
             until = self._client.deadline(self._client.config.request_timeout_ms)
         asked = self._under_way.pop(answered[0].node)
         try:
@@ -337,7 +345,7 @@ class Turns:
         self._pause(cursor, error_name)
 
     def _strand(self, node: int, cursors: Iterable[Cursor], error: OSError) -> None:
-        """A broker is not to be had: look up the leaders of all that wait for it."""
+        """Look up the leaders of all that wait for a broker that is not available."""
         obstacle = describe(error)
         self._client.obstacles[f"Fetch: {obstacle}"] += 1
         line = self._lines[node]
@@ -348,7 +356,7 @@ class Turns:
             self._pause(cursor, obstacle)
 
     def _pause(self, cursor: Cursor, obstacle: str, doubt: str = "") -> None:
-        """Look it up again later; `doubt` is the loss that the obstacle is a sign of, if any."""
+        """Ask for it again later; `doubt` is the loss that the obstacle is a sign of, if any."""
         cursor.doubt(doubt)
         if cursor.attempts is None:
             cursor.attempts = Attempts(self._client.deadline(), "Fetch", str(cursor.split))
@@ -363,15 +371,15 @@ class Turns:
         return cursor.doubt(doubt) >= min(CERTAIN_AFTER_S, most_s)
 
     def _suspect(self, cursor: Cursor, doubt: str, loss: DataLossError, obstacle: str) -> None:
-        """Look again for a while; then the metadata are right."""
+        """Look again for a while, until the metadata are certain."""
         self._client.forget_leaders([cursor.partition])
         if self._is_certain(cursor, doubt):
-            lost_records.settle(cursor, loss, self._policy)
+            accept_loss(cursor, loss, self._policy)
         else:
             self._pause(cursor, obstacle, doubt)
 
     def _find_again(self, cursors: list[Cursor]) -> None:
-        """Positions outside their logs: before what is left, or after the end."""
+        """Handle positions outside their logs: before what is left, or after the end."""
         partitions = [cursor.partition for cursor in cursors]
         earliest = cluster.list_offsets(self._client, partitions, EARLIEST, absent_after_s=0)
         end = self._ends(partitions)
@@ -381,18 +389,18 @@ class Turns:
                 self._client.forget_leaders([cursor.partition])
                 self._pause(cursor, "OffsetOutOfRange")
             elif cursor.position < first:
-                loss = lost_records.expired(cursor, first)
-                lost_records.skip(cursor, first, loss, self._policy)
+                loss = records_expired(cursor, first)
+                skip_expired(cursor, first, loss, self._policy)
                 if not cursor.is_done:
                     self._homeless.append(cursor)
             elif self._is_certain(cursor, SHORT):
-                lost_records.settle(cursor, lost_records.truncated(cursor, last), self._policy)
+                accept_loss(cursor, log_truncated(cursor, last), self._policy)
             else:  # said by a leader that may be deposed without knowing it
                 self._client.forget_leaders([cursor.partition])
                 self._pause(cursor, "OffsetOutOfRange", SHORT)
 
     def _wait_for_records(self, part: Part, answer: Any) -> None:
-        """An empty answer: the leader lags behind, or the log has become too short."""
+        """Handle an empty answer: the leader lags behind, or the log has become too short."""
         cursor = part.cursor
         stop = cursor.split.stop_offset
         if len(part.records):  # not one whole batch: raises when it is because of damage
@@ -402,7 +410,7 @@ class Turns:
         if doubt and self._is_certain(cursor, doubt):
             end = self._ends([cursor.partition]).get(cursor.partition, stop)
             if end < stop:
-                lost_records.settle(cursor, lost_records.truncated(cursor, end), self._policy)
+                accept_loss(cursor, log_truncated(cursor, end), self._policy)
                 return
         if doubt:
             self._client.forget_leaders([cursor.partition])
@@ -414,7 +422,7 @@ class Turns:
         )
 
     def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return where the logs end; a new leader tells only when it is sure (KIP-207)."""
+        """Return where the logs end; a new leader answers only when it is sure (KIP-207)."""
         return cluster.list_offsets(
             self._client,
             partitions,

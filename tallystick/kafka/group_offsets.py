@@ -78,7 +78,7 @@ def fetch(
 
 
 def committing(request_class: Any, offsets: Offsets) -> list[Any]:
-    """The topics of a request that commits offsets, whether in a transaction or not."""
+    """Return the topics of a request that commits offsets, whether in a transaction or not."""
     name = request_class.__name__
     topic_class = getattr(request_class, f"{name}Topic")
     part_class = getattr(topic_class, f"{name}Partition")
@@ -95,7 +95,7 @@ def committing(request_class: Any, offsets: Offsets) -> list[Any]:
 
 
 def codes_of(response: Any) -> list[tuple[int, str]]:
-    """The error codes of what such a request was answered with."""
+    """Return the error codes of what such a request was answered with."""
     return [
         (part.error_code, f"{topic.name}-{part.partition_index}{said(part)}")
         for topic in response.topics

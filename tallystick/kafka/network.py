@@ -1,4 +1,4 @@
-"""The connections of one client: one per broker, with who is suspect and who asked for a pause.
+"""The connections of one client: one per broker, with suspects and requested pauses.
 
 Invariants:
     * At most one connection per broker, so that what is posted to it stays in order.
@@ -17,7 +17,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.connection import Connection
 
 SUSPECT_S = 5.0
-"""How long a broker that failed is asked last; about half of a default broker session."""
+"""The time for which a broker that failed is asked last; about half of a default broker session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,14 @@ class Network:
         """True if the address of a node is known."""
         return node in self._addresses
 
-    def candidates(self) -> list[int]:
-        """Whom to ask what any broker can answer: trusted first, then suspects.
+    def is_connected(self, node: int) -> bool:
+        """True if there is a connection to a node."""
+        return node in self._connections
 
-        Among these, first who has nothing else to answer, and the bootstrap servers last.
+    def candidates(self) -> list[int]:
+        """Return the nodes to ask what any broker can answer: trusted first, then suspects.
+
+        Among these, idle ones come first, and the bootstrap servers last.
         """
         now = time.monotonic()
         nodes = [*self._alive, *self._bootstrap]
@@ -88,7 +92,7 @@ class Network:
             raise
 
     def wait(self, posted: PendingRequest, deadline: float) -> Any:
-        """The answer; every other request under way on a connection that fails is lost with it."""
+        """Return the answer; if the connection fails, all requests under way on it are lost."""
         try:
             answer = posted.connection.wait(posted.correlation_id, deadline)
         except OSError:
@@ -103,7 +107,7 @@ class Network:
         return answer
 
     def discard(self, posted: PendingRequest) -> None:
-        """Nobody will wait for this answer."""
+        """Drop this answer when it comes."""
         posted.connection.discard(posted.correlation_id)
 
     def answered(self, posted: Sequence[PendingRequest], deadline: float) -> list[PendingRequest]:
@@ -126,13 +130,13 @@ class Network:
         return self.wait(self.post(node, request, deadline), deadline)
 
     def drop(self, node: int) -> None:
-        """Hang up on a broker."""
+        """Close the connection to a broker."""
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         for node in list(self._connections):
             self.drop(node)
 

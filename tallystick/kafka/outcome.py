@@ -1,16 +1,16 @@
 """The outcome of a task's transaction: commit it, or prove that it is committed or lost.
 
-Kafka answers EndTxn for as long as nobody else has used the transactional id. After that it says
-`fenced`, which tells nothing: the other one's InitProducerId may have come before the commit, or
-after it. The token tells. It is an offset that a group holds if, and only if, the transaction that
-carried it was committed.
+Kafka answers EndTxn until another producer has used the transactional id. After that it says
+`fenced`, which proves nothing: the other one's InitProducerId may have come before the commit, or
+after it. The token is the proof. It is an offset that a group holds if, and only if, the
+transaction that carried it was committed.
 
 Invariants:
     * EndTxn(commit) is repeated unchanged until it is answered; no abort ever follows it.
     * The token counts only if it was read after the coordinator had said that the transaction is
       over. Before, its absence means nothing.
     * The token of a producer epoch is of one transaction: each begins with InitProducerId.
-    * The producer that EndTxn answers with is not looked at. When epochs are used up it has another
+    * The producer that EndTxn answers with is ignored. When epochs are used up it has another
       producer id (KIP-890), and a repeated EndTxn is refused once that id is in use: an answer
       like any other refusal (FLINK-40689).
 """
@@ -31,24 +31,24 @@ from tallystick.kafka.error_policy import ABORT, FENCED, Attempts
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 REFUSED = FENCED | ABORT
-"""EndTxn's words for: not this producer epoch, or not any more."""
+"""EndTxn's errors for a producer epoch that is not, or is no longer, the current one."""
 SINCE_END_TXN = 5
 """The version of EndTxn that gives out the next producer epoch (KIP-890)."""
 CONTESTED_PATIENCE_MS = 2_000
-"""How long it is looked whether a token comes that somebody else's open one is about to replace."""
+"""The time to wait for a token that another user's open one is about to replace."""
 RETENTION_ASSUMED_MINUTES = 24 * 60
-"""For how long a token is sure to be kept by a cluster that does not tell: the shortest default
+"""The time a cluster surely keeps a token if it does not report it: the shortest default
 that Kafka ever had."""
 CLOCK_SKEW_MAX_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTransaction:
-    """All that is needed to commit what a task wrote, from any process.
+    """All data needed to commit what a task wrote, from any process.
 
     Args:
         transactional_id: of the pool.
-        producer_id: whom Kafka admitted under it.
+        producer_id: of the producer that Kafka admitted under it.
         producer_epoch: with which epoch.
         transaction_version: the one it was written with; it must be ended with the same.
         cluster_id: of the cluster that holds it.
@@ -81,7 +81,7 @@ class TaskTransaction:
 
     @property
     def name(self) -> str:
-        """No other transaction of the cluster has it."""
+        """The name of the transaction, unique in the cluster."""
         return self.producer.transaction_name
 
     @property
@@ -90,7 +90,7 @@ class TaskTransaction:
         return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
 
     def to_json(self) -> str:
-        """As it travels in a committable's details."""
+        """Return the form in which it travels in a committable's details."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -101,7 +101,7 @@ class TaskTransaction:
         return cls(**fields)
 
     def token_metadata(self, task: int) -> str:
-        """The content of the token beside its offset."""
+        """Return the content of the token beside its offset."""
         said = {
             "lineage": self.lineage,
             "task": task,
@@ -118,7 +118,7 @@ class TaskToken:
 
     Args:
         next_checkpoint_id: the offset: the epoch after the committed one.
-        lineage: of the checkpoint, as the other fields; "" where somebody else committed it.
+        lineage: of the checkpoint, as the other fields; "" where other software committed it.
     """
 
     next_checkpoint_id: int
@@ -129,7 +129,7 @@ class TaskToken:
 
     @classmethod
     def read(cls, offset: int, metadata: str) -> Self:
-        """From what Kafka holds; metadata that is not ours says nothing."""
+        """Parse what Kafka holds; metadata of other software stands for no token."""
         try:
             fields = json.loads(metadata)
             return cls(
@@ -148,7 +148,7 @@ class Fate(Enum):
 
     OPEN = auto()
     ENDING = auto()
-    """Somebody's transaction under this id is being ended: ask again."""
+    """A transaction under this id is being ended by another user: ask again."""
     OVER = auto()
     CONTESTED = auto()
     """Over, and the next user of the id has a transaction open."""
@@ -295,9 +295,9 @@ def written(transaction: TaskTransaction) -> str:
 
 
 def _token_after(client: Client, transaction: TaskTransaction, fate: Fate) -> TaskToken | None:
-    """The token, now that the transaction is over.
+    """Return the token, now that the transaction is over.
 
-    Where the next user of the id has staged a token of its own, the stable one is not to be had
+    Where the next user of the id has staged a token of its own, the stable one is not available
     before that transaction ends, which may be the one that this commit is waited with. Kafka let
     that user in only when all markers of ours were written; so the plain answer, which hides the
     next one's token, is what is asked for. If it is not ours it is asked for again, a while later:
@@ -315,7 +315,7 @@ def _token_after(client: Client, transaction: TaskTransaction, fate: Fate) -> Ta
 
 
 def _doubt(client: Client, transaction: TaskTransaction, fate: Fate, age_ms: int) -> str:
-    """Why a token that is not there may have been there."""
+    """Return the reason why a missing token may have existed."""
     if fate is Fate.UNKNOWN:
         return (
             "the transaction coordinator knows nothing of it, and Kafka holds no token (both are "
@@ -346,7 +346,7 @@ def end_transaction(
     committed: bool,
     deadline: float | None = None,
 ) -> str | None:
-    """EndTxn, unchanged until it is answered; the name of Kafka's refusal, or None when done.
+    """Send EndTxn until it is answered; return the name of Kafka's refusal, or None when done.
 
     Raises:
         BrokerUnavailableError: no answer; whether Kafka acted is unknown.
@@ -397,5 +397,5 @@ def read_token(
 
 
 def age_ms(begun_ms: int) -> int:
-    """For how long something has existed that began at a time in ms since 1970."""
+    """Return the age of something that began at a time in ms since 1970."""
     return max(0, time.time_ns() // 1_000_000 - begun_ms)

@@ -32,7 +32,7 @@ class KafkaOutput:
     """The topic that rows go to, how they become records, and their guarantee; picklable."""
 
     config: KafkaConfig
-    """How to reach the cluster."""
+    """The configuration of the client of the cluster."""
     topic: str | None
     """The topic of all rows; None: each row names its topic in column `topic`."""
     token_topic: str
@@ -44,15 +44,15 @@ class KafkaOutput:
     compression: str = COMPRESSION
     """One of `CODEC_IDS`."""
     batch_bytes: int = BATCH_BYTES
-    """How large a record batch becomes before compression."""
+    """The maximum size of a record batch before compression."""
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     """The guarantee for rows after a fault."""
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
-    """After how long Kafka aborts a transaction that nobody ended."""
+    """The time after which Kafka aborts a transaction that is still open."""
     timeout_warning_share: float = TIMEOUT_WARNING_SHARE
     """The share of the timeout from which on a late commit is logged as a warning."""
     max_recovery_ms: int | None = None
-    """How long a pipeline may be down without losing prepared rows; None: not checked."""
+    """The time a pipeline may be down without losing prepared rows; None: not checked."""
     dead_letter_topic: str | None = None
     """The topic for records that cannot be parsed; None: there may be none."""
     id_prefix: str = ID_PREFIX

@@ -5,8 +5,8 @@ say (no ACL for it), the check is left out and named, so that its absence is kno
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tallystick.epoch.rights import GROUP, READ, TOPIC, TRANSACTIONAL_ID, WRITE, Right, lacking
 from tallystick.errors import AuthorizationError, OptionError
@@ -26,7 +26,23 @@ EVERYTHING: Operations = frozenset(OPERATION_CODES.values())
 NOTHING: Operations = frozenset()
 NO_PRODUCER = -1
 NO_TOPIC = frozenset({"UnknownTopicOrPartition", "InvalidTopic"})
-"""Topics that are not there are told of elsewhere."""
+"""Missing topics are reported elsewhere."""
+
+
+class Replication(NamedTuple):
+    """The copies of a topic's partitions, of the partition that has the fewest.
+
+    Args:
+        brokers: how many the cluster has.
+        replicas: copies that it should have.
+        in_sync: copies that are up to date; 0: the partition has no leader.
+        in_sync_min: `min.insync.replicas`; None: not known, without DESCRIBE_CONFIGS.
+    """
+
+    brokers: int
+    replicas: int
+    in_sync: int
+    in_sync_min: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,9 @@ class ClusterFacts:
         offsets_retention_minutes: `offsets.retention.minutes`.
         message_bytes_max: `message.max.bytes`.
         session_timeout_ms: `broker.session.timeout.ms`: after how long a broker counts as dead.
+        metadata_version: the highest `metadata.version` that the brokers know, which shows their
+            release; None for brokers on ZooKeeper.
+        replication: the copies of the topics that were asked about.
     """
 
     transaction_version: int | None
@@ -53,6 +72,8 @@ class ClusterFacts:
     offsets_retention_minutes: int | None
     message_bytes_max: int | None
     session_timeout_ms: int | None
+    metadata_version: int | None = None
+    replication: Mapping[str, Replication] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +119,7 @@ def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "
 
     Raises:
         OptionError: there are problems.
-        AuthorizationError: rights are missing, whatever else there is.
+        AuthorizationError: rights are missing; this comes before other problems.
     """
     text = "; ".join(problems)
     if missing:
@@ -203,7 +224,7 @@ def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Ite
 
 
 def check_recovery(output: KafkaOutput, trigger_interval_ms: int | None) -> Iterator[str]:
-    """Say what forbids that prepared transactions outlive a trigger interval and a restart.
+    """Return what keeps prepared transactions from outliving a trigger interval and a restart.
 
     For sinks whose transactions are committed after the checkpoint: one that is aborted in between
     by its timeout takes rows with it that the checkpoint already counts.
@@ -280,7 +301,7 @@ def _topic_operations(client: Client, topics: Iterable[str]) -> Mapping[str, Ope
 def _each(
     client: Client, rights: Iterable[Right], resource: str, ask: Callable[[Client, str], Operations]
 ) -> Mapping[str, Operations]:
-    """Ask by name; who may not even describe a resource is refused by its coordinator."""
+    """Ask by name; a user who may not describe a resource is refused by its coordinator."""
     held: dict[str, Operations] = {}
     for name in (each.name for each in rights if each.resource == resource):
         try:

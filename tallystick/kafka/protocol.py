@@ -101,7 +101,7 @@ logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
 
 SOFTWARE_NAME = "tallystick"
 SOFTWARE_VERSION = "0.1.0"
-"""How brokers name us in their metrics (KIP-511)."""
+"""Our name in the metrics of brokers (KIP-511)."""
 VersionRange = tuple[int, int]
 """The lowest and the highest version of one API."""
 RESPONSE_HEADER_MAX = 1 << 16
@@ -111,7 +111,7 @@ NO_ID = UUID(int=0)
 
 
 def error_name(code: int) -> str | None:
-    """Kafka's name of an error code, such as `NotCoordinator`; None for 0, which is no error."""
+    """Return Kafka's name of an error code, such as `NotCoordinator`; None for 0, no error."""
     if code == 0:
         return None
     error = kafka.errors.for_code(code)
@@ -126,7 +126,7 @@ def api_name(request: Any) -> str:
 
 
 def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broker: str) -> None:
-    """Give the request the highest version that it, this client and the broker all speak.
+    """Set the highest version that the request, this client and the broker all speak.
 
     Raises:
         TallystickError: there is no such version; Kafka would just close the connection.
@@ -146,7 +146,7 @@ def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broke
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, as Kafka's requests want them."""
+    """Return partition numbers by topic, as Kafka's requests want them."""
     found: dict[str, list[int]] = {}
     for partition in partitions:
         found.setdefault(partition.topic, []).append(partition.partition)
@@ -154,21 +154,21 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
-    """The parts of a response that has them by topic name, as most of Kafka's do."""
+    """Return the parts of a response that has them by topic name, as most of Kafka's do."""
     for topic in response.topics:
         for part in topic.partitions:
             yield TopicPartition(topic.name, part.partition_index), part
 
 
 def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
-    """Partitions in words, of many only the first."""
+    """Return partitions in words, only the first ones of many."""
     names = [str(partition) for partition in sorted(partitions)]
     more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
     return ", ".join(names[:count_max]) + more
 
 
 def topic_id_text(topic_id: UUID | None) -> str:
-    """22 characters of base64url, as Kafka's own tools print it; "" for no id."""
+    """Return 22 characters of base64url, as Kafka's own tools print it; "" for no id."""
     if topic_id is None or topic_id == NO_ID:
         return ""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
@@ -190,14 +190,14 @@ class SentRequest:
 
 
 def encode_request(request: Any, correlation_id: int, client_id: str) -> tuple[SentRequest, bytes]:
-    """The frame to send for a request that has its version, and what to remember of it."""
+    """Return the frame to send for a request that has its version, and what to remember of it."""
     request.with_header(correlation_id=correlation_id, client_id=client_id)
     frame = request.encode(framed=True, header=True)
     return SentRequest(correlation_id, request.header), frame
 
 
 def decode_response(sent: SentRequest, payload: memoryview) -> Any:
-    """The answer to a request; `payload` is a whole frame without its length.
+    """Return the answer to a request; `payload` is a whole frame without its length.
 
     Raises:
         ConnectionError: the bytes are no answer to this request: the connection is of no more use.
@@ -213,7 +213,7 @@ def decode_response(sent: SentRequest, payload: memoryview) -> Any:
         return response_class.decode(payload[head.tell() :])
     except ConnectionError:
         raise
-    except Exception as error:  # whatever a generated decoder raises on bytes that are not its own
+    except Exception as error:  # any error of a generated decoder on bytes that are not its own
         raise ConnectionError(f"answer cannot be read ({type(error).__name__})") from None
 
 

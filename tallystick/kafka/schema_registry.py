@@ -1,4 +1,4 @@
-"""The door to schemas: a schema registry over HTTP, or a file of schemas.
+"""Access to schemas: a schema registry over HTTP, or a file of schemas.
 
 Both are plain values that connect to nothing until they are asked, so they travel in tasks. What
 they learnt is kept per process, for good: the schema of an id never changes.
@@ -34,10 +34,10 @@ BACKOFF_S = 0.1
 """Before the second try twice this, doubled with each further one: about 6 s in all."""
 RETRIED_STATUSES = (429, 500, 502, 503, 504)
 NOT_FOUND_CODES = (40401, 40402, 40403)
-"""No such subject, version, schema; a plain 404 is about the path."""
+"""Error codes of a missing subject, version or schema; a plain 404 is about the path."""
 REFERENCES_MAX = 1000
 DEPTH_MAX = 100
-"""So deep may one schema refer to another."""
+"""The maximum depth of references from schema to schema."""
 SHOWN_CHARACTERS_MAX = 200
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -76,7 +76,7 @@ class SchemaRegistry:
         check_registry(self.url, self.user_info)
 
     def __repr__(self) -> str:
-        """Without credentials."""
+        """Return a text without credentials."""
         return f"SchemaRegistry({self.shown_url!r})"
 
     @property
@@ -87,7 +87,7 @@ class SchemaRegistry:
         return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
 
     def schema(self, schema_id: int) -> SchemaTexts | None:
-        """The schema of this id, after those that it refers to; None: the registry has none.
+        """Return the schema of this id, after those that it refers to; None: the registry has none.
 
         Raises:
             RegistryUnavailableError: no usable answer, after all retries.
@@ -194,7 +194,7 @@ class SchemaRegistry:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost reason that urllib3 gives."""
+    """Return the innermost reason that urllib3 gives."""
     inner = getattr(error, "reason", None)
     return _reason(inner) if isinstance(inner, Exception) else str(error)
 
@@ -236,7 +236,7 @@ class SchemaFile:
     path: str
 
     def schema(self, schema_id: int) -> SchemaTexts | None:
-        """The schema of this id; None: the file has none.
+        """Return the schema of this id; None: the file has none.
 
         Raises:
             RegistryUnavailableError: the file cannot be read.

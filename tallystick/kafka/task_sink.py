@@ -39,6 +39,7 @@ from tallystick.kafka import cluster, outcome
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction, written
+from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_recovery, missing_rights, refuse
 from tallystick.kafka.protocol import topic_id_text
@@ -177,7 +178,7 @@ class KafkaTaskSink:
         state = transaction_state(self._client, transaction.transactional_id)
         if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
             raise EpochAbortedError(
-                f"{transaction} of epoch {committable.checkpoint_id} is not open any more before "
+                f"{transaction} of epoch {committable.checkpoint_id} is no longer open before "
                 f"the epoch is decided: it timed out, or a late attempt of its task took its id. "
                 f"Nothing is lost; the epoch runs again"
             )
@@ -235,7 +236,7 @@ class KafkaTaskSink:
 
     def _check(self, facts: RunFacts) -> None:
         output = self._output
-        wanted = (*writing(output.topics), *self._rights_of_transactions())
+        wanted = rights_of(output, self._owner, self._id_prefix)
         missing = () if facts.are_checked else missing_rights(self._client, wanted)
         if not missing:
             cluster.partition_counts(self._client, output.topics | {output.token_topic})
@@ -243,22 +244,34 @@ class KafkaTaskSink:
         if output.guarantee is Guarantee.EXACTLY_ONCE:
             # Speculation does no harm: each attempt has a transaction of its own.
             interval_ms = facts.trigger_interval_ms
-            findings = check(
-                cluster.cluster_facts(self._client), output, trigger_interval_ms=interval_ms
-            )
-            for warning in () if facts.are_checked else findings.warnings:
-                logger.warning("%s", warning)
+            topics = () if missing or facts.are_checked else output.topics
+            found = cluster.cluster_facts(self._client, topics)
+            findings = check(found, output, trigger_interval_ms=interval_ms)
+            if not facts.are_checked:
+                concerns = (each for each in outlook(self._client, found) if each.is_logged)
+                for warning in (*findings.warnings, *concerns):
+                    logger.warning("%s", warning)
             problems = [*findings.problems, *check_recovery(output, interval_ms)]
         refuse(problems, missing, output.config.sasl_username)
 
-    def _rights_of_transactions(self) -> tuple[Right, ...]:
-        """Check the rights of the first task's id: all have one prefix, and so the same rights."""
-        if self._output.guarantee is not Guarantee.EXACTLY_ONCE:
-            return ()
-        first = transactional_id(self._id_prefix, self._owner.sink, task=0, slot=0)
-        of_pipeline, separator, _ = self._id_prefix.rpartition(SEPARATOR)  # of any checkpoint
-        prefix = f"{of_pipeline}{separator}" or self._id_prefix
-        return committing(first, token_group(first), self._output.token_topic, prefix=prefix)
+
+def rights_of(output: KafkaOutput, owner: Owner, id_prefix: str) -> tuple[Right, ...]:
+    """Return the rights that writing with transactions of tasks takes.
+
+    Those of the first task's id: all ids have one prefix, and so the same rights.
+
+    Args:
+        output: what the user chose.
+        owner: whose transactions they are.
+        id_prefix: of the checkpoint's transactional ids.
+    """
+    wanted = writing(output.topics)
+    if output.guarantee is not Guarantee.EXACTLY_ONCE:
+        return wanted
+    first = transactional_id(id_prefix, owner.sink, task=0, slot=0)
+    of_pipeline, separator, _ = id_prefix.rpartition(SEPARATOR)  # of any checkpoint
+    prefix = f"{of_pipeline}{separator}" or id_prefix
+    return (*wanted, *committing(first, token_group(first), output.token_topic, prefix=prefix))
 
 
 def _found(

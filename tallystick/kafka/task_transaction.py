@@ -21,11 +21,13 @@ from typing import Any, assert_never
 import pyarrow as pa
 
 from tallystick.codec.records.batch_header import CHECKED_FROM, TRANSACTIONAL
+from tallystick.codec.records.encoder import EncodedBatch, encode, stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.parent_process import check_parent
+from tallystick.host.stopwatch import WRITTEN_BYTES, count
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
 from tallystick.kafka.broker import KafkaBroker
@@ -34,19 +36,18 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import Attempts, describe
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.records import EncodedBatch, encode, stamp
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 GROUP_BYTES = 8 << 20
 GROUP_BATCHES = 64
-"""How much is worth a round trip, and small enough to hold."""
+"""Enough to be worth a round trip, and small enough to hold."""
 ABORT_TIMEOUT_MS = 2_000
-"""How long a failed attempt tries to give up its transaction at once; else it is found later."""
+"""The time a failed attempt has to abort its transaction at once; else it is found later."""
 EPOCH_MAX = 32_766
 """Kafka's own bound: the number is a short one, and its last value is never given out."""
 NOBODY = Producer("", -1, -1)
-"""The producer of those who write without an id: Kafka checks no sequence."""
+"""The producer of writes without an id: Kafka checks no sequence."""
 
 Frames = list[tuple[TopicPartition, EncodedBatch]]
 
@@ -56,7 +57,7 @@ _idle_producers: WorkerCache[tuple[KafkaConfig, str], Producer] = WorkerCache()
 
 
 def _take(output: KafkaOutput) -> KafkaBroker:
-    """A connection of this process that nobody uses now.
+    """A connection of this process that is not in use.
 
     Not the reader's: after its large answers ours would have to wait.
     """
@@ -75,7 +76,7 @@ def close_idle(config: KafkaConfig) -> None:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """How tasks write in one epoch.
+    """The settings with which tasks write in one epoch.
 
     Args:
         output: what the user chose.
@@ -133,6 +134,7 @@ class _Encoder:
             ):
                 self._frames.append((partition, encoded))
                 self._size += len(encoded.data)
+                count(WRITTEN_BYTES, len(encoded.data))
                 self.record_count += encoded.record_count
                 if self._size >= GROUP_BYTES or len(self._frames) >= GROUP_BATCHES:
                     self.flush(send)
@@ -177,7 +179,7 @@ class InTransaction:
         self._encoder.add(self._plan.rows, rows, self._writer.write)
 
     def write_dead_letters(self, records: pa.RecordBatch) -> None:
-        """Malformed records, as rows for the dead-letter topic, into the same transaction."""
+        """Write malformed records to the dead-letter topic, in the same transaction."""
         self._encoder.add(_dead_letters_of(self._plan), records, self._writer.write)
 
     def prepare(self) -> Sequence[Committable]:
@@ -235,7 +237,7 @@ class InTransaction:
 
 
 class AtOnce:
-    """No transaction: rows are visible when they are written, and `prepare` leaves nothing open.
+    """Writing without a transaction: rows are visible at once, `prepare` leaves nothing open.
 
     With `at_least_once` Kafka has acknowledged all rows (acks=all) when `prepare` returns; a
     producer id keeps them in order and single through lost answers. What fails after that, in this
@@ -244,8 +246,8 @@ class AtOnce:
 
     With `none` nothing is acknowledged (acks=0). Rows are lost that were under way to a broker
     that went down, or was no longer the leader; all those of a batch that Kafka refuses (too large,
-    no right to write); and those in the socket of a worker that is killed. Nobody is told. An epoch
-    that fails runs again, so rows may be there twice as well.
+    no right to write); and those in the socket of a worker that is killed. Nothing reports that. An
+    epoch that fails runs again, so rows may be there twice as well.
     """
 
     def __init__(self, plan: TaskPlan, place: Place) -> None:
@@ -264,7 +266,7 @@ class AtOnce:
         self._encoder.add(self._plan.rows, rows, self._send)
 
     def write_dead_letters(self, records: pa.RecordBatch) -> None:
-        """Malformed records, as rows for the dead-letter topic."""
+        """Write malformed records to the dead-letter topic."""
         self._encoder.add(_dead_letters_of(self._plan), records, self._send)
 
     def prepare(self) -> Sequence[Committable]:
@@ -290,8 +292,8 @@ class AtOnce:
 
     def _sender(self, client: Client) -> Callable[[Frames], None]:
         if self._plan.output.guarantee is Guarantee.NONE:
-            unawaited = UnawaitedWriter(client)
-            return lambda frames: unawaited.write(_plain(frames))
+            acks0 = Acks0Writer(client)
+            return lambda frames: acks0.write(_plain(frames))
         plan = self._plan
         self._producer = take_producer(client, plan.output.config, plan.cluster_id)
         writer = PartitionWriter(client, self._producer, transaction_version=0)
@@ -308,7 +310,7 @@ def _dead_letters_of(plan: TaskPlan) -> RowLayout:
 
 
 def _plain(frames: Frames) -> Frames:
-    """The batches without the mark of a transaction; their checksum is taken when they go out."""
+    """Return the batches without the mark of a transaction; checksums follow when they go out."""
     low = CHECKED_FROM + 1  # attributes are two bytes
     return [
         (
@@ -329,7 +331,7 @@ def _plain(frames: Frames) -> Frames:
 
 
 def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:
-    """Return an idempotent producer for one writer, with an epoch that nobody had before.
+    """Return an idempotent producer for one writer, with an epoch that was never used before.
 
     Raises:
         AuthorizationError: the right to write idempotently is missing.
@@ -361,13 +363,13 @@ def give_producer_back(producer: Producer, config: KafkaConfig, cluster_id: str)
         _idle_producers.give_back((config, cluster_id), producer)
 
 
-class UnawaitedWriter:
+class Acks0Writer:
     """Hands batches to the sockets of their leaders, and waits for nothing: acks=0.
 
-    Kafka answers such a request with nothing, not even when it refuses it; then it hangs up.
+    Kafka answers such a request with nothing, not even when it refuses it; then it disconnects.
 
     Args:
-        client: of the cluster; nobody else may use it meanwhile.
+        client: of the cluster; not to be shared meanwhile.
     """
 
     def __init__(self, client: Client) -> None:
@@ -390,7 +392,7 @@ class UnawaitedWriter:
                 try:
                     until = self._client.try_until(attempts.deadline)
                     self._client.network.post(
-                        node, _unawaited_request(partition, data, self._client), until
+                        node, _acks0_request(partition, data, self._client), until
                     )
                 except OSError as error:
                     self._client.forget_leaders([partition])
@@ -402,7 +404,7 @@ class UnawaitedWriter:
                 attempts.pause(obstacle)
 
 
-def _unawaited_request(partition: TopicPartition, data: bytes, client: Client) -> Any:
+def _acks0_request(partition: TopicPartition, data: bytes, client: Client) -> Any:
     topic_class = protocol.ProduceRequest.TopicProduceData
     part = topic_class.PartitionProduceData(index=partition.partition, records=data)
     topic_id = client.topic_ids.get(partition.topic)

@@ -1,4 +1,4 @@
-"""Open transactions as Kafka describes them (KIP-664): of one sink or of everybody; aborting one.
+"""Open transactions as Kafka describes them (KIP-664): of one sink or of all; aborting one.
 
 Everything is asked of the coordinators and leaders as it is now; nothing waits for a transaction
 to end.
@@ -27,15 +27,15 @@ from tallystick.values import Producer, TopicPartition
 logger = logging.getLogger(__name__)
 
 OPEN = "Ongoing"
-"""The one state in which nobody has decided; those that begin with `Prepare` end by themselves."""
+"""The one state without a decision; those that begin with `Prepare` end by themselves."""
 LISTED = (OPEN, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States in which readers of the output wait."""
 NODE_TIMEOUT_MS = 3_000
-"""How long one broker may take; then it is looked for again among those that are left."""
+"""The timeout of one broker; then the transaction is looked for again among the others."""
 
 
 class TransactionDescription(NamedTuple):
-    """A transaction as its coordinator tells.
+    """A transaction as its coordinator describes it.
 
     Args:
         partitions: those with rows.
@@ -53,7 +53,7 @@ class TransactionDescription(NamedTuple):
 
     @property
     def name(self) -> str:
-        """No other transaction of the cluster has it; see `TaskTransaction.name`."""
+        """The name of the transaction, unique in the cluster; see `TaskTransaction.name`."""
         return self.producer.transaction_name
 
     @property
@@ -78,7 +78,7 @@ class Finder:
         self._told: set[str] = set()
 
     def open_transactions(self) -> dict[PooledId, TransactionDescription]:
-        """Everything of the sink that is open now, by id.
+        """Return all open transactions of the sink, by id.
 
         Raises:
             BrokerUnavailableError: a broker did not answer, so that something may be missing.
@@ -109,7 +109,7 @@ class Finder:
 
 
 def found_open(client: Client) -> tuple[TransactionDescription, ...]:
-    """All transactions that readers may wait for, of everybody, as far as this user may see.
+    """Return all transactions that readers may wait for, of all users that this one may see.
 
     Raises:
         BrokerUnavailableError: a broker did not answer, so that something may be missing.
@@ -149,11 +149,11 @@ def describe(client: Client, transactional_id: str) -> TransactionDescription | 
 
 
 def list_open_ids(client: Client, states: Collection[str] = (OPEN,)) -> set[str]:
-    """The ids of all open transactions of a cluster that this user may describe.
+    """Return the ids of all open transactions of a cluster that this user may describe.
 
     Args:
         client: of the cluster.
-        states: in which they are looked for.
+        states: in which to look for them.
 
     Raises:
         BrokerUnavailableError: not all brokers that the cluster names have answered.
@@ -190,8 +190,8 @@ def _list_of(client: Client, node: int, states: Collection[str], deadline: float
 def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:
     """Abort the one producer epoch, and nothing that the id is used for since. Idempotent.
 
-    InitProducerId alone would abort whatever is open under the id by then. It follows where EndTxn
-    does not fence the writer: before transaction.version 2.
+    InitProducerId alone would abort any transaction open under the id by then. It follows where
+    EndTxn does not fence the writer: before transaction.version 2.
 
     Raises:
         AuthorizationError: WRITE on the id is missing.

@@ -4,7 +4,7 @@ Invariants:
     * Per partition, batches go out in the order in which they were given, at most five at once
       (Kafka remembers five of a producer), and the same bytes again from the first unacknowledged.
     * After a batch failed, OutOfOrderSequenceNumber for the ones after it says nothing new; for
-      the first unacknowledged one it says that somebody else writes, and ends the epoch.
+      the first unacknowledged one it says that another producer writes, and ends the epoch.
     * Sequence numbers start at 0 in each partition: one writer per partition and transaction.
     * Nothing is written after `close`: the task may report then.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tallystick.codec.records.encoder import EncodedBatch, stamp
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
 from tallystick.kafka.audit import batch_at_sequence, producer_states
@@ -30,15 +31,14 @@ from tallystick.kafka.error_policy import (
 )
 from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import by_topic, shortened
-from tallystick.kafka.records import EncodedBatch, stamp
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5
-"""How many batches of one producer and partition a broker can recognise when they come again."""
+"""The batches of one producer and partition that a broker can recognise when they come again."""
 REQUEST_BYTES_MAX = 8 << 20
-"""How much goes into one request, if more than one batch; brokers accept 100 MB by default."""
+"""The size limit of a request of several batches; brokers accept 100 MB by default."""
 SERVER_SHARE = 0.75
-"""How much of request.timeout.ms a broker may wait for its followers, so that we hear of it."""
+"""The share of request.timeout.ms that a broker may wait for its followers and still answer us."""
 VERSION_WITHOUT_ADD = 12
 """The version of Produce that adds partitions to the transaction by itself (KIP-890)."""
 ADDING_PAUSE_S = 0.001
@@ -69,13 +69,13 @@ class _Log:
     last_base_offset: int = -1
 
     def add(self, producer: Producer, encoded: EncodedBatch) -> None:
-        """Give a batch its sequence number."""
+        """Assign its sequence number to a batch."""
         data = stamp(encoded.data, producer, self.next_sequence)
         self.pending.append(_Batch(self.next_sequence, encoded.record_count, data))
         self.next_sequence = (self.next_sequence + encoded.record_count) & SEQUENCE_MASK
 
     def acknowledge(self, base_offset: int) -> None:
-        """The first pending batch is in the log; at -1 it is not known where."""
+        """Note that the first pending batch is in the log; at -1 it is not known where."""
         batch = self.pending.popleft()
         if self.last_batch is None:
             self.first_offset = base_offset if base_offset >= 0 else None
@@ -89,7 +89,7 @@ _Flight = deque[tuple[list[TopicPartition], PendingRequest]]
 
 @dataclass(frozen=True)
 class KafkaProduce:
-    """How a writing task reaches a cluster; see `ports.Produce`.
+    """A writing task's access to a cluster; see `ports.Produce`.
 
     Args:
         config: how the cluster is reached; a process keeps its connections from task to task.
@@ -110,7 +110,7 @@ class PartitionWriter:
     """Writes to the partitions of one task in one transaction; see `ports.Writer`.
 
     Args:
-        client: of the cluster; nobody else may use it meanwhile.
+        client: of the cluster; not to be shared meanwhile.
         producer: whose transaction it is; without a transactional id it is idempotent only, and
             what it writes is visible at once.
         transaction_version: the driver's, `KafkaBroker.transaction_version`.
@@ -156,7 +156,7 @@ class PartitionWriter:
         self._write_pending()
 
     def close(self) -> tuple[ProducedRange, ...]:
-        """Write no more, and tell what was acknowledged."""
+        """Write no more, and report what was acknowledged."""
         self._closed = True
         return tuple(
             self._produced(partition, log)
@@ -165,7 +165,7 @@ class PartitionWriter:
         )
 
     def _produced(self, partition: TopicPartition, log: _Log) -> ProducedRange:
-        """The range; offsets that Kafka withheld from a repeated batch are read from the log."""
+        """Return the range; offsets withheld for a repeated batch are read from the log."""
         assert log.last_batch is not None, partition
         if log.first_offset is None:
             first = batch_at_sequence(self._client, self._producer, partition, 0)
@@ -180,7 +180,7 @@ class PartitionWriter:
         )
 
     def _write_pending(self) -> None:
-        """Fly, collect, and again, until nothing is pending."""
+        """Send and collect, again and again, until nothing is pending."""
         attempts: Attempts | None = None
         while pending := [partition for partition, log in self._logs.items() if log.pending]:
             attempts = attempts or self._new_attempts(pending)
@@ -293,7 +293,7 @@ class PartitionWriter:
         )
 
     def _topic_id(self, topic: str) -> Any:
-        """The topic's id; it stays the one that the first acknowledged batch went to."""
+        """Return the topic's id; it stays the one that the first acknowledged batch went to."""
         topic_id = self._client.topic_ids.get(topic)
         written = any(
             log.record_count for partition, log in self._logs.items() if partition.topic == topic

@@ -1,7 +1,7 @@
 """A checkpoint's view of transactions: what is decided last, what is prepared after it.
 
 Reads, never changes anything; the pipeline may run meanwhile. Kafka is asked for its token where it
-is the one that decides.
+is the one that decides: `asking` is the one place that asks it for others than the driver.
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,24 @@ from typing import NamedTuple
 
 from tallystick.checkpoint.decision_log import transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
-from tallystick.checkpoint.newest_epoch import Ask, Epochs
+from tallystick.checkpoint.newest_epoch import Ask, Epochs, TokenAnswer
 from tallystick.epoch.manifest import Manifest, epoch_of
-from tallystick.epoch.transactional_ids import checkpoint_prefix, default_prefix, parse
+from tallystick.epoch.tokens import newest_token
+from tallystick.epoch.transactional_ids import checkpoint_prefix, default_prefix, parse, token_group
 from tallystick.epoch.two_phase import Owner
-from tallystick.errors import OptionError
+from tallystick.errors import AuthorizationError, DataLossError, OptionError
+from tallystick.kafka import group_offsets, transactions
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
 from tallystick.ports import Storage
+from tallystick.values import TopicPartition
 
 SINKS_OF_A_KIND = 20
-"""How many sinks without a uid are looked for, of a run that died before its first manifest."""
+"""This many sinks without a uid are looked for, of a run that died before its first manifest."""
 LOOKS_MAX = 3
-"""How often a checkpoint is looked at that a running pipeline changes meanwhile."""
+"""A checkpoint that a running pipeline changes meanwhile is read at most this often."""
+NOWHERE = TopicPartition("", 0)
+"""The token is found wherever the group has it."""
 
 
 class StatedPipeline(NamedTuple):
@@ -53,7 +60,7 @@ class CheckpointView:
         prefixes: the ids and prefixes of ids that are this pipeline's.
         decided_path: the newest decided manifest; "": none is.
         decided: the same.
-        doubt: why it is not known what is decided last; "": it is.
+        doubt: why it is unknown what is decided last; "": it is known.
         undecided: manifests after it, by path: of attempts that failed, or wait for the decision.
     """
 
@@ -66,6 +73,49 @@ class CheckpointView:
     decided: Manifest | None = None
     doubt: str = ""
     undecided: tuple[tuple[str, Manifest], ...] = ()
+
+
+def asking(config: KafkaConfig) -> Ask:
+    """Return a question to a cluster; the answer waits for the end of a commit under way."""
+
+    def ask(transactional_id: str, lineage: str) -> TokenAnswer:
+        client = Client(config)
+        try:
+            return ask_kafka(client, transactional_id, lineage)
+        finally:
+            client.close()
+
+    return ask
+
+
+def ask_kafka(
+    client: Client, transactional_id: str, lineage: str, *, stable: bool = True
+) -> TokenAnswer:
+    """Return what Kafka knows of a pipeline's last decision; see `newest_epoch.Ask`.
+
+    Args:
+        client: of the cluster.
+        transactional_id: the pipeline's.
+        lineage: of its checkpoint.
+        stable: wait for the end of a transaction under way; without it such an answer is a doubt,
+            as is one that the user may not read.
+
+    Raises:
+        AuthorizationError: with `stable`, the group may not be described.
+    """
+    try:
+        if not stable:
+            state = transactions.describe(client, transactional_id)
+            if state is not None and state.state.startswith("Prepare"):
+                return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
+        held = group_offsets.fetch(client, token_group(transactional_id), None, stable=stable)
+        return TokenAnswer(newest_token(held, NOWHERE, lineage))
+    except DataLossError as error:
+        return TokenAnswer(None, str(error))
+    except AuthorizationError as error:
+        if stable:
+            raise
+        return TokenAnswer(None, f"what Kafka decided last cannot be read: {error}")
 
 
 def look(
@@ -140,13 +190,13 @@ def _look(checkpoint: Storage, ask: Ask, stated: StatedPipeline) -> CheckpointVi
 
 
 def _manifests(checkpoint: Storage) -> dict[str, Manifest]:
-    """The retained manifests by path, of all attempts, oldest first."""
+    """Return the retained manifests by path, of all attempts, oldest first."""
     folder = CheckpointFolder(checkpoint)
     return folder.manifests(folder.manifest_paths())
 
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:
-    """Every one that manifests prove, and that of a query on this checkpoint."""
+    """Return every one that manifests prove, and that of a query on this checkpoint."""
     found = {default_prefix(lineage)}
     for manifest in manifests:
         if manifest.origin is None:

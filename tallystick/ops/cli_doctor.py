@@ -1,48 +1,91 @@
-"""`tallystick doctor`: every check there is, and what to type about what it finds."""
+"""`tallystick doctor`: all checks, and what to type about their findings."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from tallystick.errors import TallystickError
-from tallystick.ops.cli_savepoint import Checkpoint, Json, KafkaOptions, options_in
+from tallystick.errors import OptionError, TallystickError
+from tallystick.ops.cli_savepoint import options_in
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tallystick.ops.doctor import Diagnosis
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
 
 ERROR_EXIT_CODE = 2
-"""Also where the doctor cannot be asked so; Typer's for wrong words is the same."""
+"""Also for a wrong use of the command; Typer's own is the same."""
 STYLES = {"ERROR": "bold red", "WARNING": "yellow", "INFO": "dim"}
 
 
-def doctor(
-    checkpoint: Checkpoint,
-    bootstrap_servers: Annotated[
-        str, typer.Option(help="Of the cluster that the pipeline writes to: host:port,host:port.")
-    ],
-    kafka_options: KafkaOptions = None,
-    as_json: Json = False,
-) -> None:
-    """Look for everything that is wrong, or may be soon, with a checkpoint and its Kafka.
+def fail(error: TallystickError) -> None:
+    """Print why the doctor cannot be used so, and exit."""
+    from tallystick.ops.cli_show import printable
 
-    Changes nothing; the pipeline may run meanwhile, or be dead. Use the pipeline's own login, since
-    its rights are looked at too. Every file of the checkpoint is read. Exit codes: 0: nothing is
-    wrong; 1: warnings; 2: errors, or the doctor could not be asked so.
+    typer.echo(printable(str(error)), err=True)
+    sys.exit(ERROR_EXIT_CODE)
+
+
+def interval_of(trigger: str | None) -> int | None:
+    """Return the interval that `--trigger` says; None: epochs follow each other at once.
+
+    Raises:
+        OptionError: it is none.
+    """
+    from tallystick.run.loop import Trigger
+
+    return None if trigger is None else Trigger.of({"processingTime": trigger}).interval_ms or None
+
+
+def examine(
+    checkpoint: str,
+    servers: str | None,
+    kafka_options: Path | None,
+    *,
+    as_json: bool,
+    pipeline: "DeclaredPipeline | None",
+    options: Mapping[str, str],
+    trigger_interval_ms: int | None,
+) -> None:
+    """Make every check, print the findings, and exit with the weight of the worst.
+
+    Args:
+        checkpoint: its location.
+        servers: of the cluster that is asked; None: those of `options`.
+        kafka_options: a file of further options; they win over `options`.
+        as_json: print JSON.
+        pipeline: the one that the checkpoint is of, if it was named.
+        options: of the pipeline's own connection; empty without one.
+        trigger_interval_ms: see `diagnose`.
+
+    Raises:
+        OptionError: an option cannot work.
     """
     from tallystick.ops import cli_show
+    from tallystick.ops.cli_progress import checkpoint_bytes, watched
     from tallystick.ops.doctor import diagnose
 
-    try:
-        options = {} if kafka_options is None else options_in(Path(kafka_options))
-        found = diagnose(checkpoint, {**options, "bootstrap.servers": bootstrap_servers})
-    except TallystickError as error:
-        typer.echo(cli_show.printable(str(error)), err=True)
-        sys.exit(ERROR_EXIT_CODE)
+    if servers is None and not options:
+        raise OptionError(
+            "which Kafka? Give --bootstrap-servers HOST:PORT of the cluster that the pipeline "
+            "writes to, or --pipeline MODULE:PIPELINE, which names it"
+        )
+    given = {} if kafka_options is None else options_in(kafka_options)
+    given |= {} if servers is None else {"bootstrap.servers": servers}
+    with watched("examining") as work:
+        work.expect(lambda: checkpoint_bytes(checkpoint))
+        found = diagnose(
+            checkpoint,
+            {**options, **given},
+            pipeline=pipeline,
+            trigger_interval_ms=trigger_interval_ms,
+            storage_of=work.storage,
+            on_check=lambda name: work.say(f"checking {name}"),
+        )
     if as_json:
         findings = [{**asdict(each), "severity": each.severity.name.lower()}
                     for each in found.findings]  # fmt: skip

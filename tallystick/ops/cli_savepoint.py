@@ -50,14 +50,17 @@ def create(
     """Copy the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
     from tallystick.checkpoint.newest_committed import newest_decided
     from tallystick.ops import savepoints
+    from tallystick.ops.cli_progress import epoch_bytes, watched
     from tallystick.storage.file_storage import FileStorage, shown
 
-    with errors_as_messages():
+    with errors_as_messages(), watched("copying and reading back") as work:
         ask = asking_kafka(bootstrap_servers, kafka_options)
-        newest = -1 if epoch is not None else newest_decided(FileStorage(checkpoint), ask)
+        source = FileStorage(checkpoint)
+        newest = -1 if epoch is not None else newest_decided(source, ask)
+        work.expect(lambda: 3 * epoch_bytes(checkpoint, epoch))  # read, written, read back
         saved = savepoints.create(
-            FileStorage(checkpoint),
-            FileStorage(savepoint),
+            work.storage(checkpoint),
+            work.storage(savepoint),
             epoch=epoch,
             ask_kafka=ask,
         )
@@ -134,10 +137,12 @@ def restore(
 ) -> None:
     """Make a new checkpoint that goes on from a savepoint; then start the pipeline on it."""
     from tallystick.ops import savepoints
-    from tallystick.storage.file_storage import FileStorage, shown
+    from tallystick.ops.cli_progress import savepoint_bytes, watched
+    from tallystick.storage.file_storage import shown
 
-    with errors_as_messages():
-        saved = savepoints.restore(FileStorage(savepoint), FileStorage(checkpoint))
+    with errors_as_messages(), watched("copying") as work:
+        work.expect(lambda: 2 * savepoint_bytes(savepoint))  # read, and written
+        saved = savepoints.restore(work.storage(savepoint), work.storage(checkpoint))
     epoch, name = saved.manifest.checkpoint_id, saved.manifest.pipeline
     typer.echo(
         f"{shown(checkpoint)} goes on after epoch {epoch}. Under the name {name!r} it does so "
@@ -163,16 +168,19 @@ def migrate(
     ] = None,
 ) -> None:
     """Rewrite a savepoint's state for other numbers of key groups, larger or smaller."""
-    from tallystick.ops.migration import migrate as run
-    from tallystick.storage.file_storage import FileStorage, shown
+    from tallystick.ops.cli_progress import savepoint_bytes, watched
+    from tallystick.ops.savepoints import migrate as run
+    from tallystick.storage.file_storage import shown
 
-    with errors_as_messages():
-        source = FileStorage(savepoint)
+    with errors_as_messages(), watched("rewriting state") as work:
+        source = work.storage(savepoint)
+        # Read, written and read back; what is written again has about the same size.
+        work.expect(lambda: 3 * savepoint_bytes(savepoint))
         wanted = dict(_step_and_number(text, source) for text in max_parallelism)
         folder = scratch or Path(tempfile.gettempdir())
         if not folder.is_dir():
             raise OptionError(f"--scratch {folder}: expected a folder on a local disk")
-        run(source, FileStorage(target), wanted, folder)
+        run(source, work.storage(target), wanted, folder)
     typer.echo(f"Wrote {shown(target)}; {shown(savepoint)} is as it was.")
 
 
@@ -203,7 +211,7 @@ def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None"
     if servers is None:
         return None
     from tallystick.kafka.config import KafkaConfig
-    from tallystick.ops.ask_kafka import asking
+    from tallystick.ops.checkpoint_view import asking
 
     options = options_in(options_file) if options_file else {}
     return asking(KafkaConfig.from_options({**options, "bootstrap.servers": servers}))

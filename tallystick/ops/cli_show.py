@@ -1,4 +1,4 @@
-"""How commands show what they found: tables for people, JSON for programs."""
+"""Output of commands: tables for people, JSON for programs."""
 
 import json
 import os
@@ -15,22 +15,22 @@ from tallystick.ops.inspection import Report, StepReport, state_text
 from tallystick.state.catalog import StepState
 
 SHOWN_MAX = 20
-"""So many lines of a kind; JSON has them all."""
+"""At most this many lines of a kind; JSON has them all."""
 WIDTH = 160
 
 
 def console() -> Console:
-    """For tables; as wide as they need to be where nobody looks."""
+    """Return a console for tables, as wide as they need where the output is no terminal."""
     return Console(width=None if os.isatty(1) else WIDTH)
 
 
 def as_json(value: Any) -> str:
-    """A dataclass, or anything of JSON's own types."""
+    """Return a dataclass, or a value of JSON's own types, as JSON."""
     return json.dumps(asdict(value) if hasattr(value, "__dataclass_fields__") else value, indent=2)
 
 
 def show_report(report: Report, out: Console) -> None:
-    """A checkpoint, as tables."""
+    """Show a checkpoint as tables."""
     facts = Table(show_header=False, box=None)
     for name, value in _facts(report):
         facts.add_row(name, plain(value))
@@ -107,7 +107,7 @@ def _show_epochs(report: Report, out: Console) -> None:
 
 
 def _show_outputs(report: Report, out: Console) -> None:
-    """Print who decided each epoch, and what it makes visible where."""
+    """Print the decider of each epoch, and what it makes visible where."""
     table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
                   "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
     for each in report.outputs[-SHOWN_MAX:]:
@@ -172,7 +172,7 @@ def _size(step: StepState) -> int:
 def _source(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # of a source of somebody else's
+    except ValueError:  # of a source of other software
         return text
 
 
@@ -241,7 +241,7 @@ def state_of(fields: dict[str, Any]) -> str:
 
 
 def producer_of(fields: dict[str, Any]) -> str:
-    """Return who writes a transaction."""
+    """Return the writer of a transaction."""
     if fields["producer_id"] is None:
         return ""
     return f"{fields['producer_id']}, epoch {fields['producer_epoch']}"

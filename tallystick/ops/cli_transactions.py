@@ -113,7 +113,7 @@ def _look(
     stated: "StatedPipeline",
     elsewhere: _Elsewhere,
 ) -> "tuple[list[LingeringTransaction], CheckpointView | None]":
-    """List what lingers, then read what the checkpoint says: whatever began it is planned by then.
+    """List what lingers, then read what the checkpoint says: by then its epochs are planned.
 
     Raises:
         OptionError: the user asked for another system, and it cannot be looked through.
@@ -145,7 +145,7 @@ def _look(
 
 
 def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
-    """Leave out the other systems for want of an option.
+    """Leave out the other systems without their options.
 
     Raises:
         OptionError: the user asked for one; a variable of the environment may be there always.

@@ -4,47 +4,47 @@ Reads, never changes anything; the pipeline may run meanwhile, or be dead. Each 
 function that yields findings, and asks the code that a start or another command uses for the same:
 `inspect`, `transactions list`, the pre-flight check and its rights.
 
-What only the pipeline's code says (trigger interval, `max_recovery_ms`, topics that rows name) is
-checked by its start.
+What only the pipeline's code says (its timeouts, `max_recovery_ms`, topics and rights before the
+first epoch) is checked where the pipeline is named: `doctor_pipeline`.
 """
 
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from tallystick.checkpoint.decider import decider_of
+from tallystick.checkpoint.decision_log import decider_of
+from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.local.local_state import state_folder
 from tallystick.checkpoint.newest_epoch import Ask, TokenAnswer, ask_nobody
+from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.checkpoint_view import look
-from tallystick.ops.cli_show import size_text
 from tallystick.ops.doctor_kafka import CHECKS
-from tallystick.ops.findings import CheckFinding, Severity, Subject
-from tallystick.ops.inspection import inspect
+from tallystick.ops.doctor_subject import Subject
+from tallystick.ops.inspection import Report, inspect
 from tallystick.ops.transactions import KafkaCluster
-from tallystick.storage.file_storage import FileStorage, local_path
+from tallystick.ops.versions import versions
+from tallystick.storage.file_storage import FileStorage
 
-PATIENCE_MS = "30000"
-"""How long Kafka has for an answer: a person waits, and can try again."""
+if TYPE_CHECKING:
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+
+PATIENCE_MS = 30_000
+"""The time Kafka has for an answer: a person waits, and can try again."""
 ASKS_MAX = 30
 ASK_AGAIN_S = 0.1
-FREE_MIN_BYTES = 1 << 30
-FREE_MIN_SHARE = 0.05
-PACKAGES = ("tallystick", "pyspark", "pyarrow", "numpy", "lmdb")
+GUESSED = ("settings", "rights")
+"""Checks of `CHECKS` that are made with the pipeline's own settings where these are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings, the worst first.
+    """The findings, the worst first.
 
     Args:
         checkpoint: its location.
@@ -62,41 +62,93 @@ class Diagnosis:
         return max((int(each.severity) for each in self.findings), default=0)
 
 
-def diagnose(checkpoint: str, options: Mapping[str, str]) -> Diagnosis:
+@dataclass(slots=True)
+class _Round:
+    """The checks that were made so far, and what they found; nothing twice."""
+
+    on_check: Callable[[str], None]
+    made: list[str] = field(default_factory=list)
+    findings: list[CheckFinding] = field(default_factory=list)
+
+    def make(self, name: str, check: Callable[[], Iterable[CheckFinding]]) -> list[CheckFinding]:
+        """Make a check; that it could not be finished is a finding too."""
+        self.on_check(name)
+        self.made.append(name)
+        try:
+            found = list(check())
+        except TallystickError as error:
+            found = [_unfinished(name, error)]
+        self.findings += [each for each in found if each not in self.findings]
+        return found
+
+
+def diagnose(
+    checkpoint: str,
+    options: Mapping[str, str],
+    *,
+    verify: bool = True,
+    patience_ms: int = PATIENCE_MS,
+    pipeline: "DeclaredPipeline | None" = None,
+    trigger_interval_ms: int | None = None,
+    storage_of: Callable[[str], FileStorage] = FileStorage,
+    on_check: Callable[[str], None] = lambda _: None,
+) -> Diagnosis:
     """Make every check.
 
     Args:
         checkpoint: its location.
         options: of the connection to the cluster that decides, with Kafka's names.
+        verify: read every file of the checkpoint; else it is enough that they are there.
+        patience_ms: how long Kafka has for an answer, unless `options` say otherwise.
+        pipeline: the one that the checkpoint is of, where its code is at hand.
+        trigger_interval_ms: of the pipeline; None: not known, or epochs follow each other at once.
+        storage_of: makes the storage of the checkpoint.
+        on_check: called with the name of each check before it is made.
 
     Raises:
         OptionError: an option or the location cannot work.
     """
-    storage = FileStorage(checkpoint)
-    config = KafkaConfig.from_options({"delivery.timeout.ms": PATIENCE_MS, **options})
+    storage = storage_of(checkpoint)
+    config = KafkaConfig.from_options({"delivery.timeout.ms": str(patience_ms), **options})
     client, asked = Client(config), KafkaCluster(config)
-    findings = [*versions(), *_finished("disk", lambda: disk(checkpoint))]
-    made = ["versions", "disk", "kafka", "checkpoint"]
+    its = _Round(on_check)
+    its.make("versions", versions)
+    its.make("disk", lambda: disk_space(checkpoint))
     try:
-        unreachable = [*_finished("kafka", lambda: _no_findings(cluster.cluster_id(client)))]
-        ask = ask_nobody if unreachable else _asking_again(asked.ask)
-        files = [*_finished("checkpoint", lambda: checkpoint_files(storage, ask))]
-        findings += [*unreachable, *files]
+        unreachable = its.make("kafka", lambda: _brokers(client))
+        ask = ask_nobody if unreachable else asking_again(asked.ask)
+        files = partial(checkpoint_files, storage, ask, verify=verify, may_be_new=bool(pipeline))
+        damage = its.make("checkpoint", files)
+        subject = None
         if not unreachable and CheckpointFolder(storage).is_begun:
-            try:
-                subject = _subject(storage, ask, asked, options, client)
-            except TallystickError as error:
-                made.append("decision")
-                findings += _without_repeats([_unfinished("decision", error)], files)
-            else:
-                for name, each in CHECKS.items():
-                    made.append(name)
-                    findings += _finished(name, partial(each, subject))
+            look_at = partial(_subject, storage, ask, asked, options, client, trigger_interval_ms)
+            subject = _known(look_at, its, damage)
+        if subject is not None:
+            for name, check in CHECKS.items():
+                if pipeline is None or name not in GUESSED:
+                    its.make(name, partial(check, subject))
+        if pipeline is not None:
+            written = () if subject is None else subject.output_topics
+            _check_pipeline(its, pipeline, storage, written, trigger_interval_ms)
     finally:
         asked.close()
         client.close()
-    findings.sort(key=lambda each: -each.severity)
-    return Diagnosis(storage.location, tuple(made), tuple(findings))
+    worst_first = sorted(its.findings, key=lambda each: -each.severity)
+    return Diagnosis(storage.location, tuple(its.made), tuple(worst_first))
+
+
+def _check_pipeline(
+    its: _Round,
+    pipeline: "DeclaredPipeline",
+    storage: FileStorage,
+    written: Collection[str],
+    trigger_interval_ms: int | None,
+) -> None:
+    from tallystick.ops.doctor_pipeline import PIPELINE_CHECKS, DeclaredSubject  # they need PySpark
+
+    declared = DeclaredSubject(pipeline, storage, written, trigger_interval_ms)
+    for name, check in PIPELINE_CHECKS.items():
+        its.make(name, partial(check, declared))
 
 
 def _subject(
@@ -105,6 +157,7 @@ def _subject(
     asked: KafkaCluster,
     options: Mapping[str, str],
     client: Client,
+    trigger_interval_ms: int | None,
 ) -> Subject:
     view, folder = look(storage, ask), CheckpointFolder(storage)
     retained = folder.manifests(folder.manifest_paths()).values()
@@ -115,11 +168,25 @@ def _subject(
         view=view,
         manifests=tuple(each for each in retained if each.lineage == view.lineage),
         decider=decider_of(storage),
+        trigger_interval_ms=trigger_interval_ms,
     )
 
 
-def _asking_again(ask: Ask) -> Ask:
-    """Return who asks Kafka until it is sure: a running pipeline is often just committing."""
+def _known(
+    look_at: Callable[[], Subject], its: _Round, damage: list[CheckFinding]
+) -> Subject | None:
+    """Return what further checks look at; None, and a finding, if damage keeps it from them."""
+    try:
+        return look_at()
+    except TallystickError as error:
+        found = _unfinished("decision", error)
+        is_known = found.found in {each.found for each in damage}
+        its.make("decision", lambda: [] if is_known else [found])
+        return None
+
+
+def asking_again(ask: Ask) -> Ask:
+    """Return a function that asks Kafka until it is sure: a pipeline may just be committing."""
 
     def asking(transactional_id: str, lineage: str) -> TokenAnswer:
         for _ in range(ASKS_MAX):
@@ -130,14 +197,6 @@ def _asking_again(ask: Ask) -> Ask:
         return answer
 
     return asking
-
-
-def _finished(name: str, made: Callable[[], Iterable[CheckFinding]]) -> list[CheckFinding]:
-    """Return what a check finds; that it could not be finished is a finding too."""
-    try:
-        return list(made())
-    except TallystickError as error:
-        return [_unfinished(name, error)]
 
 
 def _unfinished(name: str, error: TallystickError) -> CheckFinding:
@@ -153,58 +212,34 @@ def _unfinished(name: str, error: TallystickError) -> CheckFinding:
     )
 
 
-def _no_findings(_: object) -> tuple[CheckFinding, ...]:
-    return ()
-
-
-def _without_repeats(new: list[CheckFinding], known: list[CheckFinding]) -> list[CheckFinding]:
-    return [each for each in new if each.found not in {one.found for one in known}]
-
-
-# --- this machine -----------------------------------------------------------------------------
-
-
-def versions() -> Iterator[CheckFinding]:
-    """Name what is installed here."""
-    found = [f"Python {sys.version.split()[0]}"]
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    yield CheckFinding(Severity.INFO, "versions", ", ".join(found))
-
-
-def disk(checkpoint: str) -> Iterator[CheckFinding]:
-    """Look at the space that is left for the checkpoint, and for copies of state on this host."""
-    places = {"copies of state": state_folder(), "the checkpoint": local_path(checkpoint)}
-    for what, place in places.items():
-        while place is not None and not place.exists():
-            place = place.parent
-        if place is None:
-            continue
-        usage = shutil.disk_usage(place)
-        if usage.free < max(FREE_MIN_BYTES, FREE_MIN_SHARE * usage.total):
-            yield CheckFinding(
-                Severity.WARNING,
-                "disk",
-                f"{size_text(usage.free)} of {size_text(usage.total)} are free on the disk of "
-                f"{what} ({place})",
-                "When it is full, epochs are aborted and run again until there is space; nothing "
-                "is lost.",
-                f"df -h {place}; then make space, or move it: the checkpoint to a larger disk "
-                f"while the pipeline is stopped, copies of state by TALLYSTICK_STATE_DIR.",
-            )
+def _brokers(client: Client) -> Iterator[CheckFinding]:
+    """Reach the cluster; nothing is found if it answers."""
+    cluster.cluster_id(client)
+    yield from ()
 
 
 # --- the checkpoint ---------------------------------------------------------------------------
 
 
-def checkpoint_files(storage: FileStorage, ask: Ask) -> Iterator[CheckFinding]:
-    """Read all files of the checkpoint, as `tallystick inspect --verify` does."""
+def checkpoint_files(
+    storage: FileStorage, ask: Ask, *, verify: bool, may_be_new: bool = False
+) -> Iterator[CheckFinding]:
+    """Check all files of the checkpoint, as `tallystick inspect` does.
+
+    Args:
+        storage: the checkpoint.
+        ask: asks Kafka.
+        verify: read every file.
+        may_be_new: nothing is wrong if no run has begun there yet.
+    """
     name, location = "checkpoint", storage.location
     try:
-        report = inspect(storage, verify=True, ask=ask)
+        report = inspect(storage, verify=verify, ask=ask)
     except OptionError as error:
         is_begun = CheckpointFolder(storage).is_begun
+        if may_be_new and not is_begun:
+            yield CheckFinding(Severity.INFO, name, f"{location} is new: no run has begun there")
+            return
         yield CheckFinding(
             Severity.WARNING if is_begun else Severity.ERROR,
             name,
@@ -213,6 +248,12 @@ def checkpoint_files(storage: FileStorage, ask: Ask) -> Iterator[CheckFinding]:
             "Start the pipeline, and wait for an epoch." if is_begun else f"ls {location}",
         )
         return
+    yield from file_findings(report)
+
+
+def file_findings(report: Report) -> Iterator[CheckFinding]:
+    """Report what is missing or damaged, and what else there is to know of a checkpoint."""
+    name, location = "checkpoint", report.location
     for problem in dict.fromkeys(each for epoch in report.epochs for each in epoch.problems):
         counts = any(problem in each.problems for each in report.epochs[-1:])
         whole = report.newest_whole

@@ -3,35 +3,27 @@
 Each asks the code that a start or another command uses for the same: the answers cannot differ.
 """
 
-import time
 from collections.abc import Callable, Iterator
 
+from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
 from tallystick.epoch.transactional_ids import token_group
-from tallystick.kafka import cluster
+from tallystick.kafka import cluster, outlook
 from tallystick.kafka.audit import transaction_state
-from tallystick.kafka.client import Client
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, missing_rights
 from tallystick.ops.cli_show import time_text
-from tallystick.ops.findings import CheckFinding, Severity, Subject, is_kafkas
-from tallystick.ops.transactions import OURS, TransactionStatus, describe
+from tallystick.ops.doctor_subject import Subject, is_kafkas
+from tallystick.ops.transactions import OURS, TransactionStatus, describe, recovery
+from tallystick.ops.versions import judge_brokers
 
 LINGERS_MS = 60_000
 """A transaction that is open for longer was left, or belongs to an epoch worth a look."""
-RETENTION_MIN_MINUTES = 24 * 60
-"""Kafka's default before 2.0; a pipeline that was down over a weekend needs more."""
-CLOCK_SKEW_MAX_MS = 5_000
-
-
-def now_ms() -> int:
-    """Return the time on this machine, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def decision(subject: Subject) -> Iterator[CheckFinding]:
-    """Look whether the newest decision can be proved."""
+    """Check that the newest decision can be proved."""
     name, view, decider = "decision", subject.view, subject.decider
     if decider is None:
         yield CheckFinding(Severity.INFO, name, "nothing was decided in this checkpoint yet")
@@ -70,16 +62,12 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
         said = describe(each, view)
         if said.standing not in OURS:
             continue
-        age_ms = max(0, now_ms() - each.begun_ms)
+        age_ms = max(0, outlook.now_ms() - each.begun_ms)
         is_due = said.standing is TransactionStatus.DUE
         is_old = age_ms >= min(LINGERS_MS, each.timeout_ms // 2 or LINGERS_MS)
         left = f"Kafka aborts it after {time_text(each.timeout_ms)}"
-        remedy = (
-            f"If the pipeline is dead: tallystick recover MODULE:PIPELINE --checkpoint "
-            f"{view.location}"
-            if view.is_loops
-            else "Start the query."
-        )
+        command = recovery(view)
+        remedy = f"If the pipeline is dead: {command}" if command else "Start the query."
         yield CheckFinding(
             (Severity.ERROR if is_due else Severity.WARNING) if is_old else Severity.INFO,
             "transactions",
@@ -99,25 +87,17 @@ def settings(subject: Subject) -> Iterator[CheckFinding]:
     config = KafkaConfig.from_options(subject.options, transaction_timeout_ms=timeout_ms)
     output = KafkaOutput(config, None, "", transaction_timeout_ms=timeout_ms)
     facts = cluster.cluster_facts(subject.client)
-    found = check(facts, output, trigger_interval_ms=None)
+    found = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
     for problem in found.problems:
         yield CheckFinding(Severity.ERROR, "settings", problem, "The next start is refused.")
     for warning in found.warnings:
         yield CheckFinding(Severity.WARNING, "settings", warning)
+    yield from judge_brokers(facts)
     if facts.transaction_version is not None:
         feature = f"the brokers' feature transaction.version is {facts.transaction_version}"
         yield CheckFinding(Severity.INFO, "versions", feature)
-    minutes = facts.offsets_retention_minutes
-    if subject.transactional_ids and minutes is not None and minutes < RETENTION_MIN_MINUTES:
-        yield CheckFinding(
-            Severity.WARNING,
-            "retention",
-            f"the brokers' offsets.retention.minutes is {minutes}",
-            "A pipeline that is down for longer has no token any more: its start cannot prove what "
-            "was committed last, and asks.",
-            f"Set offsets.retention.minutes={RETENTION_MIN_MINUTES} or more in the brokers' "
-            f"settings, and restart them one by one.",
-        )
+    if subject.transactional_ids:
+        yield from outlook.retention(facts)
 
 
 def topics(subject: Subject) -> Iterator[CheckFinding]:
@@ -143,10 +123,10 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
                     f"positions are of id {expected}: it was deleted and created again"
                 )
     there = cluster.describe_topics(subject.client, subject.output_topics)
+    for topic, found in cluster.cluster_facts(subject.client, there).replication.items():
+        yield from outlook.copies(topic, found)
     for topic in subject.output_topics:
-        if topic in there:
-            yield from _copies(subject.client, topic)
-        else:
+        if topic not in there:
             yield CheckFinding(
                 Severity.ERROR,
                 name,
@@ -165,35 +145,6 @@ def _topic_lost(found: str) -> CheckFinding:
         "the source's LossPolicy: by default it stops.",
         "Look who removed it; then choose losses=LossPolicy(...) of the KafkaSource.",
     )
-
-
-def _copies(client: Client, topic: str) -> Iterator[CheckFinding]:
-    """Look whether rows outlive the loss of a broker."""
-    found = cluster.replication(client, topic)
-    fewest = found.in_sync_min or 1
-    if found.in_sync < min(fewest, found.replicas):
-        yield CheckFinding(
-            Severity.ERROR,
-            "topics",
-            f"output topic {topic!r}: a partition has {found.in_sync} copies in sync, and "
-            f"min.insync.replicas is {fewest}",
-            "It takes no rows until more brokers are back: epochs are aborted and run again.",
-            f"kafka-topics --bootstrap-server SERVERS --describe --topic {topic}",
-        )
-    if found.replicas == 1 or (found.in_sync_min == 1):
-        is_small = found.brokers == 1
-        yield CheckFinding(
-            Severity.INFO if is_small else Severity.WARNING,
-            "topics",
-            f"output topic {topic!r} has replication factor {found.replicas} and "
-            f"min.insync.replicas {fewest}, on {found.brokers} broker{'s' * (not is_small)}",
-            "Rows that were committed are lost with one broker's disk.",
-            ""
-            if is_small
-            else f"Replication factor 3: kafka-reassign-partitions; then kafka-configs "
-            f"--bootstrap-server SERVERS --alter --topic {topic} --add-config "
-            f"min.insync.replicas=2",
-        )
 
 
 def authorization(subject: Subject) -> Iterator[CheckFinding]:
@@ -220,24 +171,7 @@ def authorization(subject: Subject) -> Iterator[CheckFinding]:
 
 def clock(subject: Subject) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with that of the cluster's controller."""
-    before = now_ms()
-    theirs = cluster.clock_ms(subject.client)
-    after = now_ms()
-    if theirs is None:
-        text = "the cluster does not tell its time (needs DESCRIBE on the cluster, and KRaft)"
-        yield CheckFinding(Severity.INFO, "clock", text)
-        return
-    skew_ms = max(before - theirs, theirs - after, 0)
-    if skew_ms > CLOCK_SKEW_MAX_MS:
-        where = "behind" if theirs > after else "ahead of"
-        yield CheckFinding(
-            Severity.WARNING,
-            "clock",
-            f"this machine's clock is {time_text(skew_ms)} {where} that of Kafka's controller",
-            "Timestamps of rows, timers of processing time and the ages of transactions are wrong "
-            "by as much; an hour ahead, brokers refuse the rows.",
-            "timedatectl status; then have NTP set the clock of this machine, or of the brokers.",
-        )
+    return outlook.clock(subject.client)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {

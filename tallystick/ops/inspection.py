@@ -11,15 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tallystick.checkpoint.integrity import Epoch, Wholeness, newest_whole, read_manifest
+from tallystick.checkpoint.folder import CheckpointFolder, Integrity, RetainedEpoch, newest_whole
 from tallystick.checkpoint.newest_committed import (
     call_failed,
     never_committed,
     refuse_nothing_settled,
 )
 from tallystick.checkpoint.newest_epoch import Ask, CheckpointEnd, Epochs, ask_nobody
-from tallystick.epoch import retention
-from tallystick.epoch.manifest import CHECKPOINT, Manifest, attempt_of, epoch_of
+from tallystick.epoch.manifest import (
+    CHECKPOINT,
+    Manifest,
+    attempt_of,
+    epoch_of,
+    expired_manifests,
+    retained_manifests,
+)
 from tallystick.errors import ManifestError
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
@@ -31,7 +37,7 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.schema import ddl_of, schema_from_text
 
 LOOKS_MAX = 3
-"""How often a checkpoint is looked at that a running pipeline changes meanwhile."""
+"""The number of looks at a checkpoint that a running pipeline changes meanwhile."""
 SETTLED = "settled"
 """Decided, and visible in every sink."""
 DECIDED = "decided, not settled"
@@ -139,7 +145,7 @@ class Report:
     origin: str
     positions: tuple[dict[str, int], ...]
     steps: tuple[StepReport, ...]
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[RetainedEpoch, ...]
     newest_whole: int | None
     rubbish: tuple[str, ...]
     verified: bool
@@ -193,11 +199,11 @@ class _Look:
         is_loops = self.known.is_loops
         self.committed = self.last.settled if is_loops else self.known.newest_written()
         self.paths = self.known.paths
-        self.files = Wholeness(self.storage, self.verify)
+        self.files = Integrity(self.storage, self.verify)
 
     def report(self) -> Report:
         path, notes = self._manifest_of_committed()
-        manifest = read_manifest(self.storage, path)
+        manifest = CheckpointFolder(self.storage).read_manifest(path)
         outputs, more = self._outputs()
         epochs = self.files.epochs(self.committed)
         return Report(
@@ -223,9 +229,9 @@ class _Look:
         Damage to one is reported with the epochs.
         """
         token, found = self.last.decided, []
-        for path in sorted(retention.retained(self.paths, self.committed), key=attempt_of):
+        for path in sorted(retained_manifests(self.paths, self.committed), key=attempt_of):
             try:
-                manifest = read_manifest(self.storage, path)
+                manifest = CheckpointFolder(self.storage).read_manifest(path)
                 standing = self._standing(path, manifest)
             except ManifestError:
                 continue
@@ -290,7 +296,7 @@ class _Look:
         return newest, (note,)
 
     def _doubts(self, path: str, outputs: Iterable[Output]) -> tuple[str, ...]:
-        """Why the manifest of the newest written epoch may not count, or does not."""
+        """Return why the newest written epoch's manifest may not count, or does not."""
         if found := self.known.doubts(path):
             return (str(call_failed(self.storage, self.committed, found)),)
         is_denied = any(
@@ -300,11 +306,11 @@ class _Look:
 
     def _rubbish(self) -> tuple[str, ...]:
         """Return what would be collected: no file of state while a manifest cannot be read."""
-        gone = retention.expired(self.paths, self.committed)
+        gone = expired_manifests(self.paths, self.committed)
         with contextlib.suppress(ManifestError):  # damage to one is reported with the epochs
-            retained = retention.retained(self.paths, self.committed)
-            kept = [read_manifest(self.storage, path).state for path in retained]
-            gone += collectable(sorted(self.files.names()), self.committed, kept)
+            retained = retained_manifests(self.paths, self.committed)
+            kept = [CheckpointFolder(self.storage).read_manifest(path).state for path in retained]
+            gone += collectable(sorted(self.files.paths()), self.committed, kept)
         return tuple(gone)
 
     def _step(self, step: StepState) -> StepReport:
@@ -338,7 +344,7 @@ class _Look:
         )
 
     def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
-        """About how many bytes each key group has, by the files' indexes."""
+        """Return about how many bytes each key group has, by the files' indexes."""
         sizes = np.zeros(step.max_parallelism)
         everything = KeyGroupRange(0, step.max_parallelism - 1)
         loads = needed(step.files, everything)
@@ -352,7 +358,7 @@ class _Look:
         return sizes, [load.file for load in loads]
 
     def _segments(self, file: StateFile) -> list[tuple[int, int, int]]:
-        """Key groups and bytes of each segment; the whole file as one where it is damaged."""
+        """Return key groups and bytes of each segment; a damaged file counts as one."""
         tail = self.storage.get_range(file.path, -file.index_size, file.index_size)
         try:
             found = parse_index(tail or b"", file.checksum)

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram, start_http
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES
 from tallystick.spark.listeners import PIPELINES, PipelineCounts
 from tallystick.spark.progress import SourceProgress, source_progress
 from tallystick.spark.streaming import offset_reporter
@@ -31,6 +32,7 @@ PARTITION_SERIES_MAX = 1_000
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 PIPELINE, STEP, TOPIC = ("query",), ("query", "step"), ("query", "topic")
+SINK = ("query", "sink")
 PARTITION = ("query", "source", "topic", "partition")
 
 
@@ -59,20 +61,41 @@ TABLE = (
     MetricEntry("tallystick_source_skipped_offsets_total", COUNTER, TOPIC, "Offsets that were lost unread and passed over, as a policy of the source says."),
     MetricEntry("tallystick_group_offset_failures_total", COUNTER, PIPELINE, "How often positions could not be shown in a consumer group; they are sent again."),
     MetricEntry("tallystick_read_offsets_total", COUNTER, PIPELINE, "Offsets that committed epochs span, markers of transactions included.", True),
+    MetricEntry("tallystick_read_records_total", COUNTER, PIPELINE, "Records that committed epochs read.", True),
+    MetricEntry("tallystick_read_bytes_total", COUNTER, PIPELINE, "Bytes of the record batches that they were read from, compressed as they came.", True),
+    MetricEntry("tallystick_written_bytes_total", COUNTER, PIPELINE, "Bytes of the record batches that committed epochs wrote to Kafka, compressed.", True),
+    MetricEntry("tallystick_written_files_total", COUNTER, PIPELINE, "Files that committed epochs wrote to FileSinks; by `tallystick_epochs_total`, per epoch.", True),
+    MetricEntry("tallystick_written_file_bytes_total", COUNTER, PIPELINE, "Bytes of these files.", True),
+    MetricEntry("tallystick_epochs_started_total", COUNTER, PIPELINE, "Epochs planned, those that run again included: each is committed or aborted, or in flight.", True),
     MetricEntry("tallystick_epochs_total", COUNTER, PIPELINE, "Epochs committed."),
     MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "How long epochs took, by part; `triggerExecution` is the whole (see Performance)."),
     MetricEntry("tallystick_epoch_failures_total", COUNTER, ("query", "error"), "What failed in epochs, by the class of the error; what may pass is tried again.", True),
+    MetricEntry("tallystick_aborted_epochs_total", COUNTER, ("query", "error"), "Epochs that were planned and did not come about, by the class of the error; they run again.", True),
     MetricEntry("tallystick_epoch_open_seconds", GAUGE, PIPELINE, "Age of the epoch in flight, since its plan: its transaction is no older; 0: none is in flight.", True),
     MetricEntry("tallystick_transaction_timeout_seconds", GAUGE, PIPELINE, "After how long Kafka aborts an epoch's transaction; absent where none decides.", True),
+    MetricEntry("tallystick_open_transactions", GAUGE, SINK, "Transactions, or files, that wait for the decision or their commit, of this run or left over, as far as the driver knows without asking: from its tasks' reports, and from what a recovery finds.", True),
+    MetricEntry("tallystick_oldest_transaction_seconds", GAUGE, SINK, "Age of the oldest of them; the deciding one is no older than its epoch, by which it counts; 0: none is open, or its age is not known.", True),
     MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
     MetricEntry("tallystick_starts_total", COUNTER, PIPELINE, "How often this process has started the pipeline.", True),
-    MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks.", True),
+    MetricEntry("tallystick_started_seconds", GAUGE, PIPELINE, "When this process started the pipeline last, as Unix time.", True),
+    MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks, without dead letters.", True),
+    MetricEntry("tallystick_dead_letters_total", COUNTER, PIPELINE, "Malformed records that committed epochs wrote to the dead-letter topic; with transactions of tasks they count as rows.", True),
     MetricEntry("tallystick_late_rows_total", COUNTER, STEP, "Rows that a keyed step dropped, since they came later than its watermark.", True),
     MetricEntry("tallystick_watermark_seconds", GAUGE, STEP, "The step's watermark, as Unix time.", True),
     MetricEntry("tallystick_state_bytes", GAUGE, STEP, "Bytes of the files that the committed state is read from.", True),
     MetricEntry("tallystick_state_files", GAUGE, STEP, "How many files these are.", True),
+    MetricEntry("tallystick_state_entries", GAUGE, STEP, "Entries in these files; a key that changed is in several of them until they are merged.", True),
+    MetricEntry("tallystick_state_live_entries", GAUGE, STEP, "Entries of the state that an epoch went on from, as its tasks' local copies have them: of the newest epoch in which all tasks of the step had rows.", True),
+    MetricEntry("tallystick_state_copies_reused_total", COUNTER, STEP, "Local copies of state that tasks of committed epochs found, and brought forward by what changed since.", True),
+    MetricEntry("tallystick_state_copies_rebuilt_total", COUNTER, STEP, "Local copies of state that they had to rebuild from the checkpoint.", True),
+    MetricEntry("tallystick_state_written_files_total", COUNTER, PIPELINE, "Files of state that committed epochs wrote; each epoch writes one manifest besides.", True),
+    MetricEntry("tallystick_state_written_bytes_total", COUNTER, PIPELINE, "Bytes of these files.", True),
 )  # fmt: skip
-"""All there are; docs/operations.md shows this table."""
+"""The metrics; docs/operations.md shows this table."""
+COPIES = {
+    REUSED_COPIES: "tallystick_state_copies_reused_total",
+    REBUILT_COPIES: "tallystick_state_copies_rebuilt_total",
+}
 Sample = tuple[str, tuple[str, ...], float]
 """The name of a metric, the values of its labels, and its value."""
 
@@ -84,8 +107,8 @@ class SourceMetrics(Collector):
         self._lock = Lock()
         self._latest: dict[str, list[SourceProgress]] = {}
         self._counted: dict[str, int] = {}
-        self._epochs: Counter[str] = Counter()
-        self._read: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()  # by metric and labels
+        self._entries: dict[tuple[str, str], int] = {}  # by query and step
         self._skipped: Counter[tuple[str, str]] = Counter()
         seconds = _of("tallystick_epoch_seconds")
         self._seconds = Histogram(
@@ -97,6 +120,7 @@ class SourceMetrics(Collector):
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)
+                self._entries = {at: each for at, each in self._entries.items() if at[0] != query}
                 return
             sources = source_progress(progress)
             if not sources:
@@ -106,14 +130,35 @@ class SourceMetrics(Collector):
             if self._counted.get(query_id, -1) >= batch_id:
                 return
             self._counted[query_id] = batch_id
-            self._epochs[query] += 1
-            if size := progress.get("epochSize"):  # a pipeline's
-                self._read[query] += size["offsets"]
+            self._counts["tallystick_epochs_total", (query,)] += 1
+            if progress.get("epochSize"):  # a pipeline's
+                self._count(query, progress)
             for part, took_ms in progress["durationMs"].items():
                 self._seconds.labels(query, part).observe(took_ms / 1000)
             for source in sources:
                 for partition, (start, stop) in source.skipped.items():
                     self._skipped[query, partition.topic] += stop - start
+
+    def _count(self, query: str, progress: Mapping[str, Any]) -> None:
+        """Take in what a pipeline counts in its progress."""
+        files = progress["files"]
+        found = {
+            "tallystick_read_offsets_total": progress["epochSize"]["offsets"],
+            "tallystick_read_records_total": progress["numInputRows"],
+            "tallystick_read_bytes_total": progress["bytes"]["read"],
+            "tallystick_written_bytes_total": progress["bytes"]["written"],
+            "tallystick_written_files_total": files["written"],
+            "tallystick_written_file_bytes_total": files["bytes"],
+        }
+        for name, count in found.items():
+            self._counts[name, (query,)] += count
+        for step in progress["tasks"]:
+            of_step = (query, step["step"])
+            for counted, name in COPIES.items():
+                if counted in step:
+                    self._counts[name, of_step] += step[counted]
+            if LIVE_ENTRIES in step:
+                self._entries[of_step] = step[LIVE_ENTRIES]
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client`."""
@@ -133,7 +178,8 @@ class SourceMetrics(Collector):
     def _samples(self) -> Iterator[Sample]:
         with self._lock:
             latest = dict(self._latest)
-            epochs, read, skipped = dict(self._epochs), dict(self._read), dict(self._skipped)
+            counts, skipped = dict(self._counts), dict(self._skipped)
+            entries = dict(self._entries)
         for query, sources in latest.items():
             for source in sources:
                 yield from _per_partition("position", query, source, source.positions)
@@ -141,12 +187,12 @@ class SourceMetrics(Collector):
                 yield from _per_partition("lag_offsets", query, source, source.lag)
         for labels, count in skipped.items():
             yield "tallystick_source_skipped_offsets_total", labels, count
-        for query, count in epochs.items():
-            yield "tallystick_epochs_total", (query,), count
-        for query, count in read.items():
-            yield "tallystick_read_offsets_total", (query,), count
-        for query, counts in list(COUNTS.items()):
-            yield "tallystick_group_offset_failures_total", (query,), counts.failures
+        for of_step, entry_count in entries.items():
+            yield "tallystick_state_live_entries", of_step, entry_count
+        for (name, of_query), count in counts.items():
+            yield name, of_query, count
+        for query, group in list(COUNTS.items()):
+            yield "tallystick_group_offset_failures_total", (query,), group.failures
         for pipeline, counted in list(PIPELINES.items()):
             yield from _of_pipeline(pipeline, counted)
 
@@ -198,20 +244,32 @@ def _of(name: str) -> MetricEntry:
 def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
     one = (name,)
     yield "tallystick_starts_total", one, counts.starts
+    yield "tallystick_started_seconds", one, counts.started_ms / 1000
+    yield "tallystick_epochs_started_total", one, counts.epochs_started
     yield "tallystick_rows_written_total", one, counts.rows_written
+    yield "tallystick_dead_letters_total", one, counts.dead_letters
+    yield "tallystick_state_written_files_total", one, counts.written_files
+    yield "tallystick_state_written_bytes_total", one, counts.written_bytes
     yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
     now_ms, since_ms = time.time_ns() // 1_000_000, counts.open_since_ms
     yield "tallystick_epoch_open_seconds", one, (now_ms - since_ms) / 1000 if since_ms else 0
     if counts.timeout_ms is not None:
         yield "tallystick_transaction_timeout_seconds", one, counts.timeout_ms / 1000
+    for sink, begun_ms in counts.open_since().items():
+        oldest_ms = min(filter(None, begun_ms), default=now_ms)
+        yield "tallystick_open_transactions", (name, sink), len(begun_ms)
+        yield "tallystick_oldest_transaction_seconds", (name, sink), (now_ms - oldest_ms) / 1000
     for error, count in list(counts.failures.items()):
         yield "tallystick_epoch_failures_total", (name, error), count
+    for error, count in list(counts.aborted.items()):
+        yield "tallystick_aborted_epochs_total", (name, error), count
     for step, count in list(counts.late_rows.items()):
         yield "tallystick_late_rows_total", (name, step), count
     for state in counts.state:
         of_step = (name, state.uid)
         yield "tallystick_state_bytes", of_step, sum(file.size for file in state.files)
         yield "tallystick_state_files", of_step, len(state.files)
+        yield "tallystick_state_entries", of_step, sum(file.rows for file in state.files)
         if state.watermark_ms is not None:
             yield "tallystick_watermark_seconds", of_step, state.watermark_ms / 1000
 

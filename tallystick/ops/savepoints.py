@@ -1,4 +1,4 @@
-"""Savepoints on storage: taken of a checkpoint, described, restored into a new one, deleted.
+"""Savepoints on storage: taken, described, restored, deleted, migrated to other key groups.
 
 None of it needs Spark. Kafka is asked only where the checkpoint alone cannot say which of several
 manifests of its newest epoch counts. A running pipeline need not stop, and knows nothing of it:
@@ -7,10 +7,17 @@ where it has removed a file before that was copied, the then newest epoch is tak
 
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.local.lmdb_store import open_store
 from tallystick.checkpoint.newest_committed import Newest, newest_committed
 from tallystick.checkpoint.newest_epoch import Ask, Epochs
 from tallystick.checkpoint.savepoint_folder import (
@@ -23,6 +30,7 @@ from tallystick.checkpoint.savepoint_folder import (
     name_of,
     whole_uri,
 )
+from tallystick.checkpoint.state_files import chunks_of, contents_of, write_snapshot
 from tallystick.epoch import manifest
 from tallystick.epoch.savepoint import (
     FILE,
@@ -36,11 +44,18 @@ from tallystick.epoch.savepoint import (
 )
 from tallystick.errors import ManifestError, OptionError, StateFileError, TallystickError
 from tallystick.ports import Storage
+from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.entries import regrouped
+from tallystick.state.key_groups import KeyGroupRange, check_parallelism
+from tallystick.state.keys import HASH_VERSION, KeyCodec
+from tallystick.state.overlay import StateView
 from tallystick.storage.file_storage import FileStorage, local_path
 
 TRIES_MAX = 5
 """Each copies only what is new since the one before, so they get shorter."""
 TRY_PAUSE_S = 1.0
+SNAPSHOT_BYTES = 32 << 20
+"""About the size of a file that a migration writes."""
 
 
 def create(
@@ -109,7 +124,7 @@ def _save(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
-    """Spark's entries about an epoch that it has run; none about one of a loop of our own."""
+    """Return Spark's entries about an epoch that it has run; none about a loop's of our own."""
     folder = CheckpointFolder(checkpoint)
     if epoch not in folder.done_by_spark() and Epochs(checkpoint).is_loops:
         return {}
@@ -142,7 +157,7 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
 
 
 def read(location: Storage) -> Savepoint:
-    """The savepoint in a folder.
+    """Return the savepoint in a folder.
 
     Raises:
         OptionError: there is none.
@@ -167,10 +182,10 @@ def _description(location: Storage, *, or_tombstone: bool = False) -> bytes:
 
 
 def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
-    """The savepoints in a folder, with their locations; a savepoint's own folder has that one.
+    """Return the savepoints in a folder, with locations; a savepoint's own folder has that one.
 
-    Of what cannot be read, a damaged one, one that is being deleted or a neighbour that may be
-    none, the error.
+    In place of one that cannot be read (damaged, being deleted, or a neighbour that may be none)
+    stands the error.
     """
     kept = FileStorage(parent)
     home = whole_uri(kept.location)
@@ -221,12 +236,114 @@ def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
     return savepoint
 
 
+def migrate(
+    source: Storage, target: Storage, max_parallelism: Mapping[str, int], scratch: Path
+) -> Savepoint:
+    """Copy a savepoint, with the state of some steps in other key groups.
+
+    Every entry is read, put under its new key group, sorted on this host's disk, and written as
+    snapshots: the whole state is rewritten, in bounded memory.
+
+    All of it or nothing: what was written before an error is removed again. What a killed process
+    has written stays, and another attempt is refused there: it needs another folder.
+
+    Args:
+        source: where the savepoint is; it stays as it is.
+        target: an empty folder.
+        max_parallelism: the new number of key groups, by the step's uid.
+        scratch: a folder on a local disk, with room for the largest step's state.
+
+    Returns:
+        The new savepoint.
+
+    Raises:
+        OptionError: a step is unknown, a number is out of its bounds, or the folder is in use.
+        StateFileError: a file of state is missing or damaged.
+    """
+    savepoint = read(source)
+    state = savepoint.manifest.state
+    uids = [step.uid for step in state]
+    for uid, count in max_parallelism.items():
+        check_parallelism(1, count)
+        if uid not in uids:
+            raise OptionError(
+                f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
+            )
+    moved: list[StepState] = []
+    with filled(target, "savepoint migrate") as new:
+        for step in state:
+            if step.uid in max_parallelism:
+                moved.append(_migrated_step(step, max_parallelism[step.uid], source, new, scratch))
+            else:
+                new.copy(source, [step])
+                moved.append(step)
+        manifest = replace(savepoint.manifest, state=tuple(moved))
+        migrated = replace(savepoint, name=name_of(target), manifest=manifest)
+        new.complete(migrated)
+    return migrated
+
+
+def _migrated_step(
+    step: StepState, max_parallelism: int, source: Storage, new: NewFolder, scratch: Path
+) -> StepState:
+    files: list[StateFile] = []
+    trail = step.trail
+    if step.version is not None:
+        version = Version(step.version.epoch, uuid.uuid4().hex)
+        everything = KeyGroupRange(0, max_parallelism - 1)
+        with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
+            store = open_store(Path(folder), "migration", step.uid, everything)
+            done = store.apply(None, version, _entries_of(step, max_parallelism, source))
+            assert done, "the folder is nobody else's"
+            with store.view(version) as view:
+                assert view is not None, "just written"
+                for file in _snapshots(step, version, max_parallelism, view, new.storage):
+                    new.will_have(file.path)
+                    files.append(file)
+        trail = (version,)
+    return replace(
+        step,
+        max_parallelism=max_parallelism,
+        parallelism=min(step.parallelism, max_parallelism),
+        hash_version=HASH_VERSION,
+        files=tuple(files),
+        trail=trail,
+    )
+
+
+def _entries_of(step: StepState, max_parallelism: int, source: Storage) -> Iterator[pa.RecordBatch]:
+    codec = KeyCodec.from_text(step.key_schema)
+    for groups in chunks_of(step, KeyGroupRange(0, step.max_parallelism - 1)):
+        entries = contents_of(step, groups, source)
+        if entries.num_rows:
+            yield regrouped(entries, codec, max_parallelism)
+
+
+def _snapshots(
+    step: StepState, version: Version, max_parallelism: int, view: StateView, target: Storage
+) -> Iterator[StateFile]:
+    size = sum(file.size for file in step.files)
+    count = max(1, min(max_parallelism, size // SNAPSHOT_BYTES))
+    for index, groups in enumerate(KeyGroupRange(0, max_parallelism - 1).parts(count)):
+        nonce = uuid.uuid4().hex[:16]
+        yield write_snapshot(
+            target,
+            step.uid,
+            version.epoch,
+            index,
+            nonce,
+            view,
+            groups,
+            state_ids=[each.state_id for each in step.fields],
+        )
+
+
 def delete(savepoint_at: Storage) -> Savepoint:
     """Remove a savepoint.
 
-    Only what the savepoint names: other files in its folder are somebody else's. Its description
-    goes last, and has another name from the beginning: what was interrupted is no savepoint any
-    more, and can be done again.
+    Only what the savepoint names: other files in its folder belong to others. Its description
+    goes last, and has another name from the beginning: what was interrupted is no longer a
+    savepoint, and can be done again.
 
     Args:
         savepoint_at: where it is.

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from tallystick.api.kafka_source import client_config
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import Ask
 from tallystick.checkpoint.savepoint_folder import whole_uri
@@ -18,7 +17,8 @@ from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.epoch import savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
-from tallystick.ops.ask_kafka import asking
+from tallystick.ops.checkpoint_view import asking
+from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
@@ -39,7 +39,7 @@ def read_state(
     bootstrap_servers: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The state of a keyed step, a row per key.
+    """Return the state of a keyed step, a row per key.
 
     Columns: those of the key, `key_group`, the states (see `schema_of`), and `timers` in
     milliseconds. Of the newest committed epoch when this is called; read lazily, so a pipeline that
@@ -82,7 +82,7 @@ class _ReadPlan:
     count: int
 
     def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the key groups that have these numbers."""
+        """Return the rows of the key groups that have these numbers."""
         storage = FileStorage(self.checkpoint)
         for batch in numbers:
             for index in batch.column(0).to_pylist():
@@ -134,7 +134,7 @@ class _Entries(NamedTuple):
 
 
 def schema_of(step: StepState) -> pa.Schema:
-    """The columns of a step's table; a name that is taken gets an underscore."""
+    """Return the columns of a step's table; a name that is taken gets an underscore."""
     fields = list(KeyCodec.from_text(step.key_schema).schema)
     fields.append(pa.field(KEY_GROUP, pa.int32()))
     for state in step.fields:
@@ -152,7 +152,7 @@ def schema_of(step: StepState) -> pa.Schema:
 
 
 def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
-    """A row per key of these entries, in no particular order.
+    """Yield a row per key of these entries, in no particular order.
 
     Args:
         step: the state that they are of.
@@ -186,7 +186,7 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _readable(step: StepState) -> Iterator[tuple[int, int]]:
-    """The states with their times to live; entries of others are of dropped states, or indexes."""
+    """Return the states with times to live; other entries are of dropped states, or indexes."""
     yield from ((field.state_id, field.ttl_ms) for field in step.fields)
     yield TIMERS_BY_KEY, 0
 
@@ -223,7 +223,7 @@ def _groups(keys: pa.BinaryArray) -> NDArray[np.int32]:
 
 
 def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> list[pa.Array]:
-    """The columns of one state, a value for each of `count` keys."""
+    """Return the columns of one state, a value for each of `count` keys."""
     if state.kind == COLUMNS:
         rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
         return [column.take(_positions(codes, count)) for column in rows.columns]
@@ -258,7 +258,7 @@ def _positions(codes: Int64Array, count: int) -> pa.Array:
 
 
 def _runs(codes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The runs of equal codes: whose they are, and where they start, and the end of all."""
+    """Return the runs of equal codes: whose they are, and where they start, and the end of all."""
     starts = np.flatnonzero(np.diff(codes, prepend=-1)) if len(codes) else np.empty(0, np.int64)
     return codes[starts], np.append(starts, len(codes))
 

@@ -5,29 +5,27 @@ are settled by the pipeline's driver, in a start or in `tallystick recover`.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from tallystick.checkpoint.newest_epoch import TokenAnswer
-from tallystick.epoch.tokens import newest_token
-from tallystick.epoch.transactional_ids import PooledId, parse, token_group
+from tallystick.epoch.transactional_ids import PooledId, is_batch_id, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
-from tallystick.errors import AuthorizationError, DataLossError, OptionError
-from tallystick.kafka import group_offsets
+from tallystick.errors import OptionError
 from tallystick.kafka import transactions as kafka_transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.ops.ask_kafka import NOWHERE
-from tallystick.ops.checkpoint_view import CheckpointView
+from tallystick.ops.checkpoint_view import CheckpointView, ask_kafka
 from tallystick.values import TopicPartition
 
 KAFKA, POSTGRES, FILES = "kafka", "postgres", "files"
 """The systems in which transactions linger."""
 ONGOING = "Ongoing"
-"""Kafka's one state in which nobody has decided; those that begin with `Prepare` end by Kafka."""
+"""Kafka's one state without a decision; Kafka ends those that begin with `Prepare` itself."""
 OUR_PREFIX = "tallystick-"
-"""How ids begin where a user chose no other prefix."""
+"""The default prefix of ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class LingeringTransaction:
 
     @property
     def prefix(self) -> str:
-        """How the ids of its pipeline begin; the id of a whole epoch's transaction is that."""
+        """The prefix of its pipeline's ids; a whole epoch's transaction has it as its id."""
         pooled = self.pooled
         return self.transactional_id if pooled is None else pooled.prefix
 
@@ -105,7 +103,7 @@ class Description:
 
 
 def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> Description:
-    """Say whose a transaction is, and what a recovery of its pipeline does to it.
+    """Return whose a transaction is, and what a recovery of its pipeline does to it.
 
     Args:
         lingering: the transaction.
@@ -114,11 +112,15 @@ def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> De
     if lingering.system == KAFKA and lingering.state != ONGOING:
         what = f"Kafka is ending it ({lingering.state}): wait, it is decided already"
         return Description(TransactionStatus.ENDING, what)
+    is_foreign = view is None or not _is_ours(lingering, view)
+    if is_foreign and lingering.system == KAFKA and is_batch_id(lingering.transactional_id):
+        what = "a batch write's: it is at work, or has died, and Kafka ends it at its timeout"
+        return Description(TransactionStatus.FOREIGN, what)
     if view is None:
         if lingering.pooled is None and not lingering.prefix.startswith(OUR_PREFIX):
             return Description(TransactionStatus.FOREIGN, "not ours")
         return Description(TransactionStatus.UNKNOWN, "unknown: give --checkpoint")
-    if not _is_ours(lingering, view):
+    if is_foreign:
         theirs = lingering.prefix.startswith(OUR_PREFIX)
         what = "not ours" + ": another pipeline's, by its name" * theirs
         return Description(TransactionStatus.FOREIGN, what)
@@ -139,6 +141,13 @@ def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> De
             return Description(TransactionStatus.UNNAMED, what, waiting, path)
     what = "named by no decided epoch: a run is writing it, or a recovery aborts it"
     return Description(TransactionStatus.UNNAMED, what)
+
+
+def recovery(view: CheckpointView) -> str:
+    """Return what to type where a pipeline's process is dead; "": a query of Spark's is started."""
+    if not view.is_loops:
+        return ""
+    return f"tallystick recover MODULE:PIPELINE --checkpoint {shlex.quote(view.location)}"
 
 
 def of_prefixes(
@@ -172,7 +181,7 @@ def in_order(
 
 
 class KafkaCluster:
-    """One cluster, for those who look at its transactions.
+    """One cluster, for a look at its transactions.
 
     Args:
         config: how to reach it.
@@ -182,7 +191,7 @@ class KafkaCluster:
         self._client = Client(config)
 
     def lingering(self) -> tuple[LingeringTransaction, ...]:
-        """Return what is open, of everybody, as far as this user may see.
+        """Return what is open, of all users, as far as this user may see.
 
         Raises:
             BrokerUnavailableError: a broker did not answer, so that something may be missing.
@@ -205,18 +214,10 @@ class KafkaCluster:
 
     def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
         """See `newest_epoch.Ask`: it waits for no open transaction."""
-        try:
-            state = kafka_transactions.describe(self._client, transactional_id)
-            if state is not None and state.state.startswith("Prepare"):
-                return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
-            group = token_group(transactional_id)
-            held = group_offsets.fetch(self._client, group, None, stable=False)  # see KIP-447
-            return TokenAnswer(newest_token(held, NOWHERE, lineage))
-        except (AuthorizationError, DataLossError) as error:
-            return TokenAnswer(None, f"what Kafka decided last cannot be read: {error}")
+        return ask_kafka(self._client, transactional_id, lineage, stable=False)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._client.close()
 
 
@@ -299,7 +300,7 @@ def _lingering_in(
 
 
 def _is_ours(lingering: LingeringTransaction, view: CheckpointView) -> bool:
-    """By its name alone; in other systems their sinks looked for the pipeline's only."""
+    """True by its prefix; in other systems only this pipeline's were looked for."""
     return lingering.system != KAFKA or lingering.prefix in view.prefixes
 
 
@@ -311,7 +312,7 @@ def _begins(prefix: str, prefixes: Collection[str]) -> bool:
 def _named(
     lingering: LingeringTransaction, committables: Iterable[Committable]
 ) -> Committable | None:
-    """By the whole name; in files and tables it is one of its sink's only."""
+    """Find it by its whole name; in files and tables that is unique within its sink."""
     for each in committables:
         if each.name == lingering.name and lingering.sink in ("", each.sink):
             return each

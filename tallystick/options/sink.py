@@ -1,6 +1,6 @@
-"""The options of `writeStream.format("tallystick")`: their table, and the values they make.
+"""The options of `format("tallystick")` as a sink: their table, and the values they make.
 
-Spark adds two of its own: where the checkpoint is, and the name of the query.
+To those of a stream Spark adds two of its own: where the checkpoint is, and the name of the query.
 """
 
 from collections.abc import Mapping
@@ -51,15 +51,15 @@ SINK = OptionTable("sink", "write to", (
     Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none", "key"),
     Option("compression", one_of(*CODEC_IDS), COMPRESSION, "How record batches are compressed.", "zstd", _ROWS, field="compression"),
     Option("batch.bytes", whole(f"bytes, from {BATCH_BYTES_MIN}", BATCH_BYTES_MIN), BATCH_BYTES, "How large a record batch becomes before compression.", "100000", _ROWS, field="batch_bytes"),
-    Option("guarantee", one_of(*(each.value for each in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT),
+    Option("guarantee", one_of(*(each.value for each in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT, only="stream"),
     Option("transaction.timeout.ms", whole(f"ms, from {TRANSACTION_TIMEOUT_MIN_MS}", TRANSACTION_TIMEOUT_MIN_MS), TRANSACTION_TIMEOUT_MS,
-           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT, field="transaction_timeout_ms"),
-    Option("max.recovery.time.ms", whole("ms", 1), None, "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT, "not set", "max_recovery_ms"),
-    Option("transactional.id.prefix", name_of("text"), None, "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions.", "billing-counts", _COMMIT, "`tallystick-<id of the query>`"),
-    Option("token.topic", name_of("topic name"), None, "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT, "`topic`"),
-    Option("accept", Kind("words, by comma", _read_words), frozenset(), "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT, "none"),
-    Option(CHECKPOINT, text_of("URI"), "", "Spark's own.", "/c", ""),
-    Option("queryName", text_of("text"), None, "Spark's own.", "q", ""),
+           "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, or that a batch takes to write, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT, field="transaction_timeout_ms"),
+    Option("max.recovery.time.ms", whole("ms", 1), None, "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT, "not set", "max_recovery_ms", "stream"),
+    Option("transactional.id.prefix", name_of("text"), None, "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions. A batch has the one id `<prefix>-batch`, and aborts what an earlier write of that id left open; without a prefix each write has an id of its own.", "billing-counts", _COMMIT, "`tallystick-<id of the query>`; a batch: `tallystick-batch-<random>`"),
+    Option("token.topic", name_of("topic name"), None, "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT, "`topic`", only="stream"),
+    Option("accept", Kind("words, by comma", _read_words), frozenset(), "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT, "none", only="stream"),
+    Option(CHECKPOINT, text_of("URI"), "", "Spark's own.", "/c", "", only="stream"),
+    Option("queryName", text_of("text"), None, "Spark's own.", "q", "", only="stream"),
 ))  # fmt: skip
 
 
@@ -89,18 +89,10 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
     """
     found = SINK.parse(options)
-    _check(found)
+    _check_rows(found)
+    _check_stream(found)
     return WriteOptions(
-        output=KafkaOutput(
-            **found.fields,
-            config=KafkaConfig.from_options(
-                found.client, transaction_timeout_ms=found["transaction.timeout.ms"]
-            ),
-            token_topic=found["token.topic"] or found["topic"],
-            json=found["value.format"] == "json",
-            guarantee=Guarantee(found["guarantee"]),
-            names=NAMES,
-        ),
+        output=_output(found, found["token.topic"] or found["topic"]),
         checkpoint=found[CHECKPOINT],
         query_name=found["queryName"],
         id_prefix=found["transactional.id.prefix"],
@@ -108,7 +100,47 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _check(found: ParsedOptions) -> None:
+@dataclass(frozen=True, slots=True)
+class BatchWriteOptions:
+    """The options of a `df.write`, typed."""
+
+    output: KafkaOutput
+    """The settings of the sink."""
+    id_prefix: str | None
+    """The beginning of the transactional id; None: the write has one of its own."""
+
+
+def parse_batch_write_options(options: Mapping[str, str]) -> BatchWriteOptions:
+    """Check the options of a `df.write` and give them their types.
+
+    Args:
+        options: as Spark hands them over; names in any case.
+
+    Raises:
+        OptionError: an option is unknown, missing, for a stream, or not of its type.
+    """
+    found = SINK.parse(options)
+    for name in found.given:
+        if SINK[name].only == "stream":
+            raise OptionError(f"{name} means nothing for df.write: remove it (it is for a stream)")
+    _check_rows(found)
+    return BatchWriteOptions(_output(found, ""), found["transactional.id.prefix"])
+
+
+def _output(found: ParsedOptions, token_topic: str) -> KafkaOutput:
+    return KafkaOutput(
+        **found.fields,
+        config=KafkaConfig.from_options(
+            found.client, transaction_timeout_ms=found["transaction.timeout.ms"]
+        ),
+        token_topic=token_topic,
+        json=found["value.format"] == "json",
+        guarantee=Guarantee(found["guarantee"]),
+        names=NAMES,
+    )
+
+
+def _check_rows(found: ParsedOptions) -> None:
     if "group.id" in found.client:
         raise OptionError(f"{GROUP_OPTION} is for reading: a query that writes has none; remove it")
     if "key.field" in found and found["value.format"] != "json":
@@ -116,6 +148,9 @@ def _check(found: ParsedOptions) -> None:
             f"key.field={found['key.field']!r} names a column for value.format=json; without it, "
             f"the record's key is the column 'key'"
         )
+
+
+def _check_stream(found: ParsedOptions) -> None:
     if not found[CHECKPOINT]:  # Spark passes it on only where the query itself names it
         raise OptionError(
             "checkpointLocation is missing: what is committed is decided in the checkpoint, and "

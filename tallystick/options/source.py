@@ -57,7 +57,7 @@ TASK_BYTES_MAX = 64 << 20
 MAX_OFFSETS, ALL = "maxOffsetsPerTrigger", "all"
 TICK_INTERVAL = "internal.tick.interval.ms"
 TICK_COUNT = "internal.tick.count"
-"""Options by which a pipeline with timers instructs its planner; nobody else needs them."""
+"""Options with which a pipeline with timers instructs its planner; for no other use."""
 COMMITTED = "committed"
 _MARKERS = {"earliest": EARLIEST, "latest": LATEST}
 _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
@@ -263,13 +263,13 @@ class SourceOptions:
 
     subscription: Subscription
     config: KafkaConfig
-    """How to reach the cluster."""
+    """The configuration of the client of the cluster."""
     start: Bound
     stop: Bound | None
     """The end of reading; None: there is none."""
     policy: LossPolicy
     avro: Avro | None
-    """How values are read with `value_format` "avro"; None with another one."""
+    """The Avro settings for `value_format` "avro"; None with another format."""
     group: str
     commit_offsets: bool
     discovery_interval_ms: int

@@ -3,6 +3,7 @@
 Parsing, the messages of errors and the options pages of the docs follow from the declaration. The
 tables stand with what they make: `options.source` and `options.sink`. Names are those of Spark's
 own Kafka connector where it has the option, else Flink's, so that a query needs one word changed.
+Settings of the Kafka client, with `kafka.` before their names, pass through.
 """
 
 import difflib
@@ -13,7 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from tallystick.errors import OptionError
-from tallystick.kafka.config import say_passed_over
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.java_settings import say_passed_over
 
 KAFKA_PREFIX = "kafka."
 GROUP_OPTION = "kafka.group.id"
@@ -183,7 +185,7 @@ class OptionTable:
         return next(each for each in self.options if each.name == name)
 
     def parse(self, options: Mapping[str, str]) -> ParsedOptions:
-        """Give options their types.
+        """Convert options to their types.
 
         Args:
             options: as Spark hands them over; names in any case.
@@ -226,3 +228,47 @@ class OptionTable:
             "\n".join([f"### {section}", "", head, *(each.row for each in options)])
             for section, options in groupby(shown, key=lambda option: option.section)
         )
+
+
+def client_config(
+    bootstrap_servers: str,
+    options: Mapping[str, str],
+    *,
+    transaction_timeout_ms: int | None = None,
+) -> KafkaConfig:
+    """Return how to reach a cluster, by settings under the names of Spark's connector.
+
+    Args:
+        bootstrap_servers: the brokers to begin with.
+        options: the settings, with `kafka.` before their names.
+        transaction_timeout_ms: of the transactions that are written there; None: there are none.
+
+    Raises:
+        OptionError: a setting is not known, or contradicts another.
+    """
+    return KafkaConfig.from_options(
+        plain_client_options(bootstrap_servers, options),
+        transaction_timeout_ms=transaction_timeout_ms,
+    )
+
+
+def plain_client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of `client_config` under Kafka's own names, the servers among them.
+
+    Raises:
+        OptionError: a name does not begin with `kafka.`.
+    """
+    return {
+        name.removeprefix(KAFKA_PREFIX): value
+        for name, value in _client_options(bootstrap_servers, options).items()
+    }
+
+
+def _client_options(bootstrap_servers: str, options: Mapping[str, str]) -> dict[str, str]:
+    for name in options:
+        if not name.startswith(KAFKA_PREFIX):
+            raise OptionError(
+                f"options: {name!r}: expected names that begin with {KAFKA_PREFIX!r}, as Spark's "
+                f"connector has them; everything else is an argument"
+            )
+    return {"kafka.bootstrap.servers": bootstrap_servers, **options}

@@ -23,7 +23,7 @@ from tallystick.errors import OptionError, RecordError
 _EPOCH_DAYS = 10_957  # from 1970 to 2000, where PostgreSQL's time begins
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
 TEXTS = {"text", "varchar", "bpchar", "json", "citext", "enum", "name"}
-"""Not xml: a binary COPY takes a document's bytes for the encoding that it says it has."""
+"""Without xml: a binary COPY takes a document's bytes for the encoding that it says it has."""
 _VARCHAR_HEADER = 4
 """The bytes that atttypmod counts besides a varchar's characters."""
 _WIDTHS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}

@@ -4,7 +4,7 @@ Invariants:
     * A connection that met a failure is closed and never lent again.
     * A connection is used by the process that made it only: a worker that Spark's daemon forked
       finds none of its parent's.
-    * Commits are on disk when they are answered, whatever the role's synchronous_commit; no wait
+    * Commits are on disk when they are answered, with any synchronous_commit of the role; no wait
       for a lock, a statement or a silent peer is without end. A deadline ends silence, not work: a
       commit that is cut while it goes on would be cut again at each start.
     * Names without a schema mean what PostgreSQL itself has. Anybody may put a better fitting
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 USERS_PATH = "SET LOCAL search_path TO DEFAULT"
-"""For the rest of a transaction: triggers of the user's table may rely on it."""
+"""Sets the path for the rest of a transaction: triggers of the user's table may rely on it."""
 _SEEN = """
     SELECT pg_is_in_recovery(), count(*) > 0, coalesce(bool_or(wait_event = 'SyncRep'), false)
     FROM pg_stat_activity WHERE pid = $1
@@ -79,12 +79,14 @@ def _close_entry(entry: tuple[Connection, int]) -> None:
     close(entry[0])
 
 
-_idle: WorkerCache[str, tuple[Connection, int]] = WorkerCache(_close_entry, idle_max=_KEPT_MAX)
+idle_connections: WorkerCache[str, tuple[Connection, int]] = WorkerCache(
+    _close_entry, idle_max=_KEPT_MAX
+)
 """By connection string; with the number of the server's process."""
 
 
 def query(text: str) -> LiteralString:
-    """SQL whose names were quoted by the server or by `quoted`, as psycopg's types want it."""
+    """Return SQL whose names were quoted by the server or by `quoted`, for psycopg's types."""
     checked: Any = text
     found: LiteralString = checked
     return found
@@ -123,7 +125,7 @@ def _connected(
     Args:
         dsn: see `connect`.
         patience_s: see `connect`.
-        has_no_end: a statement may take as long as it does, whatever timeouts were set to.
+        has_no_end: a statement may take as long as it does, without the usual timeouts.
     """
     secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
     with ours("connecting", secrets):
@@ -212,7 +214,7 @@ def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
     begin = f"{BEGIN}; {USERS_PATH}"
     if application:
         begin += f"; SET LOCAL application_name = {literal(application)}"
-    while found := _idle.take(dsn):
+    while found := idle_connections.take(dsn):
         connection, pid = found
         try:
             with answered(dsn, connection, pid):
@@ -236,7 +238,7 @@ def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
 def give_back(dsn: str, connection: Connection, pid: int) -> None:
     """Keep a connection for the next transaction, if it is whole and there is room."""
     if not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE:
-        _idle.give_back(dsn, (connection, pid))
+        idle_connections.give_back(dsn, (connection, pid))
     else:
         close(connection)
 
@@ -245,11 +247,6 @@ def close(connection: Connection) -> None:
     """Close it; never raises."""
     with suppress(Exception):
         connection.close()
-
-
-def close_kept() -> None:
-    """Close every idle connection of this process."""
-    _idle.close()
 
 
 def seconds_until(until: float) -> float:
@@ -313,7 +310,7 @@ def _same_server(dsn: str, connection: Connection) -> str:
 
 
 def _trouble(dsn: str, pid: int) -> str:
-    """Why a session's answer does not come, as another one sees it; nothing: it is at work.
+    """Return why a session does not answer, as another one sees it; nothing: it is at work.
 
     Locks have a timeout of their own, lost connections keepalives; the wait for a standby after a
     COMMIT has none.
@@ -324,7 +321,7 @@ def _trouble(dsn: str, pid: int) -> str:
     """
     try:
         with psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other, cut_off(other, _ASKED_S):
-            # What a session does is shown to who has connected.
+            # What a session does is shown to the role that has connected.
             other.execute(query(f"SET ROLE NONE; {OWN_PATH}"))
             row = other.execute(_SEEN, [pid]).fetchone()
     except (errors.ConnectionTimeout, RetriableError):
@@ -359,7 +356,7 @@ def answered(
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Commit a transaction at the end of the block; on failure nobody says ROLLBACK.
+    """Commit a transaction at the end of the block; on failure no ROLLBACK is sent.
 
     The caller throws the connection away instead, which does the same and cannot fail.
 
@@ -394,7 +391,7 @@ class Session:
     def run(
         self, doing: str, work: Callable[[Connection], Result], until: float | None = None
     ) -> Result:
-        """Do work that may be done twice: once more where a kept connection turns out to be cut.
+        """Do work that may be done twice: once more if a kept connection turns out to be cut.
 
         Args:
             doing: for the error.

@@ -7,7 +7,7 @@ Invariants:
     * A token is deleted only long after its epoch, and the mark that says so is written with it.
       By then a later epoch of the same lineage was committed, before which everything earlier was
       settled: what has no token and is before the mark was committed, since losses keep theirs.
-    * What is pending is settled as its own details say, whatever the sink's settings are now.
+    * What is pending is settled as its own details say, independent of the sink's settings now.
     * What other roles may write, into our tables, as names of prepared transactions or of sessions,
       makes nothing run with our rights, and keeps nothing of ours from being settled: it is named
       in a warning, and left alone or deleted.
@@ -62,7 +62,7 @@ from tallystick.postgres.transactions import Details, PostgresPlan
 logger = logging.getLogger(__name__)
 
 EPOCHS_PROVED = 100
-"""How many epochs' tokens are kept; a checkpoint's manifests are kept for far fewer."""
+"""The number of epochs whose tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
 _REGISTRIES = """
     SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
@@ -73,9 +73,9 @@ _REGISTRIES = """
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
 """
 """Ours are, besides the one of the sink's own schema, only those that this user has
-made: a row names tables that are then written to, and must not be anybody's."""
+made: a row names tables that are then written to, and must not be another user's."""
 _LOOK_MS = 2_000
-"""How long it is looked into a table of another role, which may be large."""
+"""The time limit for reading another role's table, which may be large."""
 
 
 class PostgresCommitter:
@@ -170,14 +170,14 @@ class PostgresCommitter:
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
 
-        Prepared and staged ones, whatever this sink's own way is, in whatever schema. And those
+        Prepared and staged ones, for any way of this sink, in any schema. And those
         that a session has open: of a task that the driver believes dead, and that could prepare
-        what nobody would look for. To abort one ends its session.
+        what no recovery would look for. To abort one ends its session.
         """
 
         def look(connection: Connection) -> list[Committable]:
             # In the order that a transaction goes through: what moves on meanwhile is seen twice.
-            # Both stay: somebody else's row or session may have the name of a transaction of ours.
+            # Both stay: another user's row or session may have the name of a transaction of ours.
             made = self._open(connection, owner)
             made += self._prepared(connection, owner)
             made += self._staged(connection, owner)
@@ -249,7 +249,7 @@ class PostgresCommitter:
             except psycopg.Error as error:
                 if connection.closed or is_mine:
                     raise
-                # Whoever has that schema must not be able to stop this pipeline's recovery.
+                # The owner of that schema must not be able to stop this pipeline's recovery.
                 logger.warning(
                     "%s cannot be read (%s): if this pipeline staged rows there, they stay for now",
                     registry,
@@ -323,7 +323,7 @@ class PostgresCommitter:
         return made
 
     def _warn(self, warning: str) -> None:
-        """Once: what others have made may stay for long."""
+        """Warn once: what others have made may stay for long."""
         if warning not in self._warned:
             self._warned.add(warning)
             logger.warning("PostgreSQL: %s", warning)

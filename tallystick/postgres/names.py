@@ -1,4 +1,6 @@
-"""The names of transactions in PostgreSQL: texts that say whose they are, and can be read back.
+"""The names of transactions in PostgreSQL, and the SQL that tasks and the driver share.
+
+A name is a text that says whose the transaction is, and can be read back:
 
     tallystick:<pipeline>:<sink>:<lineage's hash>:<checkpoint_id>:<task>:<attempt>:<nonce>
 
@@ -9,15 +11,22 @@ Invariants:
       was taken of, leaves the other one's transactions alone.
 """
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from urllib.parse import quote
 
 from tallystick.epoch.two_phase import Committable, Owner, Place
+from tallystick.postgres.connection import quoted
+from tallystick.postgres.schema import ID, POSITION, tokens_of
 
 NAME_BYTES_MAX = 199
 _PIPELINE_MAX, _SINK_MAX, _NONCE_MAX, _HASH = 48, 40, 24, 16
 _APPLICATION_MAX = 63  # the server cuts a session's application_name there
+_OF_ONE = f"{ID} OPERATOR(pg_catalog.=) $1"
+"""With the user's search_path, where any role may have operators, pg_catalog may come last."""
 _NAME = re.compile(r"tallystick:[^:]*:[^:]*:[^:]*:(\d{1,19}):(\d{1,10}):\d{1,10}:[^:]+")
 
 
@@ -70,11 +79,11 @@ def found(
     """Return the committable of a name that a recovery found; None: `name_of` did not make it.
 
     Args:
-        name: as somebody may have made it who wants to be in the way.
+        name: possibly made by another user in order to cause trouble.
         sink: its uid, which the name may hold in a shortened form.
         details: see `Committable`.
-        record_count: 0: not known.
-        begun_ms: 0: not known.
+        record_count: 0: unknown.
+        begun_ms: 0: unknown.
     """
     parts = _NAME.fullmatch(name)
     if parts is None or not name.isascii():
@@ -85,6 +94,74 @@ def found(
 def staged_id(name: str) -> int:
     """Return the number that stands for a name in each staged row."""
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+def insert_token(
+    schema: str, committable: Committable, *, lost: bool = False
+) -> tuple[str, list[object]]:
+    """Return the proof of what became of a committable, with its parameters.
+
+    It waits for a session that writes the same one, and does nothing if it is there.
+    """
+    _, pipeline, sink, lineage, *_ = prefix_of(committable.name).split(":")
+    return (
+        f"INSERT INTO {tokens_of(schema)} (name, pipeline, sink, lineage, checkpoint_id, task, "
+        f"lost) VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name) DO NOTHING",
+        [
+            committable.name,
+            pipeline,
+            sink,
+            lineage,
+            committable.checkpoint_id,
+            committable.task,
+            lost,
+        ],
+    )
+
+
+def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    """Return a digest of what a row of the registry says, which other roles may have changed."""
+    said = json.dumps([target, staging, list(columns), list(key)])
+    return sha256(said.encode()).hexdigest()[:32]
+
+
+def move(
+    source: str,
+    target: str,
+    columns: Sequence[str],
+    key: Sequence[str],
+    changed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return what moves staged rows to the user's table; the parameter is their number.
+
+    With a key, the last one of each key counts. In the key's order, so that two such statements
+    take the rows' locks in one order.
+
+    Args:
+        source: of the rows, as SQL.
+        target: the user's table, as SQL.
+        columns: of the rows.
+        key: those of them that ON CONFLICT finds.
+        changed: columns that are not in both tables the same, as `refuse_loss` says.
+    """
+    names = ", ".join(map(quoted, columns))
+    into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
+    if not key:
+        return f"{into} {source} WHERE {_OF_ONE} ORDER BY {POSITION}"
+    keys = ", ".join(map(quoted, key))
+    equal = ", ".join(changed.get(each, quoted(each)) for each in key)
+    others = [quoted(each) for each in columns if each not in key]
+    changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
+    return (
+        f"{into} (SELECT DISTINCT ON ({equal}) {names} FROM {source} WHERE {_OF_ONE} "
+        f"ORDER BY {equal}, {POSITION} DESC) AS last "
+        f"ON CONFLICT ({keys}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
+    )
+
+
+def deletion(source: str) -> str:
+    """Return the statement that deletes staged rows; the parameter is their number."""
+    return f"DELETE FROM {source} WHERE {_OF_ONE}"
 
 
 def _hash(text: str) -> str:

@@ -20,7 +20,15 @@ from tallystick.postgres.connection import (
     seconds_until,
     transaction,
 )
-from tallystick.postgres.names import application_of, prefix_of, staged_id
+from tallystick.postgres.names import (
+    application_of,
+    deletion,
+    fingerprint,
+    insert_token,
+    move,
+    prefix_of,
+    staged_id,
+)
 from tallystick.postgres.own_tables import refuse_loss
 from tallystick.postgres.schema import (
     ID,
@@ -34,7 +42,6 @@ from tallystick.postgres.schema import (
     table_at,
     tokens_of,
 )
-from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 from tallystick.postgres.transactions import Details
 
 logger = logging.getLogger(__name__)
@@ -59,7 +66,7 @@ SESSIONS = (
     "AND starts_with(application_name, $1) "
     "AND (usename = session_user OR pg_has_role(usesysid, 'USAGE'))"
 )
-"""The sessions that this role may end: anybody may name a session as he likes."""
+"""The sessions that this role may end: any role may name its sessions as it likes."""
 MAY_END = (
     "(owner = current_user "
     "OR EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper))"
@@ -90,7 +97,7 @@ def commit_prepared(
         # them, before the server forgets the name.
         return _proved(connection, committable, details, until)
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported):
-        # Once ours is settled, its name is anybody's: another role's, or in another database.
+        # Once ours is settled, its name is free: another role's, or in another database.
         outcome = _outcome_of_token(connection, committable, details)
         if outcome is None:
             raise _of_others(connection, committable) from None
@@ -152,7 +159,7 @@ def commit_staged(
         )
     with transaction(connection):
         _wait_less(connection, until)
-        # Whoever else commits or aborts it waits here, and then does not find it.
+        # Another process that commits or aborts it waits here, and then does not find it.
         row = connection.execute(
             query(
                 f"DELETE FROM {registry} WHERE name = $1 "
@@ -204,7 +211,7 @@ def _checked(
 
     Raises:
         DataLossError: it was changed since.
-        OptionError: no manifest says what it has to say, and it does not make sense by itself.
+        OptionError: no manifest describes it, and its own details are not enough.
     """
     target, staging, columns, key, record_count = row
     registry, table = registry_of(details.schema), table_at(details.schema, details.table)
@@ -244,7 +251,7 @@ def abort_staged(
     target: str,
     until: float | None = None,
 ) -> None:
-    """Delete staged rows; of a row that somebody else has written, only the row itself.
+    """Delete staged rows; of a row that another user has written, only the row itself.
 
     Args:
         connection: to the server.
@@ -367,7 +374,7 @@ def _outcome_of_token(
 def _refuse_elsewhere(
     connection: Connection, committable: Committable, details: Details, table_id: int
 ) -> None:
-    """That there is no token proves nothing where it would not be."""
+    """Raise where a missing token proves nothing, since it would be elsewhere."""
     server, database = identity(connection)
     other_server = details.server and server and details.server != server
     if other_server or details.database != database:

@@ -1,8 +1,8 @@
-"""How our tables are made, and follow the user's; what they are for, `schema` says.
+"""Making our tables, and following the user's; `schema` says what they are for.
 
 Invariants:
     * No lock that any role may hold stands before a start.
-    * Rows that are staged, and may be decided, stay as they are, whatever becomes of their columns.
+    * Rows that are staged, and may be decided, stay as they are, even if their columns change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ _RETYPED = """
            OR s.atttypmod OPERATOR(pg_catalog.<>) t.atttypmod
            OR s.attcollation OPERATOR(pg_catalog.<>) t.attcollation)
 """
-"""Asked with the user's search_path, where anybody may have operators."""
+"""Runs with the user's search_path, in which any role may have operators."""
 _DOMAIN_DEFAULTS = """
     SELECT a.attname, pg_get_expr(d.adbin, d.adrelid)
     FROM pg_attrdef d
@@ -92,7 +92,7 @@ def ensure_tokens(connection: Connection, table: Table) -> None:
     """Create the table of tokens, where it is missing.
 
     Raises:
-        OptionError: the role may not, and it says what to run by hand; or it is a stranger's.
+        OptionError: the role may not, and it says what to run by hand; or its owner is not trusted.
     """
     schema = table.schema
     # The collation lets the primary key's index find all names that begin alike.
@@ -115,7 +115,7 @@ def ensure_staging(connection: Connection, table: Table) -> None:
     """Create the tables of staged rows, where they are missing, and bring them up to date.
 
     Raises:
-        OptionError: the role may not, and it says what to run by hand; or they are a stranger's.
+        OptionError: the role may not, and it says what to run by hand; or the owner is not trusted.
     """
     _ensure(
         connection,
@@ -217,7 +217,7 @@ def refuse_loss(
 
 
 def _retype_rows(connection: Connection, table: Table) -> None:
-    """Give columns of staged rows, which may be decided, their new types.
+    """Change columns of staged rows, which may be decided, to their new types.
 
     Raises:
         OptionError: a cast would cut, pad, round or shift a value, or there is none.
@@ -236,7 +236,7 @@ def _retype_rows(connection: Connection, table: Table) -> None:
 
 
 def _whose(connection: Connection, table: Table) -> str:
-    """Say whose rows are staged, and how those that no start will ever settle are removed.
+    """Return whose rows are staged, and how to remove those that no start will ever settle.
 
     Pipelines share the table, and which of them live on, and from which checkpoint, no one of them
     can know: a person removes what a checkpoint has left that was given up.
@@ -320,7 +320,7 @@ def _lossless(
 def _setting_between(connection: Connection, old: str, new: str) -> str:
     """Return the session's setting that decides how values are cast; empty: none.
 
-    Whoever altered the user's table may have had another one than the role has.
+    The session that altered the user's table may have had another one than the role has.
     """
     old, new = old.removeprefix("_"), new.removeprefix("_")
     if {old, new} & _ZONED and {old, new} & _ZONELESS:
@@ -333,7 +333,7 @@ def _setting_between(connection: Connection, old: str, new: str) -> str:
 
 
 def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
-    """Values, as SQL, for new columns that are null nowhere: those that the user's table gives.
+    """Return values, as SQL, for new columns without nulls: those that the user's table gives.
 
     Rows that wait do not have these columns, and their commit leaves them out.
     """

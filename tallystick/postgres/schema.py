@@ -9,7 +9,7 @@ Other roles may write into them, since several pipelines share them. Invariants:
       only if the catalogue has one of exactly that name in the registry's own schema.
     * A table of ours belongs to a role that could do harm anyway: to this one, to the owner of the
       user's table or of the schema, or to a superuser. Its owner's triggers, defaults and policies
-      run with the rights of whoever writes into it.
+      run with the rights of the role that writes into it.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ID, POSITION = "tallystick_id", "tallystick_position"
 NO_TABLE = "pg_catalog.tallystick_none"
-"""In place of the user's table where it is not known: nobody is trusted for being its owner."""
+"""In place of the user's table where it is not known: no role is trusted as its owner."""
 STAGING_COLUMNS = (
     TableColumn(ID, "bigint", "int8", not_null=True),
     TableColumn(POSITION, "bigint", "int8", not_null=True),
@@ -66,7 +66,7 @@ _TYPES = """
     WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
        OR a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 """
-"""Asked with the user's search_path, where anybody may have operators."""
+"""Runs with the user's search_path, in which any role may have operators."""
 _FOUND = "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid"
 _TABLE = """
     SELECT c.oid, quote_ident(n.nspname), c.relname, c.relkind, c.relpersistence,
@@ -82,7 +82,7 @@ _MAY_ACT = (
     "CASE WHEN current_setting('server_version_num')::integer >= 160000 "
     "THEN 'USAGE, SET' ELSE 'MEMBER' END"
 )
-"""As another role: from version 16 on, a member may be one without either."""
+"""The privilege to act as a role: from version 16 on, a member may be one without it."""
 
 
 def _trusted(role: str) -> str:
@@ -100,7 +100,7 @@ _STRANGERS_TRIGGER = f"""
        AND (NOT {_trusted("f.proowner")}
             OR (t.tgqual IS NOT NULL AND starts_with(c.relname::text, 'tallystick_'))))
 """
-"""A trigger has no owner: its WHEN, on a table of ours, is of anybody who was granted TRIGGER."""
+"""A trigger has no owner: its WHEN, on a table of ours, may be of any role with TRIGGER."""
 _OURS = f"""
     SELECT pg_get_userbyid(c.relowner), {_trusted("c.relowner")}, {_STRANGERS_TRIGGER}
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
@@ -183,7 +183,7 @@ class Table:
 
     @property
     def sql(self) -> str:
-        """As SQL."""
+        """The table's name as SQL."""
         return f"{self.schema}.{quoted(self.name)}"
 
     @property
@@ -215,10 +215,10 @@ def registry_of(schema: str) -> str:
 
 
 def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
-    """Look the table up, and see that rows can be written into it.
+    """Look the table up, and check that rows can be written into it.
 
     Raises:
-        OptionError: it is not there, or not as it must be; all problems are named.
+        OptionError: it does not exist, or is not as it must be; all problems are named.
     """
     row, reason = None, ""
     try:
@@ -257,7 +257,7 @@ def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
 
     Args:
         connection: with its own search_path, which types are named by.
-        table: as SQL; one that is not there has none.
+        table: as SQL; a missing one has none.
     """
     row = connection.execute(_FOUND, [table]).fetchone()
     assert row is not None
@@ -323,7 +323,7 @@ def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -
         key: its columns that ON CONFLICT finds.
 
     Raises:
-        OptionError: it takes other values for equal than the columns do: rows would be dropped.
+        OptionError: it treats other values as equal than the columns do: rows would be dropped.
     """
     connection.execute(OWN_PATH_MEANWHILE)
     (oid,) = connection.execute(_FOUND, [target]).fetchone() or (0,)
@@ -334,7 +334,7 @@ def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -
 
 
 def strangers_hand(connection: Connection, ours: str, target: str) -> str:
-    """Say which role could run its code with our rights through a table of ours; empty: none.
+    """Return which role could run its code with our rights through a table of ours; empty: none.
 
     Args:
         connection: to the server.
@@ -364,7 +364,7 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
 def staging_named(connection: Connection, schema: str, said: str) -> str | None:
     """Return the staging table that a row names, as SQL; None: there is none in that schema.
 
-    Whose it is, `strangers_hand` says.
+    `strangers_hand` checks its owner.
 
     Args:
         connection: to the server.
@@ -380,8 +380,8 @@ def lock_without_code(
 ) -> bool:
     """Return whether no code runs when a table is read, or deleted from, by one column.
 
-    Whoever owns it: where that holds, nothing is added until the transaction ends. It counts for
-    `ONLY` that table.
+    Independent of its owner: where that holds, nothing is added until the transaction ends. It
+    counts for `ONLY` that table.
 
     Args:
         connection: in a transaction.
@@ -389,7 +389,7 @@ def lock_without_code(
         column: by which rows are found: its name and its type, one of PostgreSQL's own.
         nowait: fail rather than wait for a lock.
     """
-    # Where it is on, whoever plans a query evaluates what CHECKs call.
+    # Where it is on, planning a query evaluates what CHECKs call.
     connection.execute("SET LOCAL constraint_exclusion = off")
     for is_locked in (False, True):
         asked = [table, *column]

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from tallystick.epoch.two_phase import Committable, Guarantee, Place, Transaction
+from tallystick.epoch.two_phase import Committable, Guarantee, LossyTransaction, Place, Transaction
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
 from tallystick.postgres.binary_copy import ColumnEncoder, binary_copy, encoders_for
 from tallystick.postgres.connection import (
@@ -34,7 +34,15 @@ from tallystick.postgres.connection import (
     quoted,
 )
 from tallystick.postgres.faults import ours, secrets_of
-from tallystick.postgres.names import application_of, name_of, staged_id
+from tallystick.postgres.names import (
+    application_of,
+    deletion,
+    fingerprint,
+    insert_token,
+    move,
+    name_of,
+    staged_id,
+)
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -44,7 +52,6 @@ from tallystick.postgres.schema import (
     registry_of,
     retyped,
 )
-from tallystick.postgres.statements import deletion, fingerprint, insert_token, move
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +72,7 @@ class Details:
         server: the system identifier of the server; empty: it did not say.
         database: its name.
         tokens_id: the server's number of the table of tokens; 0: not known.
-        fingerprint: of what the registry's row says, see `statements.fingerprint`; empty: there is
+        fingerprint: of what the registry's row says, see `names.fingerprint`; empty: there is
             no row, or it is not known what it should say.
     """
 
@@ -78,7 +85,7 @@ class Details:
     fingerprint: str = ""
 
     def to_text(self) -> str:
-        """As a committable carries it."""
+        """Return the form in which a committable carries it."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -100,7 +107,7 @@ class Details:
 
 @dataclass(frozen=True)
 class PostgresPlan:
-    """How tasks write in one run; see `PostgresSink` for what its settings mean."""
+    """The settings with which tasks write in one run; see `PostgresSink` for their meaning."""
 
     dsn: str = field(repr=False)
     table: Table
@@ -111,7 +118,13 @@ class PostgresPlan:
     def begin(self, place: Place) -> Transaction:
         """See `TransactionPlan`. Names are of one attempt only: no other one is touched."""
         if self.guarantee is Guarantee.NONE:
-            return _LossyTransaction(self, place)
+            return LossyTransaction(
+                lambda: _DirectTransaction(self),
+                place,
+                (RecordError, RetriableError),
+                logger.warning,
+                by_batch=True,
+            )
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
             return _DirectTransaction(self)
         return (
@@ -189,7 +202,7 @@ class _OpenTransaction:
             yield
 
     def _refuse_retyped(self) -> None:
-        """That a COPY was taken proves nothing: the bytes of one type can be those of another."""
+        """Raise if column types changed: COPY may take bytes of one type for those of another."""
         sent = [each for each in self._table.columns if each.name in self.columns]
         if changed := retyped(self.connection, (self._target, self._table.sql), sent):
             raise OptionError(
@@ -358,49 +371,6 @@ class _DirectTransaction:
 
     def abort(self) -> None:
         self._writing.drop()
-
-
-class _LossyTransaction:
-    """Each batch by itself; what cannot be written is counted, reported once, and left out."""
-
-    def __init__(self, plan: PostgresPlan, place: Place) -> None:
-        self._plan, self._place = plan, place
-        self._lost_count, self._first = 0, ""
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        direct: _DirectTransaction | None = None
-        try:
-            direct = _DirectTransaction(self._plan)
-            direct.write(rows)
-            direct.prepare()
-        except (RecordError, RetriableError) as error:
-            self._lost_count += rows.num_rows
-            self._first = self._first or str(error)
-            if direct is not None:
-                direct.abort()
-        except BaseException:
-            if direct is not None:
-                direct.abort()
-            raise
-
-    def prepare(self) -> Sequence[Committable]:
-        self._warn()
-        return []
-
-    def abort(self) -> None:
-        self._warn()
-
-    def _warn(self) -> None:
-        if self._lost_count:
-            logger.warning(
-                "%d rows were not written into table %s in epoch %d, and are lost, as "
-                "guarantee='none' has it; the first error: %s",
-                self._lost_count,
-                self._plan.table.name,
-                self._place.checkpoint_id,
-                self._first,
-            )
-        self._lost_count, self._first = 0, ""
 
 
 def _positions(

@@ -10,14 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
-from tallystick.checkpoint.decider import claim
-from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.integrity import Wholeness
-from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all
-from tallystick.epoch import lost_output, micro_batches, retention
+from tallystick.checkpoint.decision_log import claim
+from tallystick.checkpoint.folder import CheckpointFolder, Integrity
+from tallystick.epoch import micro_batches, refusals
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import Manifest, epoch_of, is_seed, manifests
+from tallystick.epoch.manifest import COLLECT_EVERY, Manifest, epoch_of, is_seed, manifests
 from tallystick.epoch.protocol import (
     AbortTransaction,
     Action,
@@ -50,9 +48,9 @@ from tallystick.epoch.protocol import (
     TransactionCommitted,
     WriteManifest,
 )
-from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, to_abort
 from tallystick.errors import (
+    FencedError,
     RetriableError,
     SecondCallError,
     SparkLogError,
@@ -68,7 +66,7 @@ logger = logging.getLogger(__name__)
 Worker = EpochSource | Engine
 """Runs an epoch: one that Spark asked for, or the next, which it plans itself."""
 Listener = Callable[[Event], None]
-"""Told each fact as soon as it is one; for metrics, and for tests that kill at a given point."""
+"""A callback for each fact as it occurs; for metrics, and for tests that kill at a given point."""
 
 
 LAST_EPOCH = 10**12 - 1
@@ -86,7 +84,7 @@ class Driver:
         storage: the checkpoint location.
         clock: for names and pauses.
         participants: the other sinks; None: there are none.
-        listener: told every event.
+        listener: called with every event.
         collect_every: how many epochs between two collections of what nothing needs; 0: none.
         deletes_at_a_time: threads that a collection has; 1: none.
     """
@@ -100,7 +98,7 @@ class Driver:
         *,
         participants: Participants | None = None,
         listener: Listener = lambda _: None,
-        collect_every: int = retention.COLLECT_EVERY,
+        collect_every: int = COLLECT_EVERY,
         deletes_at_a_time: int = 1,
     ) -> None:
         if not __debug__:
@@ -139,7 +137,7 @@ class Driver:
         self._drive(request, engine)
 
     def recover(self, request: Request) -> Producer | None:
-        """Do all that comes before an epoch's own work, which another process is to do.
+        """Do everything before an epoch's own work, which is then up to another process.
 
         Returns:
             The producer under which the epoch may run; None: it is committed already.
@@ -183,6 +181,26 @@ class Driver:
         if self._seen_through:
             self._folder.note(micro_batches.settled_path(self._seen_through))
 
+    def abort_strays(self) -> None:
+        """Abort what attempts that do not count began to write after the newest epoch's decision.
+
+        For the end of a run, since the next epoch does the same. Where it fails, a warning says so.
+        """
+        newest = self.coordinator.committed_manifest
+        try:
+            decided = () if newest is None else newest.committables
+            self._abort_lingering(self.coordinator.producer, decided)
+        except FencedError:
+            return  # a newer run has done so
+        except Exception as error:
+            logger.warning(
+                "pipeline %s: attempts of tasks that do not count may have left transactions open, "
+                "which readers wait for until the pipeline runs again, or `tallystick recover` is "
+                "typed: %s",
+                self._identity.pipeline,
+                error,
+            )
+
     def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
         """Take the epoch to its end; without an engine, to where it would run."""
         self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
@@ -216,7 +234,7 @@ class Driver:
                     return action
             event = self._attempt(action, by)
             if isinstance(event, ActionFailed) and isinstance(event.error, RetriableError):
-                self._collect_at = 0  # the attempt left what nobody names
+                self._collect_at = 0  # the attempt left files that no manifest names
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _before_stop(self, error: Exception) -> None:
@@ -238,25 +256,25 @@ class Driver:
         except Exception as error:
             logger.warning("%s failed: %s", type(action).__name__, error)
             is_state = isinstance(error, StateFileError)
-            return ActionFailed(self._with_way_on(str(error)) if is_state else error)
+            return ActionFailed(self._with_remedy(str(error)) if is_state else error)
 
-    def _with_way_on(self, message: str) -> StateFileError:
-        """A file of state is missing or damaged: say which epoch one can go back to."""
-        files = Wholeness(self._folder.storage, known_bad=message)
+    def _with_remedy(self, message: str) -> StateFileError:
+        """Return the error for a missing or damaged file of state, with the epoch to go back to."""
+        files = Integrity(self._folder.storage, known_bad=message)
         try:
             epoch = files.newest_whole(self._asked_for - 1)
         except StorageError:
             return StateFileError(message)
-        way_on = (
+        remedy = (
             "None of the retained epochs has all its files."
             if epoch is None
             else f"The newest epoch that has all its files is {epoch}: save it with `tallystick "
             f"savepoint create --epoch {epoch}`, and restore that into a new checkpoint."
         )
-        return StateFileError(f"{message} {way_on}")
+        return StateFileError(f"{message} {remedy}")
 
     def _perform(self, action: Action, by: Worker | None) -> Event:
-        """Do one action and report the fact that follows from it."""
+        """Perform one action and return the fact that follows from it."""
         match action:
             case FenceProducer(current):
                 return ProducerFenced(self._fence(current))
@@ -309,7 +327,7 @@ class Driver:
     def _settle(self, action: RecoverParticipants | CommitParticipants) -> Event:
         """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
         if self._participants is None:
-            raise lost_output.no_sinks(self._identity, action.committables)
+            raise refusals.no_sinks(self._identity, action.committables)
         match action:
             case CommitParticipants(committables, producer, has_strays):
                 lost = self._participants.commit(committables)
@@ -334,7 +352,7 @@ class Driver:
         return producer
 
     def _clear_up(self, epoch: int) -> None:
-        """Remove what is of the past: notes, manifests, files of state; no epoch fails for it."""
+        """Remove past notes, manifests and files of state; no epoch fails because of it."""
         while self._failures:  # the epoch is settled: they have left nothing undone
             with suppress(StorageError):  # the next epoch that is committed proves the same
                 self._folder.storage.delete(self._failures.pop())
@@ -344,17 +362,11 @@ class Driver:
             return
         self._collect_at = epoch + self._collect_every
         try:
-            storage, listed = self._folder.storage, self._folder.files()
-            paths, notes = manifests(listed), micro_batches.settled_notes(listed, epoch)
-            gone = [*retention.expired(paths, epoch), *notes]
-            delete_all(storage, gone, self._deletes_at_a_time)
-            kept = self._folder.manifests(retention.retained(paths, epoch)).values()
-            files = collect(storage, committed, [*kept], at_a_time=self._deletes_at_a_time)
-            if len(files) == COLLECTED_MAX:
+            if not self._folder.remove_past(committed, self._deletes_at_a_time):
                 self._collect_at = epoch + 1  # the rest
         except Exception as error:
             logger.warning(
-                "checkpoint %s: removing what is not needed any more failed, and is tried again "
+                "checkpoint %s: removing what is no longer needed failed, and is tried again "
                 "later; nothing else depends on it: %s",
                 self._folder.location,
                 error,
@@ -365,9 +377,10 @@ class Driver:
         return TransactionCommitted(producer)
 
     def _read_committed(self) -> CommittedEpoch:
-        token = self._decider.last_decision()
-        if token is None or token.lineage != self._identity.lineage:
-            return self._read_bases(token)
+        decided = self._decider.last_decision()
+        token = self._identity.own(decided)
+        if token is None:
+            return replace(self._read_bases(), token=decided)
         listed, epoch = self._names(), token.checkpoint_id
         manifest = self._folder.manifest(token.manifest_path)
         base = manifest.base_path if manifest is not None and manifest.committables else ""
@@ -384,7 +397,7 @@ class Driver:
         )
 
     def _names(self) -> list[str]:
-        """The manifests and notes that there are; the notes about the epoch asked for are kept."""
+        """Return all manifests and notes; the notes about the epoch asked for are kept."""
         names = self._folder.files()
         self._failures = micro_batches.failures(names, self._asked_for)
         return names
@@ -397,8 +410,8 @@ class Driver:
             return None
         return self._folder.log.sources(manifest.checkpoint_id)
 
-    def _read_bases(self, token: Token | None) -> CommittedEpoch:
-        """Kafka does not say what this lineage goes on from: look what the checkpoint has."""
+    def _read_bases(self) -> CommittedEpoch:
+        """Read the bases from the checkpoint: no decision names what this lineage goes on from."""
         listed = self._names()
         paths = manifests(listed)
         known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
@@ -406,18 +419,18 @@ class Driver:
         found = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
         bases = [Base(path, manifest) for path, manifest in found.items()]
         return CommittedEpoch(
-            token,
-            None,
+            token=None,
+            manifest=None,
             manifest_exists=not all(is_seed(path) for path in paths),
             is_seeded=any(is_seed(path) for path in paths),
             bases=tuple(bases),
-            has_state=not paths and bool(Wholeness(self._folder.storage).names()),
+            has_state=not paths and bool(Integrity(self._folder.storage).paths()),
             begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
             is_settled=all(micro_batches.settled_path(base.path) in listed for base in bases),
         )
 
     def _base_epoch(self, paths: list[str]) -> int:
-        """The epoch before; or the newest one before that, if a user's function left others out."""
+        """Return the epoch before; or the newest before that, if a user's function left it out."""
         epoch = self._asked_for - 1
         if not self._may_skip:
             return epoch

@@ -3,7 +3,7 @@
 A frame is one encoded record batch for one output partition. Every output partition has one writing
 task per epoch. A writer gets its frames sorted by (source, sequence): the task that encoded them,
 and the order in which it did. Rows of one input partition are read by one source task, so the order
-per input partition, and with it per key, survives whatever Spark does to the order of blobs.
+per input partition, and with it per key, survives any reordering of blobs by Spark.
 
 Between two steps the same frames carry rows to the tasks that own their key groups; such a frame
 has no topic. A step's tasks are sources for the next ones, with a stage number above theirs.
@@ -53,7 +53,7 @@ GROUP_FRAMES = 64
 
 
 def target_of(topic_partition: TopicPartition, task_count: int) -> int:
-    """The writing task of an output partition."""
+    """Return the writing task of an output partition."""
     return assign(topic_partition.topic, topic_partition.partition, task_count)
 
 
@@ -99,7 +99,7 @@ class FrameSources:
         return tuple(sorted(self._attempts))
 
     def with_rows(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """The frames that hold rows; what the others say is kept."""
+        """Yield the frames that hold rows, and keep what the others say."""
         for frame in frames:
             self._attempts.add(Attempt(self._stage, frame.source, frame.attempt))
             if frame.record_count:
@@ -128,7 +128,7 @@ def check_same_attempts(heard: Iterable[Iterable[Attempt]]) -> None:
 
 
 def grouped(frames: Iterator[Frame]) -> Iterator[list[Frame]]:
-    """Frames in groups that are worth a round trip, and small enough to hold."""
+    """Yield frames in groups that are worth a round trip, and small enough to hold."""
     group: list[Frame] = []
     size = 0
     for frame in frames:

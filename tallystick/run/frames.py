@@ -12,7 +12,7 @@ COMPRESSED_BYTES_MIN = 4096
 
 
 def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBatch:
-    """Rows with exactly these columns, in this order; types are cast where no value changes.
+    """Return rows with exactly these columns, in this order, cast where no value changes.
 
     Args:
         rows: as a function returned them.
@@ -80,7 +80,7 @@ def _is_date(kind: pa.DataType) -> bool:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    """Text or binary, whose bytes stay the same."""
+    """True for text and binary, whose bytes stay the same."""
     texts = (_is.is_string, _is.is_large_string, _is.is_string_view)
     blobs = (_is.is_binary, _is.is_large_binary, _is.is_binary_view, _is.is_fixed_size_binary)
     return any(test(kind) for test in (*texts, *blobs))
@@ -151,7 +151,7 @@ def _is_same(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def to_ipc(rows: pa.RecordBatch) -> bytes:
-    """A batch with its schema, as it travels in a frame."""
+    """Return a batch with its schema, as it travels in a frame."""
     codec = "lz4" if rows.nbytes >= COMPRESSED_BYTES_MIN else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec)

@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
+from tallystick.run.event_times import InputState, advanced, latest_of
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
@@ -86,13 +89,48 @@ class KeyedSteps:
 
     @property
     def tick_interval_ms(self) -> int:
-        """How often to run an epoch without rows, for timers of the clock; 0: never."""
+        """The interval of epochs without rows, for timers of the clock; 0: none are run."""
         return TICK_INTERVAL_MS if self._timed_by(PROCESSING_TIME) else 0
 
     @property
     def tick_count(self) -> int:
-        """How many epochs without rows the newest rows may concern: each step moves the next."""
+        """The number of epochs without rows that new rows may need: each step moves the next."""
         return self._timed_by(EVENT_TIME)
+
+    @property
+    def event_time(self) -> pa.Field | None:
+        """The first step's column of event times, which readers note by partition; None: none."""
+        named = (step.columns.field(step.event_time) for step in self.steps[:1] if step.event_time)
+        return next(named, None)
+
+    @property
+    def has_idle_partitions(self) -> bool:
+        """True if timers of the first step may wait for a partition to become idle."""
+        return any(
+            step.idle_after_ms > 0
+            and step.processor.has_timers
+            and step.processor.time_mode == EVENT_TIME
+            for step in self.steps[:1]
+        )
+
+    def is_watermark_due(
+        self, state: Iterable[StepState], source: InputState, timestamp_ms: int
+    ) -> bool:
+        """True if an epoch without rows would move the watermark of the first step.
+
+        Args:
+            state: the committed one.
+            source: the state of the input, when nothing is to be read.
+            timestamp_ms: the clock that the epoch would have.
+        """
+        first = self.steps[0]
+        delay_ms, idle_ms = first.watermark_delay_ms, first.idle_after_ms
+        return any(
+            advanced(each, {}, source, timestamp_ms, delay_ms, idle_ms).watermark_ms
+            != each.watermark_ms
+            for each in state
+            if each.uid == first.uid
+        )
 
     def _timed_by(self, mode: str) -> int:
         timed = [step.processor for step in self.steps if step.processor.has_timers]
@@ -110,6 +148,7 @@ class KeyedSteps:
         token: str,
         state: tuple[StepState, ...],
         last: EncodePlan | FanOut,
+        source: InputState | None = None,
     ) -> "KeyedEpoch":
         """Plan one epoch.
 
@@ -119,6 +158,7 @@ class KeyedSteps:
             token: drawn for this attempt.
             state: the committed one.
             last: where the rows go in the end; with the functions of a pipeline without steps.
+            source: the state of the input; None: rows come with no partition.
         """
         bases = self.check(state)
         outlet: Outlet = replace(last, functions=self.steps[-1].functions) if bases else last
@@ -152,6 +192,7 @@ class KeyedSteps:
             may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
             on_share=self.on_share,
             on_times=self.on_times,
+            source=source,
         )
 
     def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
@@ -194,6 +235,7 @@ class KeyedEpoch:
         may_leave_strays: see `FanOut`.
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
+        source: see `KeyedSteps.epoch`.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -204,10 +246,11 @@ class KeyedEpoch:
     may_leave_strays: bool = False
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    source: InputState | None = None
 
     @property
     def stage(self) -> int:
-        """That of the tasks whose frames are written."""
+        """The stage of the tasks whose frames are written."""
         return len(self.plans)
 
     def prepared(self, reports: Sequence[Report]) -> EpochResult:
@@ -217,7 +260,7 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: a task was not heard of.
         """
-        texts, prepared, times = split_notes(text for each in reports for text in each.notes)
+        texts, prepared, times, read = split_notes(text for each in reports for text in each.notes)
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
@@ -227,7 +270,7 @@ class KeyedEpoch:
             heard = [attempt for report in reports for attempt in report.attempts]
             check_notes(prepared, heard, self.stage)
         state = tuple(
-            self._after(plan, [note for note in notes if note.uid == plan.base.uid])
+            self._after(plan, [note for note in notes if note.uid == plan.base.uid], read)
             for plan in self.plans
         )
         self.on_share(max((note.byte_count for note in notes), default=0))
@@ -254,7 +297,9 @@ class KeyedEpoch:
                 f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 
-    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
+    def _after(
+        self, plan: ProcessPlan, notes: Sequence[TaskNote], read: list[list[tuple[str, int, int]]]
+    ) -> StepState:
         """A step's state at the end of the epoch."""
         base, late = plan.base, sum(note.late for note in notes)
         if late:
@@ -269,6 +314,11 @@ class KeyedEpoch:
         # The first epoch counts even if it left nothing: initial state is put in once.
         is_new = files or base.version is None
         after = extend(base, self.version, files) if is_new else base
+        if plan.step.event_time and plan.stage == 1 and self.source is not None:
+            delay_ms, idle_ms = plan.step.watermark_delay_ms, plan.step.idle_after_ms
+            now_ms = plan.time.timestamp_ms
+            return advanced(after, latest_of(read), self.source, now_ms, delay_ms, idle_ms)
+        after = replace(after, partition_times=())  # of an earlier pipeline, where there are any
         times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
         if not times:
             return after

@@ -26,9 +26,9 @@ from tallystick.state.overlay import one_batch
 SLICE_BYTES = 64 << 20
 """The default number of bytes of rows that a task holds at a time."""
 RUN_COUNT = 64
-"""The key groups of a task are so many runs at most; larger slices are several of them."""
+"""The key groups of a task are at most this many runs; larger slices are several of them."""
 FOLDERS_VARIABLE = "SPARK_LOCAL_DIRS"
-"""The variable by which Spark tells its Python workers where to put what exceeds memory."""
+"""The variable in which Spark gives its Python workers the folders for what exceeds memory."""
 
 
 class Slice(NamedTuple):
@@ -87,11 +87,6 @@ class Slices:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    @property
-    def is_in_memory(self) -> bool:
-        """True if no row had to go to the disk."""
-        return self._file is None
-
     def add(self, rows: pa.RecordBatch) -> None:
         """Take in rows that arrived after all others."""
         if rows.num_rows == 0:
@@ -105,7 +100,7 @@ class Slices:
         self.byte_count += size
 
     def __iter__(self) -> Iterator[Slice]:
-        """All key groups of the task, ascending; those without rows too. Once only."""
+        """Yield all key groups of the task, ascending; those without rows too. Works only once."""
         if self._file is None:
             rows, self._held = self._together(self._held), []
             yield Slice(self._groups, rows)

@@ -29,6 +29,7 @@ from tallystick.checkpoint.state_files import (
 from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.ports import StateStore, Storage
+from tallystick.run.event_times import in_units
 from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
 from tallystick.run.frames import conform, from_ipc, to_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
@@ -58,7 +59,7 @@ from tallystick.state.overlay import EmptyView, EpochTime, Overlay, StateView
 
 KEEP_UP_EPOCHS = TRAIL_LENGTH // 4
 OVERTAKEN_MAX = 5
-"""How often another process may move the local copy on before a task gives its epoch up."""
+"""A task gives its epoch up once other processes have moved its local copy on so often."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class KeyedStep:
         max_parallelism: how many key groups; None: as the state has it.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row another one may come.
+        watermark_delay_ms: how much later than the latest row of its partition another one may
+            come.
+        idle_after_ms: how long a partition that is read to its end is waited for.
     """
 
     uid: str
@@ -90,6 +93,7 @@ class KeyedStep:
     parallelism: int | None = None
     event_time: str | None = None
     watermark_delay_ms: int = 0
+    idle_after_ms: int = 0
 
     @cached_property
     def routed(self) -> pa.Schema:
@@ -115,7 +119,7 @@ class Doors(Protocol):
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """How a task sends rows to the tasks that own their keys.
+    """The way of rows to the tasks that own their keys.
 
     Args:
         step: whose tasks they are.
@@ -196,7 +200,7 @@ class TaskNote:
     byte_count: int = 0
 
     def to_json(self) -> str:
-        """As it travels in a frame."""
+        """Return the text that travels in a frame."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -319,7 +323,7 @@ class ProcessPlan:
     def _keep_up(self, index: int) -> None:
         """Now and then bring the copy of a task that has nothing to do to the newest version.
 
-        One that is too far behind would have to be made anew when there is something.
+        One that is too far behind would have to be rebuilt when there is something.
         """
         if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
             return
@@ -332,7 +336,7 @@ class ProcessPlan:
     ) -> Iterator[StateFile]:
         """Yield the committed state that is due to be written again; before anything changes."""
         version = self.base.version
-        assert version is not None, "there is something to write anew"
+        assert version is not None, "there is something to write again"
         name = (storage, self.step.uid, version.epoch, index, nonce)
         # A step's state may be older than the epoch before: that one may have changed nothing.
         epoch = self.checkpoint_id
@@ -356,7 +360,7 @@ class ProcessPlan:
         if column is None or rows.num_rows == 0:
             return rows
         check_event_times(rows.column(column), f"step {self.step.uid}: event_time={column!r}")
-        times, per_ms = _event_times(rows.column(column))
+        times, per_ms = in_units(rows.column(column))
         latest = pc.max(times).as_py()
         if latest is not None:
             known_ms = left.event_time_max_ms
@@ -425,11 +429,3 @@ def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:
             f"step {uid}: event_time={name!r} is of type {kind}: expected timestamp, or bigint in "
             f"milliseconds since 1970"
         )
-
-
-def _event_times(column: pa.Array) -> tuple[pa.Array, int]:
-    """Event times as whole numbers, and how many of their units are a millisecond."""
-    if not pa.types.is_timestamp(column.type):
-        return column, 1
-    micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False)
-    return micros.cast(pa.int64()), 1000

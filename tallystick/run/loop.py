@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_MIN_S = 0.005
 IDLE_MAX_S = 0.1
-"""How long to wait before Kafka is asked again for new records."""
+"""The longest wait before Kafka is asked again for new records."""
 IDLE_SHARE = 0.25
-"""How much longer, at most, records wait for being that long in coming: of the time without any."""
+"""The extra wait of records, at most, as a share of the time that went by without any."""
 _PARTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 _UNITS_MS = {
     "millisecond": 1,
@@ -40,10 +40,10 @@ _UNITS_MS = {
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When epochs begin, and whether they ever end.
+    """The rule for when epochs begin, and whether they ever end.
 
     Args:
-        interval_ms: at most one epoch begins in so many milliseconds; 0: one after the other.
+        interval_ms: at most one epoch begins in this time; 0: one after the other.
         is_available_now: read what is there, in as many epochs as that takes, and end.
     """
 
@@ -132,7 +132,9 @@ class EpochLoop:
         driver: runs one at a time.
         source: plans them, and runs their tasks.
         trigger: when one begins.
-        on_end: told after each epoch.
+        on_end: called after each epoch.
+        strays_live_s: how long, after an epoch, attempts of its tasks that do not count may still
+            begin to write; 0: there are none.
     """
 
     def __init__(
@@ -141,11 +143,14 @@ class EpochLoop:
         source: LoopSource,
         trigger: Trigger,
         on_end: Callable[[EpochEnded], None],
+        strays_live_s: float = 0.0,
     ) -> None:
         self._driver = driver
         self._source = source
         self._trigger = trigger
         self._on_end = on_end
+        self._strays_live_s = strays_live_s
+        self._has_strays = False
         self._stopping = Event()
         self._woken = Event()
         self._waiting: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
@@ -160,7 +165,7 @@ class EpochLoop:
 
     @property
     def looks(self) -> int:
-        """How often it found nothing to read."""
+        """The number of times it found nothing to read."""
         return self._looked
 
     def stop(self) -> None:
@@ -169,7 +174,7 @@ class EpochLoop:
         self._woken.set()
 
     def between_epochs(self, do: Callable[[], None]) -> Future[None]:
-        """Have the loop do something between two epochs."""
+        """Make the loop do something between two epochs."""
         done: Future[None] = Future()
         self._waiting.put((do, done))
         self._woken.set()
@@ -195,6 +200,9 @@ class EpochLoop:
         finally:
             self._has_ended = True
             self._do_what_waits()
+        if self._has_strays:
+            time.sleep(self._strays_live_s)
+            self._driver.abort_strays()
         self._driver.end()
 
     def _run(self) -> None:
@@ -209,6 +217,7 @@ class EpochLoop:
             self._do_what_waits()  # never before the first look: what is committed is known now
             if self._has_work:
                 idle_since, is_noted = None, False
+                self._has_strays = self._strays_live_s > 0
                 self._on_end(EpochEnded(began_s, took_s))
                 if not self._source.is_behind:  # the rest of an epoch that was cut is due too
                     self._pause(max(0.0, self._trigger.interval_ms / 1000 - took_s))
@@ -240,7 +249,7 @@ class EpochLoop:
                 done.set_result(None)
 
     def _note_settled(self) -> None:
-        """Note that nothing is left to do, once per pause: who looks at the checkpoint reads it."""
+        """Note, once per pause, that nothing is left to do: for commands on the checkpoint."""
         try:
             self._driver.end()
         except StorageError as error:  # the next pause, or the end of the run, notes it

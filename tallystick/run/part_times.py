@@ -1,4 +1,4 @@
-"""How long the parts of an epoch take, told by the facts that end them; and a table of it."""
+"""Durations of the parts of an epoch, from the facts that end them; and a table of them."""
 
 import math
 import time
@@ -17,8 +17,8 @@ from tallystick.epoch.protocol import (
     OutputSettled,
     TransactionCommitted,
 )
+from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES, TaskTimes
 from tallystick.host.stopwatch import PARTS as TASK_PARTS
-from tallystick.host.stopwatch import TaskTimes
 from tallystick.run.driver import Listener
 
 PLAN, TASKS, MANIFEST, COUNT = "plan", "tasks", "manifest", "count"
@@ -43,7 +43,7 @@ class PartTimes:
     """A listener that measures the parts of each epoch, and passes every event on.
 
     Args:
-        listener: told next.
+        listener: called next.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -67,7 +67,7 @@ class PartTimes:
         self._tasks = tuple(times)
 
     def duration_ms(self, took_s: float) -> dict[str, int]:
-        """The newest epoch by part, for `durationMs` of its progress; what is left is CLEAN_UP.
+        """Return the newest epoch by part, for `durationMs` of its progress; the rest is CLEAN_UP.
 
         Args:
             took_s: the whole of it.
@@ -76,8 +76,15 @@ class PartTimes:
         found = {name: round(1000 * spent_s[name]) for name in PARTS if name in spent_s}
         return {WHOLE: round(1000 * took_s), **found}
 
+    def count(self, name: str) -> int:
+        """Return what the tasks of the newest epoch counted under a name, all together."""
+        return sum(each.counts.get(name, 0) for each in self._tasks)
+
     def tasks(self, uids: Sequence[str]) -> list[dict[str, Any]]:
-        """The tasks of the newest epoch: of each step, how many, and the one that worked longest.
+        """Return the tasks of the newest epoch: of each step, how many, and the busiest one.
+
+        Of those with keys also how many local copies of state were there, and how many were made
+        again; and how many entries these have, if each task has looked into its own.
 
         Args:
             uids: of the keyed steps.
@@ -88,7 +95,12 @@ class PartTimes:
             its = [each for each in self._tasks if each.stage == stage]
             if its:
                 busiest = max(its, key=lambda each: each.busy_ms)
-                found.append({"step": name, "tasks": len(its), "busiestMs": busiest.ms})
+                its_own = {"step": name, "tasks": len(its), "busiestMs": busiest.ms}
+                if name in uids:
+                    for counted in (REUSED_COPIES, REBUILT_COPIES, LIVE_ENTRIES):
+                        if counted != LIVE_ENTRIES or all(counted in each.counts for each in its):
+                            its_own[counted] = sum(each.counts.get(counted, 0) for each in its)
+                found.append(its_own)
         return found
 
 
@@ -120,7 +132,7 @@ def profile_text(name: str, recent: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _steps(recent: Sequence[Mapping[str, Any]], total: float) -> Iterable[str]:
-    """The busiest task of each step, as the newest epochs had them."""
+    """Return the busiest task of each step, as the newest epochs had them."""
     names = dict.fromkeys(step["step"] for each in recent for step in each["tasks"])
     for name in names:
         its = [step for each in recent for step in each["tasks"] if step["step"] == name]

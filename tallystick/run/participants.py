@@ -1,4 +1,4 @@
-"""`ports.Participants` for real: the sinks of a pipeline that wait for its decision.
+"""The `ports.Participants` of a run: the sinks that wait for the decision.
 
 Every call is idempotent, and every committable is tried before an error is raised, as long as its
 own sink has time: what one sink cannot do now must not leave another's output unseen.
@@ -17,7 +17,6 @@ from tallystick.epoch.two_phase import (
     PATIENCE_S,
     Answer,
     Committable,
-    Committer,
     Lost,
     Outcome,
     Owner,
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class KnowsNewest(Protocol):
-    """A sink whose system can tell that another run has committed later epochs."""
+    """A sink whose system can detect that another run has committed later epochs."""
 
     def check_newest(self, committable: Committable) -> None:
         """Check that nothing later of the same checkpoint is committed in this one's place.
@@ -45,7 +44,7 @@ class KnowsNewest(Protocol):
 
 @runtime_checkable
 class KnowsPrepared(Protocol):
-    """A sink whose system can tell that a prepared transaction is gone: one that times them out."""
+    """A sink whose system times prepared transactions out, and can detect that one is gone."""
 
     def check_prepared(self, committable: Committable) -> None:
         """Check that it can be committed still.
@@ -67,16 +66,16 @@ class CommitsBeside(Protocol):
 
     @property
     def commits_at_once(self) -> int:
-        """From how many threads `commit_by` may be called at a time; they are not the epoch's."""
+        """The number of threads that may call `commit_by` at a time; they are not the epoch's."""
         ...
 
     @property
     def commit_patience_s(self) -> float:
-        """How long all commits of an epoch may take together; and all aborts at a time."""
+        """The time for all commits of an epoch together; and for all aborts at a time."""
         ...
 
     def commit_by(self, committable: Committable, until: float) -> Outcome:
-        """Do as `TwoPhaseCommitSink.commit`; wait for nobody after `until`, but end what goes on.
+        """Do as `TwoPhaseCommitSink.commit`; wait for none after `until`, but finish what goes on.
 
         To give up work that takes longer would repeat it at each start. The others then have their
         turn late, each with a try of its own.
@@ -118,7 +117,7 @@ class _Turns:
         Args:
             sink: the time begins with its first one.
             committable: which.
-            always: try it also when the time is over, whatever became of others.
+            always: try it also when the time is over, independent of others.
 
         Raises:
             RetriableError: the time is over, and another one has failed.
@@ -143,6 +142,7 @@ ABORTED: Literal["aborted"] = "aborted"
 Result = Answer | Literal["aborted"]
 """The outcome of one try to commit or abort; an exception: it is open, and tried again."""
 Note = Callable[[Committable, Result], None]
+Found = Callable[[tuple[Committable, ...]], None]
 
 
 def _now_ms() -> int:
@@ -157,6 +157,7 @@ class OpenSinks:
         owners: whose transactions each one's are.
         now_ms: the wall clock.
         note: called with the result of each commit and abort, from any thread.
+        found: called with all that lingers, at each look for it.
     """
 
     def __init__(
@@ -165,26 +166,25 @@ class OpenSinks:
         owners: Mapping[str, Owner],
         now_ms: Callable[[], int] = _now_ms,
         note: Note = lambda *_: None,
+        found: Found = lambda _: None,
     ) -> None:
         assert sinks.keys() == owners.keys(), "each sink has its owner"
         self._sinks = sinks
         self._owners = owners
         self._now_ms = now_ms
         self._note = note
+        self._found = found
         self._turns = _Turns()  # of the commits, or aborts, under way
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         """See `ports.Participants.commit`.
 
         Raises:
-            OptionError: a sink is not in the pipeline any more; the others are committed.
+            OptionError: a sink is no longer in the pipeline; the others are committed.
         """
-        committer = Committer()
-        for epoch in sorted({each.checkpoint_id for each in committables}):
-            committer.prepared(epoch, (c for c in committables if c.checkpoint_id == epoch))
-        due = committer.completed(max((each.checkpoint_id for each in committables), default=-1))
+        in_order = sorted(committables, key=lambda each: (each.checkpoint_id, each))
         self._turns = _Turns()
-        settled = commit_all(due, self._commit_one, committer.settled, self._beside)
+        settled = commit_all(in_order, self._commit_one, self._beside)
         if settled.error is not None:
             raise settled.error
         return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
@@ -198,9 +198,11 @@ class OpenSinks:
 
     def lingering(self) -> tuple[Committable, ...]:
         """See `ports.Participants.lingering`."""
-        return tuple(
+        found = tuple(
             each for uid, sink in self._sinks.items() for each in sink.lingering(self._owners[uid])
         )
+        self._found(found)
+        return found
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
         """See `ports.Participants.abort`."""
@@ -307,20 +309,13 @@ class OpenSinks:
                 sink.abort(committable)
 
     def _warn_of_timeout(self, sink: TwoPhaseCommitSink, committable: Committable) -> None:
-        """As Flink's enableTransactionTimeoutWarnings."""
+        """Warn like Flink's enableTransactionTimeoutWarnings."""
         timeout = sink.timeout
         if timeout is None or not committable.begun_ms:
             return
-        age_ms = self._now_ms() - committable.begun_ms
-        if age_ms >= timeout.warn_share * timeout.timeout_ms:
-            logger.warning(
-                "sink %s: transaction %s of epoch %d is committed %d ms after it was begun, which "
-                "is %d %% of its timeout of %d ms: what is open longer is aborted. Use a longer "
-                "timeout, or shorter epochs",
-                committable.sink,
-                committable.name,
-                committable.checkpoint_id,
-                age_ms,
-                100 * age_ms // timeout.timeout_ms,
-                timeout.timeout_ms,
-            )
+        name = (
+            f"sink {committable.sink}: transaction {committable.name} of epoch "
+            f"{committable.checkpoint_id}"
+        )
+        if warning := timeout.warning(name, self._now_ms() - committable.begun_ms):
+            logger.warning(warning)

@@ -15,7 +15,7 @@ from tallystick.run.part_times import profile_text
 logger = logging.getLogger(__name__)
 
 PROGRESS_COUNT = 100
-"""How many epochs `recentProgress` goes back, as Spark's does by default."""
+"""The number of epochs in `recentProgress`, as in Spark by default."""
 STOP_TIMEOUT_S = 60.0
 
 
@@ -134,9 +134,9 @@ class Query:
     def rescale(self, *, parallelism: int) -> None:
         """Go on with another parallelism from the next epoch on; returns when it is set.
 
-        The key groups of all keyed steps are divided anew, whatever `parallelism` their `process`
-        was given; a later start has that of the pipeline again. Nothing else is restarted but
-        resident tasks.
+        The key groups of all keyed steps are divided again, with any `parallelism` that their
+        `process` was given; a later start has that of the pipeline again. Nothing else is restarted
+        but resident tasks.
 
         Args:
             parallelism: how many tasks read, and how many hold the keys of each step.

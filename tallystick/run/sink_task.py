@@ -20,6 +20,7 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
+from tallystick.run.event_times import NOTE
 from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
 
@@ -64,7 +65,7 @@ class SinkNote:
     attempt_number: int = 0
 
     def to_json(self) -> str:
-        """As it travels in a frame."""
+        """Return the text that travels in a frame."""
         held = [each.to_fields() for each in self.committables]
         return json.dumps({**vars(self), "committables": held})
 
@@ -81,11 +82,12 @@ class Notes(NamedTuple):
     keyed: list[str]
     sinks: list[SinkNote]
     times: list[TaskTimes]
+    event_times: list[list[tuple[str, int, int]]]
 
 
 def split_notes(texts: Iterable[str]) -> Notes:
     """The notes of an epoch by their kind."""
-    found = Notes([], [], [])
+    found = Notes([], [], [], [])
     for text in texts:
         if (times := TaskTimes.from_note(text)) is not None:
             found.times.append(times)
@@ -93,6 +95,8 @@ def split_notes(texts: Iterable[str]) -> Notes:
         fields = json.loads(text)
         if "committables" in fields:
             found.sinks.append(SinkNote.from_fields(fields))
+        elif NOTE in fields:
+            found.event_times.append(fields[NOTE])
         else:
             found.keyed.append(text)
     return found
@@ -138,7 +142,7 @@ class FanOut:
 
     @property
     def target_count(self) -> int:
-        """How many tasks write frames; without any, each task tells itself what it prepared."""
+        """The number of tasks that write frames; if 0, tasks report what they prepared."""
         return 1 if self.encode is None else self.encode.target_count
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> "_BranchWriter":

@@ -1,10 +1,10 @@
-"""How many offsets the next epoch may span: small first, then as many as fit into its time.
+"""The number of offsets of the next epoch: small first, then as many as fit into its time.
 
     bound() ─► the epoch runs ─► ended(…) or failed(…) ─► bound() …
 
 An epoch costs a fixed time, and some time for each offset. Both are measured: the sizes differ
-while the bound grows, so a line through the newest epochs tells one from the other. The bound is
-what fits into the target time by that line. It is lower where the rows of one task would not fit
+while the bound grows, so a line through the newest epochs separates one from the other. The bound
+is what fits into the target time by that line. It is lower where the rows of one task would not fit
 into its memory, or where the user's option says so.
 
 Only an epoch that was cut short, or was half as large as it might have been, says what an offset
@@ -22,28 +22,28 @@ from enum import Enum
 from statistics import median
 
 START_COUNT = 1_000
-"""The first epoch of a run, whose cost nobody knows; small enough to be all fixed cost, mostly."""
+"""The first epoch of a run, whose cost is unknown; small enough to be mostly fixed cost."""
 TARGET_S = 1.0
 FIXED_SHARE = 0.1
 """An epoch is made longer than the target where its fixed cost would be more of it than this."""
 PATIENCE_S = 5.0
 """But no longer than this."""
 TIMEOUT_SHARE = 0.1
-"""How much of the transaction timeout an epoch is to take, at most."""
+"""The share of the transaction timeout that an epoch is to take, at most."""
 ALARM_SHARE = 0.25
 """An epoch that took more of the timeout than this counts at once, without a second one."""
 GROWTH_MIN, GROWTH_MAX = 4, 8
-"""How much larger the next epoch may be than the newest; the lower one while it is quick."""
+"""The growth from the newest epoch to the next, at most; the lower one while it is quick."""
 TOLERANCE = 1.25
 """A bound this near to the best one stays."""
 SPREAD_MIN = 4
-"""The sizes of epochs tell fixed cost from the rest where the largest is so much larger."""
+"""Fixed cost can be separated from the rest where the largest epoch is this much larger."""
 _COST_COUNT = 3
 _HISTORY_COUNT = 16
 
 
 class Reason(Enum):
-    """Why a bound is what it is; the value is for the query's progress."""
+    """The reason for a bound; the value is for the query's progress."""
 
     START = "a run begins with small epochs"
     GROWING = "it grows while epochs are quick"
@@ -76,7 +76,7 @@ class SizeLimits:
         assert self.offset_count_max is None or self.offset_count_max > 0, self
 
     def target_s(self, fixed_s: float) -> float:
-        """How long an epoch is to take, if `fixed_s` of it does not depend on its size."""
+        """Return the time an epoch is to take, if `fixed_s` of it does not depend on its size."""
         worthwhile_s = min(fixed_s / FIXED_SHARE, PATIENCE_S)
         wanted_s = max(self.interval_s, TARGET_S, worthwhile_s)
         return min(wanted_s, self.timeout_s * TIMEOUT_SHARE)
@@ -130,7 +130,7 @@ class EpochSizes:
 
     @property
     def target_s(self) -> float:
-        """How long an epoch is to take."""
+        """Return the time an epoch is to take."""
         return self._limits.target_s(self._fixed_s)
 
     def bound(self) -> SizeBound:
@@ -172,7 +172,7 @@ class EpochSizes:
         self._history.clear()
 
     def _learn(self, count: int, took_s: float) -> None:
-        """Set the size by an epoch that tells what an offset costs."""
+        """Set the size by an epoch that shows what an offset costs."""
         known = median(self._costs_s) if self._costs_s and not self._is_growing else None
         if known is not None and not 0.5 < self._cost_s(count, took_s) / known < 2:
             while len(self._history) > 2:  # what was before says nothing of what is now
@@ -225,7 +225,7 @@ class EpochSizes:
         self._reason = Reason.GROWING if is_held_back else reason
 
     def _fit(self) -> None:
-        """Estimate the fixed cost by a line through the newest epochs, if they tell it.
+        """Estimate the fixed cost by a line through the newest epochs, if they show it.
 
         Errors grow with an epoch's duration, so the quick ones weigh more.
         """

@@ -62,7 +62,9 @@ class Process:
         max_parallelism: how many key groups; None: as the state has it, or by Flink's formula.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row another one may come.
+        watermark_delay_ms: how much later than the latest row of its partition another one may
+            come.
+        idle_after_ms: how long a partition that is read to its end is waited for.
     """
 
     uid: str | None
@@ -73,6 +75,7 @@ class Process:
     parallelism: int | None = None
     event_time: str | None = None
     watermark_delay_ms: int = 0
+    idle_after_ms: int = 0
 
     def __post_init__(self) -> None:
         if self.uid is not None and not PLAIN_NAME.fullmatch(self.uid):

@@ -1,4 +1,6 @@
-"""The tasks of an epoch: read, encode, write. Nothing here knows Spark or Kafka.
+"""The tasks of an epoch: what rows pass through, encode, write. Nothing here knows Spark or Kafka.
+
+The task that reads is in `read_plan`.
 
 A task holds nothing that the next one may not get: connections are kept per worker process because
 they are dear, and are made again where they are missing.
@@ -19,113 +21,33 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
 from tallystick import errors
-from tallystick.codec.formats import DEADLETTER, DROPMALFORMED
-from tallystick.codec.layout import Layout, LayoutRows
 from tallystick.codec.records.encoder import EncodedBatch, encode
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
-from tallystick.ports import Fetch, Produce, Writer
+from tallystick.ports import Produce, Writer
 from tallystick.run.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
-from tallystick.source.losses import LossPolicy
-from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
 COMBINED_BYTES_MAX = 1 << 31
 """A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
-STRICT = LossPolicy()
 
 
 class DeadLetters(NamedTuple):
     """Malformed records as raw rows for the sink, among the batches that a reader yields."""
 
     records: pa.RecordBatch
-
-
-@dataclass(frozen=True)
-class ReadPlan:
-    """How a task reads its splits, and what it does to the records in place."""
-
-    fetch: Fetch
-    layout: Layout
-    policy: LossPolicy = STRICT
-    functions: tuple[BatchFunction, ...] = ()
-
-    def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
-        """The well-formed rows of all splits, in order within each.
-
-        Raises:
-            DataLossError: records are gone before they were read, and that is not accepted.
-            RecordError: a value is malformed, in mode failfast.
-        """
-        for built in self._built(splits):
-            yield from apply(self.functions, built.rows)
-
-    def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
-        """The malformed records of all splits, in order within each."""
-        for built in self._built(splits):
-            if built.dead_letters is not None:
-                yield DeadLetters(built.dead_letters)
-
-    def read_both(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch | DeadLetters]:
-        """Yield what `read` and `read_dead_letters` do, in one pass."""
-        for built in self._built(splits):
-            yield from apply(self.functions, built.rows)
-            if built.dead_letters is not None:
-                yield DeadLetters(built.dead_letters)
-
-    def _built(self, splits: Iterable[SplitRange]) -> Iterator[LayoutRows]:
-        left_out = _LeftOut(self.layout.mode)
-        try:
-            fetched = self.fetch.read(
-                splits, headers=self.layout.fetches_headers, policy=self.policy
-            )
-            for split, records in clock.timed(clock.READ, fetched):
-                with clock.counted_as(clock.DECODE):
-                    built = self.layout.build(records, split.topic_partition)
-                left_out.note(split.topic_partition, built.reasons)
-                yield built
-        finally:
-            left_out.tell()
-
-
-class _LeftOut:
-    """Counts the malformed records that a task leaves out, and tells of them once."""
-
-    def __init__(self, mode: str) -> None:
-        self._fate = {
-            DROPMALFORMED: "dropped, as asked",
-            DEADLETTER: "left to the dead-letter topic",
-        }.get(mode)
-        self._count = 0
-        self._first = ""
-
-    def note(self, partition: TopicPartition, reasons: Mapping[int, str]) -> None:
-        """Take in the malformed records of a batch: offset → reason."""
-        if reasons and not self._count:
-            offset, reason = next(iter(reasons.items()))
-            self._first = (
-                f"topic {partition.topic}, partition {partition.partition}, offset {offset}: "
-                f"{reason}"
-            )
-        self._count += len(reasons)
-
-    def tell(self) -> None:
-        """One warning, if there was anything."""
-        if self._count and self._fate:
-            logger.warning(
-                "%d malformed values %s; the first: %s", self._count, self._fate, self._first
-            )
 
 
 def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -188,7 +110,7 @@ class Outlet(Protocol):
 
     @property
     def target_count(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         ...
 
     @property
@@ -260,7 +182,7 @@ def send(
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """How a task turns rows into frames for the tasks that write them.
+    """The encoding of rows as frames for the tasks that write them.
 
     Args:
         rows: how rows become records.
@@ -309,6 +231,7 @@ class EncodePlan:
                     batch_bytes=self.batch_bytes,
                     now_ms=now_ms,
                 ):
+                    clock.count(clock.WRITTEN_BYTES, len(encoded.data))
                     yield Frame(
                         target,
                         source,
@@ -352,7 +275,7 @@ class Report:
         return kind(self.message)
 
     def to_json(self) -> str:
-        """As it travels back through Spark."""
+        """Return the text that travels back through Spark."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -366,7 +289,7 @@ class Report:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """How a task writes its frames into the open transaction.
+    """The writing of frames into the open transaction.
 
     Args:
         produce: how it reaches the cluster.

@@ -76,14 +76,14 @@ class TransactionDecider:
         self._broker.stage_offsets(producer, group, {self._target.token_partition: held})
         try:
             earlier = dict.fromkeys(self._earlier_places, held)
-            self._broker.stage_offsets(producer, group, earlier, for_show=True)
+            self._broker.stage_offsets(producer, group, earlier, best_effort=True)
         except AuthorizationError as error:
             logger.warning("the token is not kept under earlier topics of the sink: %s", error)
             self._earlier_places = frozenset()
         for source in positions:
             if source.cluster_id == self._target.cluster_id:
                 for some in requests(shown(source)):
-                    self._broker.stage_offsets(producer, source.group, some, for_show=True)
+                    self._broker.stage_offsets(producer, source.group, some, best_effort=True)
         return self._broker.commit_transaction(producer)
 
     def abort(self, producer: Producer) -> None:

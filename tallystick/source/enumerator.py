@@ -1,8 +1,8 @@
 """The partitions that there are and the plan of the next epoch: events in, a plan out.
 
-A partition is *discovered* (somebody saw it), then *planned* (an epoch's logged offsets hold its
-start and how far that epoch reads), then *read* (the epoch was committed). Only a logged plan is
-remembered: `restored` takes it over, and whatever else was known is worked out again from it and
+A partition is *discovered* (it was seen in Kafka), then *planned* (an epoch's logged offsets hold
+its start and how far that epoch reads), then *read* (the epoch was committed). Only a logged plan
+is remembered: `restored` takes it over, and whatever else was known is worked out again from it and
 from what was seen last. So a crash at any point forgets nothing that matters, and nothing is handed
 out a second time (the double assignment of apache/beam#31313).
 
@@ -14,7 +14,7 @@ Rules, after Flink's KafkaSourceEnumerator:
     * A partition with a position goes on from there, whether or not it can be seen right now
       (FLINK-6006), and whether or not the subscription covers it at the moment: then its position
       is kept, and it is not read.
-    * A partition without one is read from its first offset: it was created while nobody looked.
+    * A partition without one is read from its first offset: it was created between two looks.
       Only the very first discovery asks `startingOffsets`.
     * A topic is known by its id (KIP-516). Flink leaves removed partitions a TODO; here a
       `LossPolicy` says what becomes of removed, re-created, expired and truncated ones.
@@ -77,7 +77,7 @@ class Enumerator:
     # --- events -------------------------------------------------------------------------------
 
     def restored(self, offsets: SourceOffsets) -> None:
-        """Spark's log ends with this plan: it is read, or will be, whatever happens.
+        """Restore the plan at the end of Spark's log: it is read, or will be in any case.
 
         Starts that were asked for and are not in it are asked for again: they may have been those
         of a new query, which Spark wants to hear of also where it goes on from a log.
@@ -203,7 +203,7 @@ class Enumerator:
         return self._state
 
     def _compare(self) -> None:
-        """Compute again what is new and what is missed, whichever of the two sides has changed."""
+        """Compute again what is new and what is missed, after a change of either side."""
         logged = {} if self._state is None else self._state.gone
         before = {**logged, **self._missed_since}
         self._missed_since = {t: before.get(t, self._found_at_ms) for t in self._removed()}
@@ -278,7 +278,7 @@ class Enumerator:
             return
         topic, is_bounded = min(recreated), self._known().stops is not None
         if self._policy.recreated == FAIL or is_bounded:
-            way_on = (
+            remedy = (
                 "The end of this stream means nothing in the new one: start from a new checkpoint."
                 if is_bounded
                 else "To read the new one from its beginning set when.recreated=restart."
@@ -287,7 +287,7 @@ class Enumerator:
                 f"topic {topic!r} was deleted and created again: its id was "
                 f"{self._known().topic_ids.get(topic) or 'not known'}, and is "
                 f"{self._found_id(topic)}; next to read were {self._positions_text(topic)}. What "
-                f"was unread in the old one is lost. {way_on}"
+                f"was unread in the old one is lost. {remedy}"
             )
 
     def _positions_text(self, topic: str) -> str:
@@ -396,5 +396,5 @@ class _Draft:
         self.is_changed = True
 
     def note(self, text: str) -> None:
-        """Something for the log."""
+        """Note something for the log."""
         self.notes.append(text)

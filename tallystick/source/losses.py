@@ -19,7 +19,7 @@ ON_RECREATED = (FAIL, RESTART)
 ON_TRUNCATED = (FAIL, RESUME)
 
 KEEP_MS = 3_600_000
-"""For how long `keep` holds the position of a partition that is gone."""
+"""The time for which `keep` holds the position of a partition that is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Written with every micro-batch, so compact: one array of next offsets per topic, null where a
 partition is not read, and what is rare is there only when it is. The cluster's id and the consumer
-group travel along, so that whoever commits the epoch can say in Kafka how far it read.
+group travel along, so that the committer of the epoch can say in Kafka how far it read.
 
     {"tallystick": 1, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
      "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},

@@ -1,4 +1,4 @@
-"""From positions to the splits of one epoch: how far to read, in how many pieces, by which reader.
+"""The splits of one epoch: the end of reading, the pieces, and the reader of each.
 
 Pure arithmetic over positions, the same for the same input: a replayed epoch is cut as it was.
 """
@@ -118,7 +118,7 @@ def share_out(
 def share_pieces(
     pieces: Iterable[SplitRange], reader_count: int
 ) -> tuple[tuple[SplitRange, ...], ...]:
-    """Deal the pieces of partitions that were cut to readers, in runs of about the same size.
+    """Distribute the pieces of partitions that were cut to readers, in runs of about equal size.
 
     In the order of (topic, partition, offset), all of one reader come before all of the next. So
     what is ordered by reader, then by what each read first, keeps the order of every partition.

@@ -1,4 +1,4 @@
-"""Spark for real: context, resident tasks and jobs, sources and sinks of its queries."""
+"""Access to Spark: context, resident tasks and jobs, sources and sinks of its queries."""
 
 import pyspark
 

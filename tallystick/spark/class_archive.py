@@ -22,7 +22,7 @@ KEPT_COUNT = 3
 """Archives of this many Javas or Sparks stay; each takes 70 MB."""
 CHECKED = "-XX:+VerifySharedSpaces"
 SILENT = "-Xlog:disable -Xlog:all=error:stderr"
-"""An archive that does not fit is no error, and nobody needs to read of it."""
+"""An archive that does not fit is no error, and needs no report."""
 
 
 def options(java_home: Path) -> str:
@@ -69,7 +69,7 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
 def find(java_home: Path) -> Path | None:
     """Find the archive for this Java and this Spark; None: there is none that is whole.
 
-    A JVM runs what is in it: nobody else may be able to write it.
+    A JVM runs what is in it: no other user may be able to write it.
     """
     for archive in cache_directory().glob(f"spark-classes-{fingerprint(java_home)}-*.jsa"):
         status = archive.stat()

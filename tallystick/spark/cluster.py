@@ -1,6 +1,6 @@
 """A pipeline's access to Spark: the context, the settings, and the engine that runs its tasks.
 
-A session is made of the context only where somebody needs one: it takes seconds.
+A session is made of the context only where one is needed: it takes seconds.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tallystick.codec import ddl
-from tallystick.codec.arrow import arrow_schema
 from tallystick.errors import OptionError
 from tallystick.spark.context import OWN
+from tallystick.state.schema import arrow_schema
 
 
 class Cluster:
     """The Spark application that runs the tasks of a pipeline.
 
     Args:
-        context: gives the context, and waits for it if it is not there yet.
+        context: gives the context, and waits until it exists.
         given: the session that the user has; None: no session, or none yet.
         close: called when the pipeline is over.
         is_there: there is, or will be, a context; else nothing can run, and little is known.
@@ -102,7 +102,7 @@ class Cluster:
 
     @cached_property
     def parallelism(self) -> int:
-        """How many tasks run at a time; where no Spark is there, 1."""
+        """The number of tasks that run at a time; 1 without Spark."""
         return self.context.defaultParallelism if self.is_there else 1
 
     @cached_property
@@ -127,7 +127,7 @@ class Cluster:
         return arrow_schema(found, name)
 
     def close(self) -> None:
-        """The pipeline is over: end the context, if it is ours and nobody else uses it."""
+        """End the context of the finished pipeline, if it is ours and not in use."""
         if not self._is_closed:
             self._is_closed = True
             self._close()
@@ -178,7 +178,7 @@ def execution_of(
 
     Args:
         pipeline: its name.
-        asked: "resident" or "jobs", as the user wants it; None: whichever fits.
+        asked: "resident" or "jobs", as the user wants it; None: the one that fits.
         conf: the settings of Spark.
         has_transform: there are steps that Spark plans.
 
@@ -197,7 +197,7 @@ def execution_of(
 
 
 def obstacle(conf: Mapping[str, str]) -> str:
-    """Say what keeps tasks from staying resident under these settings of Spark's; empty: nothing.
+    """Return what keeps tasks from staying resident with these settings of Spark; empty: nothing.
 
     Connections between members are authenticated and not encrypted, and frames that overflow lie
     on disk as they are: where Spark's settings ask for encryption, its own shuffle is used.

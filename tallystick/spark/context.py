@@ -1,6 +1,6 @@
 """The SparkContext of pipelines that are started without one: made once, ended with the last.
 
-It starts in a thread, beside whatever else a start has to do. Where no rows pass through its JVM
+It starts in a thread, beside the other work of a start. Where no rows pass through its JVM
 and everything runs on this machine, it is made to start quickly: `docs/decisions/0016-start-up.md`.
 """
 
@@ -88,7 +88,7 @@ def spark_session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session for streaming; finds Java, and sets what halves a micro-batch.
+    """Return a Spark session for streaming; finds Java, and sets what halves a micro-batch.
 
     Args:
         app_name: as shown in the Spark UI.
@@ -134,9 +134,9 @@ _warned: set[tuple[str, str]] = set()
 
 
 QUICK = {"spark.ui.enabled": "false"}
-"""Settings against work at the start that nobody has asked for."""
+"""Settings against unneeded work at the start."""
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that has little to do: it starts with a third less CPU, and compiles less well."""
+"""Options for a JVM with little to do: it starts with a third less CPU, and compiles less well."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -181,7 +181,7 @@ def new_context(
 
 
 def is_local() -> bool:
-    """True if nobody has named another master, as far as it shows without a JVM."""
+    """True if no other master is named, as far as it shows without a JVM."""
     if _GATEWAY in os.environ:
         return False  # spark-submit has started the JVM already
     asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
@@ -204,7 +204,7 @@ def end(context: SparkContext) -> None:
 
 
 class OwnContext:
-    """The one context that we make, as long as somebody uses it; Spark allows one in a process."""
+    """The one context that we make, as long as it is in use; Spark allows one in a process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -218,7 +218,7 @@ class OwnContext:
         return self._users > 0
 
     def take(self, name: str, *, is_light: bool = False) -> "Future[SparkContext]":
-        """Use it; made if it is not there, in a thread of its own."""
+        """Use it; if missing, make it in a thread of its own."""
         with self._lock:
             self._users += 1
             if self._made is None or _is_over(self._made):
@@ -268,7 +268,7 @@ def _in_thread(name: str, is_light: bool, daemon: EarlyDaemon | None) -> "Future
 
 
 def _is_over(made: "Future[SparkContext]") -> bool:
-    """True if it could not be made, or somebody else has stopped it."""
+    """True if it could not be made, or was stopped by other code."""
     if not made.done():
         return False
     return made.exception() is not None or made.result()._jsc is None

@@ -37,7 +37,7 @@ PACKAGES = (
 )
 """The modules that a pipeline's workers import."""
 POLL_S = 1.0
-"""How soon it notices that its driver is gone."""
+"""The time after which it notices that its driver is gone."""
 END_MAX_S = 10.0
 ADDRESS_BYTES_MAX = 107
 """Linux takes no longer path of a socket; see unix(7)."""
@@ -110,15 +110,20 @@ def _wait_for_the_jvm(address: str, driver: int) -> None:
 
 
 def _load_kernels(listener: socket.socket) -> None:
-    """Load kernels until the JVM asks, those that every pipeline needs in any case.
+    """Load kernels: those of every pipeline, then others until the JVM asks.
 
-    From the cache all take less time than a JVM; compiled, half a minute. Workers compile what
-    their pipeline needs and does not find.
+    From the cache all take less time than a JVM. What must be compiled is compiled here once, and
+    not by each worker; those of keyed state another process begins with, beside. Workers compile
+    what their pipeline needs and does not find.
     """
-    for module in importlib.import_module("tallystick.host.kernel_cache").WARM_UP_MODULES:
+    kernel_cache = importlib.import_module("tallystick.host.kernel_cache")
+    kernel_cache.are_compiled()
+    for module in kernel_cache.EVERY_PIPELINE:
         importlib.import_module(module).warm_up()
+    for module in (*kernel_cache.KEYED_PIPELINES, *kernel_cache.OTHERS):
         if select.select([listener], [], [], 0)[0]:
             return
+        importlib.import_module(module).warm_up()
 
 
 def _take_place(asked: socket.socket) -> bool:

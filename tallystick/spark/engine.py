@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import EpochResult
+from tallystick.run.event_times import InputState
 from tallystick.run.exchange import FRAME_DDL, Frame
 from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import ProcessPlan
@@ -56,6 +57,7 @@ class SplitsEngine:
     write: MakeWritePlan
     keyed: KeyedSteps = NO_STEPS
     timestamp_ms: int = 0
+    source: InputState | None = None
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
@@ -64,7 +66,9 @@ class SplitsEngine:
         if self.keyed.is_idle(state) and not any(self.unread.shares):
             return EpochResult((), self.keyed.carried(state))
         last = self._placed(self.last(checkpoint_id))
-        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
+        epoch = self.keyed.epoch(
+            checkpoint_id, self.timestamp_ms, _token(), state, last, self.source
+        )
         write = replace(self.write(producer), stage=epoch.stage)
         return prepared(self.tasks.run(self.unread, epoch, write), epoch)
 
@@ -115,7 +119,7 @@ class DataFrameEngine:
         return prepared(reports, epoch)
 
     def _run_nothing(self) -> None:
-        """As `SplitsEngine`: Spark has workers of another pool for DataFrames."""
+        """Do as `SplitsEngine` does: Spark has workers of another pool for DataFrames."""
         count = self.spark.sparkContext.defaultParallelism
         self.spark.range(0, count, 1, count).mapInArrow(_idle_rows, "id bigint").collect()
 

@@ -19,7 +19,7 @@ from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import Report, WritePlan, send
+from tallystick.run.task import Report, WritePlan
 from tallystick.spark.tasks import Parcel, Shipment, Unread
 
 
@@ -60,8 +60,7 @@ class JobTasks:
         def read_share(index: int, indices: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(indices, maxlen=0)  # Spark does not reuse a worker that left input unread
             unread, first = reading.plan
-            rows = unread.plan.read_both(unread.shares[index])
-            for frame in send(first, rows, source=index, attempt_number=attempt_number()):
+            for frame in unread.plan.send(unread.shares[index], first, index, attempt_number()):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:

@@ -11,11 +11,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from tallystick.checkpoint.folder import state_path
+from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, state_folder
 from tallystick.errors import OptionError, RecordError
 from tallystick.run.frames import conform
 from tallystick.run.keyed_task import KeyedStep, check_event_time
+from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
-from tallystick.run.task import ReadPlan
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, TIME_MODES, HasInitialState
@@ -34,6 +36,12 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
     """
     steps: list[KeyedStep] = []
     for stage in stages.keyed:
+        if stage.step.idle_after_ms and (steps or stages.frames is not None):
+            raise OptionError(
+                f"step {stage.uid}: idle_after= does nothing behind another keyed step or a "
+                f"transform, where nobody knows which partition a row is from: leave it out. The "
+                f"watermark there is the latest event time less watermark_delay"
+            )
         if stage.columns is not None:
             with _named(stage.uid):
                 columns = _schema(cluster, stage.columns, "the columns that come to it")
@@ -95,7 +103,19 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         parallelism=step.parallelism,
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
+        idle_after_ms=step.idle_after_ms,
     )
+
+
+def state_places(cluster: Cluster, uid: str) -> tuple[str, str]:
+    """Return where a step's state lies, below the checkpoint, and the copies on workers' hosts.
+
+    Args:
+        cluster: whose workers they are.
+        uid: the step's.
+    """
+    told = cluster.conf.get(f"spark.executorEnv.{ROOT_VARIABLE}")
+    return state_path(uid), told or str(state_folder())
 
 
 @contextmanager
@@ -159,10 +179,11 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
                 f"step {uid}: time_mode 'EventTime' needs event_time=, the column that holds it; "
                 f"it may need watermark_delay= too"
             )
-        if step.watermark_delay_ms:
+        given = {"watermark_delay": step.watermark_delay_ms, "idle_after": step.idle_after_ms}
+        for name in (each for each, ms in given.items() if ms):
             raise OptionError(
-                f"step {uid}: watermark_delay= does nothing without event_time=, the column that "
-                f"it is about: name it, or leave the delay out"
+                f"step {uid}: {name}= does nothing without event_time=, the column that it is "
+                f"about: name it, or leave {name} out"
             )
         return
     check_event_time(uid, columns, step.event_time)

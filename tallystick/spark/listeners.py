@@ -3,13 +3,15 @@
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tallystick.epoch import protocol
+from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Timeout
-from tallystick.errors import RetriableError, TallystickError
+from tallystick.errors import FencedError, RetriableError, TallystickError
 from tallystick.run.driver import Listener
+from tallystick.spark.open_transactions import OpenTransactions
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 
@@ -21,77 +23,205 @@ class PipelineCounts:
     """The counts of one pipeline, since this process began."""
 
     starts: int = 0
-    """How often it was started."""
+    """The number of its starts."""
+    started_ms: int = 0
+    """The time of its last start, in ms since 1970."""
+    epochs_started: int = 0
+    """The number of epochs that were planned, with any outcome."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failures in epochs, by the class of the error; most are tried again."""
+    aborted: Counter[str] = field(default_factory=Counter)
+    """Epochs that were planned and did not come about, by the class of the error."""
     rows_written: int = 0
-    """The rows of committed epochs, in all sinks."""
+    """The rows of committed epochs, in all sinks, without dead letters."""
+    dead_letters: int = 0
+    """The malformed records that committed epochs wrote to the dead-letter topic."""
+    written_files: int = 0
+    """The files of state that committed epochs wrote."""
+    written_bytes: int = 0
+    """Their bytes."""
     late_rows: Counter[str] = field(default_factory=Counter)
     """The rows that a keyed step dropped as late, by its uid."""
     state: tuple[StepState, ...] = ()
     """The committed state."""
     committed_ms: int = 0
-    """When this process committed an epoch last, in ms since 1970; 0: it has not."""
+    """The time of this process's last commit of an epoch, in ms since 1970; 0: none yet."""
     open_since_ms: int = 0
-    """When the epoch in flight was planned, in ms since 1970; 0: none is in flight."""
+    """The time at which the epoch in flight was planned, in ms since 1970; 0: none is in flight."""
     timeout_ms: int | None = None
     """The timeout of the transactions that decide, in ms; None: none does."""
+    deciding_sink: str = ""
+    """The uid of the sink whose transaction decides; "": none does."""
+    sinks: tuple[str, ...] = ()
+    """The uids of all sinks."""
+    transactions: OpenTransactions = field(default_factory=OpenTransactions)
+    """The transactions in sinks that wait for the decision."""
+
+    def open_since(self) -> dict[str, list[int]]:
+        """Return when the open transactions of each sink were begun, in ms since 1970.
+
+        The one that decides is as old as its epoch, or younger; of others 0: that is not known.
+        """
+        none: dict[str, list[int]] = {sink: [] for sink in self.sinks}
+        found = none | self.transactions.begun_ms()
+        if self.deciding_sink and (since_ms := self.open_since_ms):
+            found[self.deciding_sink] = [*found[self.deciding_sink], since_ms]
+        return found
 
 
 PIPELINES: defaultdict[str, PipelineCounts] = defaultdict(PipelineCounts)
 """By the pipeline's name."""
 
 
+@dataclass(frozen=True, slots=True)
+class EpochOutcome:
+    """The end of an epoch.
+
+    Args:
+        number: of the epoch; -1: it was aborted before it had a manifest.
+        ran: its output and state; None: it was aborted.
+        error: the reason of the abort; None: it was committed.
+    """
+
+    number: int
+    ran: protocol.EpochRan | None = None
+    error: Exception | None = None
+
+
+class EpochOutcomes:
+    """Finds out from the events of a driver which epochs were committed, and which were aborted.
+
+    Where the answer to a commit is lost, the outcome is known once Kafka was asked.
+    """
+
+    def __init__(self) -> None:
+        self._is_planned = False
+        self._ran: protocol.EpochRan | None = None
+        self._manifest_path = ""
+        self._doubt: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True from the plan of an epoch until its outcome is known."""
+        return self._is_planned or self._ran is not None
+
+    def of(self, event: protocol.Event) -> EpochOutcome | None:
+        """Return the outcome that an event reports; None: none. Call it for every event."""
+        match event:
+            case protocol.EpochRequested():
+                self._forget()
+            case protocol.EpochPlanned(sources):
+                self._forget()
+                self._is_planned = sources is not None
+            case protocol.EpochRan():
+                self._ran, self._manifest_path = event, ""
+            case protocol.ManifestWritten(path):
+                self._manifest_path = path
+            case protocol.TransactionCommitted() if self._ran and self._doubt is None:
+                return self._committed()
+            case protocol.ActionFailed(error) if self._ran and self._manifest_path:
+                self._doubt = self._doubt or error
+            case protocol.ActionFailed(error):
+                return self._aborted(error)
+            case protocol.CommittedRead(committed) if self._doubt is not None:
+                token = committed.token
+                if token is not None and token.manifest_path == self._manifest_path:
+                    return self._committed()
+                return self._aborted(self._doubt)
+        return None
+
+    def _committed(self) -> EpochOutcome:
+        number = epoch_of(self._manifest_path) if self._manifest_path else -1
+        outcome = EpochOutcome(number, ran=self._ran)
+        self._forget()
+        return outcome
+
+    def _aborted(self, error: Exception) -> EpochOutcome | None:
+        number = epoch_of(self._manifest_path) if self._manifest_path else -1
+        outcome = EpochOutcome(number, error=error) if self.is_open else None
+        self._forget()
+        return outcome
+
+    def _forget(self) -> None:
+        self._is_planned, self._ran, self._manifest_path = False, None, ""
+        self._doubt = None
+
+
 class EpochCounts:
     """A listener that counts what epochs do, and passes every event on.
 
-    An epoch counts once, when it is committed, as its output does; where the answer to the commit
-    is lost, it is left out.
+    An epoch counts once, when it is committed, as its output does.
 
     Args:
         pipeline: its name.
         listener: the user's; None: there is none.
         timeout_ms: of the transactions that decide; None: none does.
+        dead_letter_topic: where malformed records go in these; None: nowhere.
+        deciding_sink: the uid of the sink whose transactions these are; "": none does.
+        sinks: the uids of all sinks.
     """
 
     def __init__(
-        self, pipeline: str, listener: Listener | None, timeout_ms: int | None = None
+        self,
+        pipeline: str,
+        listener: Listener | None,
+        timeout_ms: int | None = None,
+        dead_letter_topic: str | None = None,
+        deciding_sink: str = "",
+        sinks: Sequence[str] = (),
     ) -> None:
         self._counts = PIPELINES[pipeline]
         self._counts.starts += 1
+        self._counts.started_ms = _now_ms()
         self._counts.timeout_ms = timeout_ms
+        self._counts.deciding_sink, self._counts.sinks = deciding_sink, tuple(sinks)
         self._listener = listener
-        self._ran: protocol.EpochRan | None = None
+        self._dead_letter_topic = dead_letter_topic
+        self._outcomes = EpochOutcomes()
 
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
-        counts = self._counts
+        counts, was_open = self._counts, self._outcomes.is_open
+        outcome = self._outcomes.of(event)
+        counts.epochs_started += self._outcomes.is_open and not was_open
+        match outcome:
+            case EpochOutcome(ran=protocol.EpochRan() as ran):
+                self._commit(ran)
+            case EpochOutcome(error=Exception() as error):
+                counts.aborted[type(error).__name__] += 1
         match event:
-            case protocol.ProducerFenced():  # what ran before is not committed next
-                self._ran, counts.open_since_ms = None, 0
-            case protocol.EpochRequested():
-                self._ran, counts.open_since_ms = None, _now_ms()
-            case protocol.EpochPlanned(sources):
-                counts.open_since_ms = 0 if sources is None else _now_ms()
-            case protocol.EpochRan():
-                self._ran = event
-            case protocol.TransactionCommitted():
-                self._commit()
+            case (
+                protocol.ProducerFenced()
+                | protocol.TransactionCommitted()
+                | protocol.TransactionAborted()
+                | protocol.EpochPlanned(None)
+            ):
+                counts.open_since_ms = 0
+            case protocol.EpochRequested() | protocol.EpochPlanned():
+                counts.open_since_ms = _now_ms()
+            case protocol.CommittedRead(committed) if committed.manifest is not None:
+                counts.state = committed.manifest.state
+            case protocol.EpochRan(committables=prepared):
+                counts.transactions.prepared(prepared)
             case protocol.ActionFailed(error):
                 counts.failures[type(error).__name__] += 1
-            case protocol.TransactionAborted():
-                counts.open_since_ms = 0
+                if isinstance(error, FencedError):  # they are the newer run's to end
+                    counts.transactions.found(())
         if self._listener is not None:
             self._listener(event)
 
-    def _commit(self) -> None:
-        counts, ran = self._counts, self._ran
-        counts.open_since_ms = 0
-        if ran is None:
-            return
-        self._ran = None
+    def _commit(self, ran: protocol.EpochRan) -> None:
+        counts = self._counts
+        known = {file.path for step in counts.state for file in step.files}
+        written = [each for step in ran.state for each in step.files if each.path not in known]
+        counts.written_files += len(written)
+        counts.written_bytes += sum(each.size for each in written)
         counts.committed_ms, counts.state = _now_ms(), ran.state
-        counts.rows_written += sum(each.record_count for each in ran.produced)
+        for rows in ran.produced:
+            if rows.topic == self._dead_letter_topic:
+                counts.dead_letters += rows.record_count
+            else:
+                counts.rows_written += rows.record_count
         counts.rows_written += sum(each.record_count for each in ran.committables)
         for step, count in ran.late:
             counts.late_rows[step] += count
@@ -136,7 +266,7 @@ class EpochAge:
         self._producer, self._since = producer, time.monotonic()
 
     def __call__(self, event: protocol.Event) -> None:
-        """Look at the clock where an epoch has been written, or could not be."""
+        """Check the clock when an epoch has been written, or could not be."""
         match event:
             case protocol.OutputCounted():
                 self._look()
@@ -145,9 +275,7 @@ class EpochAge:
         self._listener(event)
 
     def _look(self) -> None:
-        timeout_ms = self._timeout.timeout_ms
-        limit_ms = self._timeout.warn_share * timeout_ms
-        if self._producer is None or self._passed_ms < limit_ms:
+        if self._producer is None or self._passed_ms < self._timeout.warn_ms:
             return
         try:
             begun_ms = self._begun_ms(self._producer.transactional_id)
@@ -155,17 +283,9 @@ class EpochAge:
             return  # the commit will say what is in the way
         if not begun_ms:
             return self._explain()
-        age_ms = time.time_ns() // 1_000_000 - begun_ms
-        if age_ms >= limit_ms:
-            logger.warning(
-                "pipeline %s: the epoch's transaction is committed %d ms after it was begun, which "
-                "is %d %% of its timeout of %d ms: what is open longer is aborted, and the epoch "
-                "runs again. Use a longer transaction_timeout_ms, or shorter epochs",
-                self._pipeline,
-                age_ms,
-                100 * age_ms // timeout_ms,
-                timeout_ms,
-            )
+        name, age_ms = f"pipeline {self._pipeline}: the epoch's transaction", _now_ms() - begun_ms
+        if warning := self._timeout.warning(name, age_ms, "transaction_timeout_ms"):
+            logger.warning(warning)
 
     def _explain(self) -> None:
         if self._producer is not None and self._passed_ms >= self._timeout.timeout_ms:

@@ -6,6 +6,7 @@ the manifest of the one before.
 """
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -14,19 +15,28 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import begins_nowhere
 from tallystick.errors import TallystickError
+from tallystick.host.stopwatch import (
+    READ_BYTES,
+    READ_RECORDS,
+    WRITTEN_BYTES,
+    WRITTEN_FILE_BYTES,
+    WRITTEN_FILES,
+)
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options.source import SourceOptions, parse_source_options
 from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.event_times import InputState
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import SourceOffsets, from_json, next_tick
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import JOBS
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
@@ -36,8 +46,10 @@ from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 
+logger = logging.getLogger(__name__)
+
 SHOW_AGAIN_S = 10.0
-"""How long a pipeline without new records waits before it tries again to show its positions."""
+"""A pipeline without new records waits so long before it tries again to show its positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +105,13 @@ class PlannedByUs:
         self._has_run = False
         self._newest: _Begun | None = None
         self._planned_at_ms = 0
+        self._ends_with_records = False
         self._ran = LoopEpoch((), (), 0)
         self._checkpoint_id = -1
 
     def stop_at_what_is_there(self) -> None:
         """See `run.loop.LoopSource.stop_at_what_is_there`."""
+        self._ends_with_records = True
         self._planner.stop_at_what_is_there()
 
     def plan(
@@ -117,7 +131,9 @@ class PlannedByUs:
         stop = self._planner.next(position, None if bound is None else bound.offset_count)
         begins = start or (_text(position),)
         self._begun, self._has_run, self._share_bytes = None, False, 0
-        if stop is position:
+        if stop is position and self._is_watermark_due(position, state):
+            stop = replace(next_tick(position), tick=0)  # others follow, as after records
+        elif stop is position:
             self._on_idle(position)
             return PlannedEpoch(begins, None)
         count = sum(split.offset_count for split in plan_splits(position, stop))
@@ -149,10 +165,33 @@ class PlannedByUs:
         """See `ports.EpochSource.engine`."""
         # The very first positions go with the epoch's own end, which has the starts as resolved.
         previous = () if not start or _offsets(start[0]).initial else start
-        self._ran = LoopEpoch(sources, previous, self._planned_at_ms or time.time_ns() // 1_000_000)
+        at_ms = self._planned_at_ms or time.time_ns() // 1_000_000
+        self._ran = LoopEpoch(sources, previous, at_ms)
         self._checkpoint_id = checkpoint_id
         self._has_run = True
-        return self._run.make_engine(self._ran)
+        return self._run.make_engine(self._ran, self._input_state(_offsets(sources[0])))
+
+    def _is_watermark_due(self, position: SourceOffsets, state: tuple[StepState, ...]) -> bool:
+        """True if an epoch is to be run only because a partition has become idle."""
+        keyed = self._run.keyed
+        if position.initial or self._ends_with_records or not keyed.has_idle_partitions:
+            return False
+        source = self._input_state(next_tick(position))
+        return keyed.is_watermark_due(state, source, self._planned_at_ms)
+
+    def _input_state(self, stop: SourceOffsets) -> InputState:
+        """Return the state of the input for an epoch up to `stop`, by the newest look at it."""
+        positions, stops, ends = stop.positions, stop.stops or {}, self._planner.latest()
+        if ends is None:  # not looked yet: an epoch of an earlier run runs again
+            unfinished = frozenset(positions)
+        else:
+            unfinished = frozenset(
+                at
+                for at, position in positions.items()
+                for end in (ends.positions.get(at, position),)
+                if min(end, stops.get(at, end)) > position
+            )
+        return InputState(frozenset(positions), unfinished, frozenset(stop.starts))
 
     @property
     def shown(self) -> SourceOffsets:
@@ -167,6 +206,12 @@ class PlannedByUs:
             "durationMs": parts.duration_ms(ended.took_s),
             "tasks": parts.tasks([step.uid for step in self._run.keyed.steps]),
             "execution": self._run.execution.kind,
+            "numInputRows": parts.count(READ_RECORDS),
+            "bytes": {"read": parts.count(READ_BYTES), "written": parts.count(WRITTEN_BYTES)},
+            "files": {
+                "written": parts.count(WRITTEN_FILES),
+                "bytes": parts.count(WRITTEN_FILE_BYTES),
+            },
             "epochSize": self._size(),
             "sources": [
                 {
@@ -179,7 +224,7 @@ class PlannedByUs:
         }
 
     def _size(self) -> dict[str, Any] | None:
-        """How large the newest epoch was, and why no larger; None if an earlier run planned it."""
+        """Return the newest epoch's size and its bound; None if an earlier run planned it."""
         if self._newest is None:
             return None
         bound = self._newest.bound
@@ -254,7 +299,8 @@ class _Run:
             self._show(self.source.shown)
             observe(self._run.name, note(ended))
 
-        return EpochLoop(self._driver, self.source, self._when, on_end)
+        strays_live_s = self._run.strays_live_s
+        return EpochLoop(self._driver, self.source, self._when, on_end, strays_live_s)
 
     def rescale(self, parallelism: int) -> None:
         """See `Query.rescale`; called between two epochs."""
@@ -323,6 +369,8 @@ def start_loop(
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
+    for each in disk_space(checkpoint):
+        logger.warning("%s", each)
     its = _Run(run, checkpoint, when, accepted)
     query = Query(
         run.name,

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.integrity import read_manifest
 from tallystick.checkpoint.local.local_state import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
@@ -26,16 +25,16 @@ from tallystick.kafka.preflight import check_all, missing_rights, refuse
 from tallystick.options.source import (
     TICK_COUNT,
     TICK_INTERVAL,
-    SourceOptions,
     is_bounded,
     parse_source_options,
 )
 from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
+from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
+from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import FrameStage, Step, arrange
-from tallystick.run.task import ReadPlan
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
@@ -43,7 +42,7 @@ from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.listeners import EpochCounts
+from tallystick.spark.listeners import PIPELINES, EpochCounts
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -51,7 +50,7 @@ from tallystick.spark.reading import (
     find_topics,
     layout_of,
 )
-from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.sinks import STRAYS_LIVE_S, OutputTopology, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
 from tallystick.spark.tasks import Shipment, Unread, share
 from tallystick.state.catalog import StepState
@@ -97,15 +96,13 @@ class PipelineRun:
         self.name = name
         self.cluster = cluster
         self._topology = topology
-        decider = topology.decider
-        timeout_ms = None if decider is None else decider.transaction_timeout_ms
-        self.parts = PartTimes(EpochCounts(name, listener, timeout_ms))
+        self.parts = PartTimes(_counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self._source_cluster = ""
         self._topics: Collection[str] = ()
         options = parse_source_options(source_options, streaming=True)
-        _check_dead_letters(options, topology)
+        topology.check_dead_letters(options.value_mode)
         columns = columns_ddl(options)
         layout = layout_of(
             options, cluster.columns(columns, "the columns of the source"), dead_letters=True
@@ -113,7 +110,7 @@ class PipelineRun:
         self._subscription = options.subscription
         self._group = options.shown_group
         self.source_config = options.config
-        """How the source reaches its cluster."""
+        """The settings with which the source reaches its cluster."""
         self._read = ReadPlan(KafkaFetch(self.source_config), layout, options.policy)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
@@ -161,7 +158,7 @@ class PipelineRun:
         return None if stages.before or stages.frames else self._read.layout.schema
 
     def _pieces(self, split_count_min: int | None) -> int | None:
-        """How many pieces partitions may be cut into, as far as their order allows it.
+        """Return how many pieces partitions may be cut into, as far as their order allows it.
 
         Tasks that write to sinks of their own do so side by side. An exchange before them puts the
         pieces in order again: that of a keyed step does, that of the epoch's own transaction is
@@ -193,12 +190,17 @@ class PipelineRun:
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
         self._sinks = Sinks(self._topology, self.name, self.cluster, trigger_interval_ms, tasks)
         try:
-            check_all([partial(self._check_source, is_new=is_new), self._check_sinks])
+            check_all([partial(self.check_source, is_new=is_new), self._check_sinks])
         except BaseException:
             self.close()
             raise
 
-    def _check_source(self, *, is_new: bool) -> None:
+    def check_source(self, *, is_new: bool) -> None:
+        """Check the cluster that is read, its topics, and the rights to read them.
+
+        Raises:
+            OptionError: a topic is not there, or a right is missing.
+        """
         source, user = KafkaBroker(self.source_config), self.source_config.sasl_username
         try:
             self._source_cluster = source.cluster_id()
@@ -217,11 +219,18 @@ class PipelineRun:
     def _check_sinks(self) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
-        shown: tuple[Right, ...] = ()
-        if cluster is not None and cluster.broker.cluster_id() == self._source_cluster:
+        cluster_id = "" if cluster is None else cluster.broker.cluster_id()
+        if cluster is not None and cluster_id == self._source_cluster:
             self._check_circle(cluster.output)
-            shown = showing(self._group, self._topics) if self._group else ()
-        self._sinks.check(shown)
+        self._sinks.check(self.shown_rights(cluster_id))
+
+    def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
+        """Return the rights that showing positions takes, where a cluster is the source's.
+
+        Call it after `check_source`.
+        """
+        is_read = bool(self._group) and cluster_id == self._source_cluster
+        return showing(self._group, self._topics) if is_read else ()
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
@@ -248,11 +257,14 @@ class PipelineRun:
             )
 
     def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
-        """Called once per run of the query."""
+        """Return the driver of one run of the query."""
         assert self._sinks is not None, "checked before it is started"
         doors = LocalState(checkpoint, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
-        return self._sinks.make_driver(identity, storage, listener=self.parts)
+        open_now = PIPELINES[self.name].transactions
+        return self._sinks.make_driver(
+            identity, storage, listener=self.parts, note=open_now.note, found=open_now.found
+        )
 
     def start_tasks(self) -> None:
         """Start resident tasks, if they do the work; after `make_driver`, which they need."""
@@ -303,13 +315,24 @@ class PipelineRun:
             self._gang.cancel()
 
     @property
+    def strays_live_s(self) -> float:
+        """The time after an epoch in which a loser of a speculation may begin to write."""
+        has_strays = self.execution.kind == JOBS and is_speculative(self.cluster.conf)
+        return STRAYS_LIVE_S if has_strays else 0.0
+
+    @property
     def transaction_timeout_ms(self) -> int:
         """The timeout of an epoch's transaction; the default where there is none."""
         decider = self._topology.decider
         return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
-    def make_engine(self, batch: EpochInput) -> Engine:
-        """Called once per epoch."""
+    def make_engine(self, batch: EpochInput, source: InputState | None = None) -> Engine:
+        """Return the engine of one epoch.
+
+        Args:
+            batch: what it reads.
+            source: the input's state; None: nobody knows it, and watermarks go by rows alone.
+        """
         assert self._sinks is not None, "checked before it is started"
         sinks, stages = self._sinks, self._stages
         stop = from_json(json.loads(batch.sources[0]))
@@ -320,7 +343,7 @@ class PipelineRun:
                 splits_of(batch, stop),
                 self._split_count_min,
             ),
-            replace(self._read, functions=stages.before),
+            replace(self._read, functions=stages.before, event_time=self.keyed.event_time),
         )
         if stages.frames is None:
             return SplitsEngine(
@@ -330,6 +353,7 @@ class PipelineRun:
                 write=sinks.write_plan,
                 keyed=self.keyed,
                 timestamp_ms=batch.timestamp_ms,
+                source=source,
             )
         twice = unread if self._read.layout.mode == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
@@ -346,31 +370,25 @@ class PipelineRun:
         return rows
 
 
+def _counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
+    """Return a listener that counts what epochs do in these sinks."""
+    decider, others = topology.decider, [uid for uid, _ in topology.others]
+    if decider is None:
+        return EpochCounts(name, listener, sinks=others)
+    return EpochCounts(
+        name,
+        listener,
+        timeout_ms=decider.transaction_timeout_ms,
+        dead_letter_topic=topology.dead_letter_topic,
+        deciding_sink=topology.uid,
+        sinks=[topology.uid, *others],
+    )
+
+
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
     """Return the planner's options for timers; empty where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}
-
-
-def _check_dead_letters(options: SourceOptions, topology: OutputTopology) -> None:
-    """Mode and topic come together, and the topic is one of its own."""
-    topic, wanted = topology.dead_letter_topic, options.value_mode == DEADLETTER
-    if wanted and topic is None:
-        raise OptionError(
-            "the source's values have mode='deadletter', but the sink has no topic for malformed "
-            "records: create one and set KafkaSink(dead_letter_topic=...), or choose another mode"
-        )
-    if topic is not None and not wanted:
-        raise OptionError(
-            f"dead_letter_topic={topic!r}, but the mode of the source's values is "
-            f"{options.value_mode!r}: set mode='deadletter' there, e.g. "
-            f"value=Json(..., mode='deadletter'), or remove the topic"
-        )
-    if topology.decider is not None and topic is not None and topic == topology.decider.topic:
-        raise OptionError(
-            f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect good "
-            f"records: name another"
-        )
 
 
 def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
@@ -394,7 +412,7 @@ def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
     if not paths:
         return None
     # Before the first epoch is logged, whose the checkpoint is shows by any of them.
-    manifest = read_manifest(storage, (logged or paths)[-1])
+    manifest = folder.read_manifest((logged or paths)[-1])
     if manifest.pipeline != name and manifest.origin is None:
         raise DataLossError(
             f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "

@@ -1,4 +1,4 @@
-"""How far a query's Tallystick sources are, from its progress.
+"""Progress of a query's Tallystick sources, from Spark's report.
 
 Spark logs and reports our offsets as JSON text that only we can read well: here it becomes numbers.
 """
@@ -36,7 +36,7 @@ class SourceProgress:
 
     @property
     def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets of each partition are left to read; absent where the end is unknown."""
+        """The number of offsets of each partition left to read; absent where the end is unknown."""
         return {
             partition: max(0, end - self.positions[partition])
             for partition, end in self.latest.items()
@@ -45,17 +45,17 @@ class SourceProgress:
 
     @property
     def lag_total(self) -> int | None:
-        """All of `lag`; None where no end is known."""
+        """The sum of `lag`; None where no end is known."""
         return sum(self.lag.values()) if self.latest else None
 
     @property
     def skipped_total(self) -> int:
-        """How many offsets this epoch passed over."""
+        """The number of offsets this epoch passed over."""
         return sum(stop - start for start, stop in self.skipped.values())
 
 
 def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[SourceProgress]:
-    """Positions, lag and losses of each Tallystick source of a query.
+    """Return positions, lag and losses of each Tallystick source of a query.
 
     Args:
         query: a query, for what its last epoch did; or one entry of its `recentProgress`.
@@ -71,7 +71,7 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
 
 
 def sources_of(progress: Mapping[str, Any]) -> Iterator[SourceOffsets]:
-    """The end offsets of the sources that are ours, as they were logged."""
+    """Return the end offsets of the sources that are ours, as they were logged."""
     for source in progress["sources"]:
         if offsets := parse_source(source["endOffset"] or ""):
             yield offsets

@@ -13,7 +13,12 @@ from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.value_reader import TextReader, ValueReader
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.cluster import (
+    READ_UNCOMMITTED,
+    describe_topics,
+    list_offsets,
+    offsets_for_times,
+)
 from tallystick.kafka.schema_registry import schema_source
 from tallystick.options.source import SourceOptions
 from tallystick.source.offsets import SourceOffsets
@@ -49,10 +54,10 @@ def find_topics(
     Raises:
         AuthorizationError: a named or known topic may not be described.
     """
-    found = broker.describe_topics(subscription.named)
+    found = describe_topics(broker.client, subscription.named)
     if subscription.named is None:
         lacking = {t for t in known if t not in found and subscription.partitions(t, 1)}
-        found = {**found, **(broker.describe_topics(lacking) if lacking else {})}
+        found = {**found, **(describe_topics(broker.client, lacking) if lacking else {})}
     covered = {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
     if isinstance(subscription, TopicPattern) and subscription.pattern not in _warned:
         _warned.add(subscription.pattern)
@@ -65,7 +70,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
-    """Spark's connector searches for the pattern within names, and its users expect that."""
+    """Warn of topics that only contain the pattern, which Spark's connector would find."""
     within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
     if within:
         logger.warning(
@@ -150,7 +155,7 @@ def resolve(
             _check_strangers(named, partitions, option)
             times = {p: named.get(p, default_ms) for p in partitions}
             asked = {p: time for p, time in times.items() if time is not None}
-            found = broker.offsets_for_times(asked)
+            found = offsets_for_times(broker.client, asked)
             known = {p: offset for p, offset in found.items() if offset is not None}
             problem = "no record as late as its time"
         case AtCommitted(group, fallback):
@@ -179,7 +184,7 @@ def check_within(
     Raises:
         OptionError: a log begins after the offset, or ends before it.
     """
-    earliest = {} if may_expire else broker.list_offsets(starts, EARLIEST)
+    earliest = {} if may_expire else list_offsets(broker.client, starts, EARLIEST)
     ends = list_offsets(broker.client, starts, LATEST, isolation=READ_UNCOMMITTED)
     for partition, offset in starts.items():
         low, high = earliest.get(partition, 0), ends[partition]
@@ -199,7 +204,7 @@ def ending_positions(
         OptionError: an ending offset lies beyond the end of the log.
     """
     stop = resolve(broker, bound, partitions, "endingOffsets")
-    latest = broker.list_offsets(partitions, LATEST)
+    latest = list_offsets(broker.client, partitions, LATEST)
     for partition, offset in stop.items():
         if offset > latest[partition] and isinstance(bound, AtOffsets):
             raise OptionError(
@@ -214,7 +219,9 @@ def _at_markers(
 ) -> dict[TopicPartition, int]:
     resolved = {p: offset for p, offset in asked.items() if offset >= 0}
     for marker in {offset for offset in asked.values() if offset < 0}:
-        resolved |= broker.list_offsets([p for p, o in asked.items() if o == marker], marker)
+        resolved |= list_offsets(
+            broker.client, [p for p, o in asked.items() if o == marker], marker
+        )
     return resolved
 
 
@@ -256,7 +263,7 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
 
     Raises:
         OptionError: the value cannot be read as asked, or malformed records would have to go to a
-            topic of their own and nobody writes them there.
+            topic of their own and no sink writes them there.
     """
     if options.value_mode == DEADLETTER and not dead_letters:
         raise OptionError(

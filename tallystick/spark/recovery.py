@@ -23,7 +23,7 @@ class SinkRecovery:
         committed: how many transactions of the newest epoch are visible for certain; some may have
             been before.
         aborted: how many transactions were aborted, which no decided epoch names.
-        lost: how many transactions of the newest epoch can never be committed any more.
+        lost: how many transactions of the newest epoch can no longer be committed.
         failures: why others could be neither committed nor aborted.
     """
 

@@ -8,21 +8,25 @@ from functools import cached_property, partial
 
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.codec.formats import DEADLETTER
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest
-from tallystick.epoch.protocol import Event
+from tallystick.epoch.protocol import ignore
 from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import ID_PREFIX, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.errors import OptionError
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.cluster import cluster_facts, partition_counts, topics
+from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.driver import Driver, Listener
-from tallystick.run.participants import Note, OpenSinks
+from tallystick.run.participants import Found, Note, OpenSinks
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
 from tallystick.run.task import BatchFunction, EncodePlan, WritePlan
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -35,7 +39,7 @@ from tallystick.values import Producer, TopicPartition
 logger = logging.getLogger(__name__)
 
 COUNTED_FOR_S = 1.0
-"""For how long the number of a topic's partitions is not asked for again."""
+"""The time for which the number of a topic's partitions is not asked for again."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,31 @@ class OutputTopology:
     others: tuple[tuple[str, Sink], ...] = ()
     dead_letter_topic: str | None = None
     id_prefix: str = ID_PREFIX
+
+    def check_dead_letters(self, value_mode: str) -> None:
+        """Raise `OptionError` unless mode and topic come together, and the topic is its own.
+
+        Args:
+            value_mode: what the source does with malformed values.
+        """
+        topic, wanted = self.dead_letter_topic, value_mode == DEADLETTER
+        if wanted and topic is None:
+            raise OptionError(
+                "the source's values have mode='deadletter', but the sink has no topic for "
+                "malformed records: create one and set KafkaSink(dead_letter_topic=...), or choose "
+                "another mode"
+            )
+        if topic is not None and not wanted:
+            raise OptionError(
+                f"dead_letter_topic={topic!r}, but the mode of the source's values is "
+                f"{value_mode!r}: set mode='deadletter' there, e.g. "
+                f"value=Json(..., mode='deadletter'), or remove the topic"
+            )
+        if topic is not None and self.decider is not None and topic == self.decider.topic:
+            raise OptionError(
+                f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect "
+                f"good records: name another"
+            )
 
 
 class SinkCluster:
@@ -94,7 +123,7 @@ class SinkCluster:
         partition_count, dead_letters = sum(counts.values()), None
         topic = self.output.dead_letter_topic
         if topic is not None:
-            dead_letters = RowLayout(self.broker.partition_counts([topic]), topic)
+            dead_letters = RowLayout(partition_counts(self.broker.client, [topic]), topic)
             partition_count += dead_letters.partition_counts[topic]
         return EncodePlan(
             rows=self.output.rows(counts),
@@ -125,11 +154,11 @@ class SinkCluster:
         if self.output.topic is not None:
             # What a second ago was true will do: a partition that was added is used a second later.
             if time.monotonic() - self._counted_s > COUNTED_FOR_S:
-                self._counts = self.broker.partition_counts([self.output.topic])
+                self._counts = partition_counts(self.broker.client, [self.output.topic])
                 self._counted_s = time.monotonic()
             return self._counts
         # Rows name topics of their own: one that was created just now must be known.
-        return self.broker.partition_counts(self.broker.topics())
+        return partition_counts(self.broker.client, topics(self.broker.client))
 
 
 def preflight(
@@ -152,20 +181,31 @@ def preflight(
         OptionError: something cannot work; all problems are named.
     """
     output, broker = cluster.output, cluster.broker
-    target = cluster.target(pipeline)
-    own = committing(target.transactional_id, target.token_group, output.token_topic)
-    missing = missing_rights(broker.client, (*own, *writing(output.topics), *shown))
+    missing = missing_rights(broker.client, (*decider_rights(output, pipeline), *shown))
     if not missing:
-        broker.partition_counts(output.topics | {output.token_topic})
+        partition_counts(broker.client, output.topics | {output.token_topic})
+    facts = cluster_facts(broker.client, () if missing else output.topics)
     findings = check(
-        broker.cluster_facts(),
+        facts,
         output,
         trigger_interval_ms=trigger_interval_ms,
         speculation=is_speculative(conf),
     )
-    for warning in findings.warnings:
+    found = (each for each in outlook(broker.client, facts) if each.is_logged)
+    for warning in (*findings.warnings, *found):
         logger.warning("%s", warning)
     refuse(findings.problems, missing, output.config.sasl_username)
+
+
+def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
+    """Return the rights that writing takes, and deciding epochs by its transaction."""
+    transactional_id = f"{output.id_prefix}{pipeline}"
+    group = token_group(transactional_id)
+    return (*committing(transactional_id, group, output.token_topic), *writing(output.topics))
+
+
+STRAYS_LIVE_S = 2.5
+"""The time a losing attempt may live: `spark.python.task.killTimeout`, 2 s, and its message."""
 
 
 def is_speculative(conf: Mapping[str, str]) -> bool:
@@ -183,7 +223,7 @@ def may_leave_strays(conf: Mapping[str, str]) -> bool:
 
 
 class Sinks:
-    """All sinks of one run of a pipeline, on the driver.
+    """The sinks of one run of a pipeline, on the driver.
 
     Args:
         topology: what they are.
@@ -249,14 +289,16 @@ class Sinks:
         *,
         listener: Listener | None = None,
         note: Note = lambda *_: None,
+        found: Found = lambda _: None,
     ) -> Driver:
         """Return the driver of one query run, with the real ports.
 
         Args:
-            identity: who runs.
+            identity: of the pipeline that runs.
             storage: the checkpoint.
             listener: called with every event.
             note: see `OpenSinks`.
+            found: see `OpenSinks`.
         """
         transactional_id = self._transactional_id
         newest = CheckpointFolder(storage).newest_manifests(2)
@@ -272,7 +314,7 @@ class Sinks:
         self._warn_of_removed(_named(newest) - settling.keys())
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)
         if self.cluster is not None:
-            self.cluster.age = self.cluster.watched(self._pipeline, listener or _ignore)
+            self.cluster.age = self.cluster.watched(self._pipeline, listener or ignore)
             listener = self.cluster.age
         if listener is not None:
             make = partial(make, listener=listener)
@@ -283,7 +325,7 @@ class Sinks:
             else self.cluster.decider(identity),
             storage,
             SystemClock(),
-            participants=OpenSinks(settling, owners, note=note) if settling else None,
+            participants=OpenSinks(settling, owners, note=note, found=found) if settling else None,
         )
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
@@ -314,7 +356,7 @@ class Sinks:
         return CollectPlan() if self.cluster is None else self.cluster.write_plan(producer)
 
     def close(self) -> None:
-        """The run is over: close connections, and leave everything else as it is."""
+        """Close connections at the end of the run, and leave everything else as it is."""
         for close in self._to_close:
             try:
                 close()
@@ -344,7 +386,7 @@ class Sinks:
         """Warn: the recovery refuses what is decided there, and nothing looks for what is not."""
         if uids:
             logger.warning(
-                "pipeline %r: the newest epochs wrote to sinks that it does not have any more: %s. "
+                "pipeline %r: the newest epochs wrote to sinks that it no longer has: %s. "
                 "What an epoch that was not decided has left open there is not given up: in Kafka "
                 "it holds up readers until it times out, in PostgreSQL it keeps its locks. If they "
                 "did not end in order, add them again, with these uids, for one start or "
@@ -358,10 +400,6 @@ class Sinks:
         deciding = self._topology.decider
         prefix = self._topology.id_prefix if deciding is None else deciding.id_prefix
         return f"{prefix}{self._pipeline}"
-
-
-def _ignore(_: Event) -> None:
-    return
 
 
 def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:

@@ -17,8 +17,9 @@ from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.read_plan import ReadPlan
 from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import ReadPlan, Report, WritePlan
+from tallystick.run.task import Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
 

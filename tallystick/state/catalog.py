@@ -123,6 +123,36 @@ class StateField:
     ttl_ms: int = 0
 
 
+class PartitionTime(NamedTuple):
+    """The event times of a partition.
+
+    Args:
+        topic, partition: it.
+        latest_ms: the latest that was read, in ms since 1970; None: none was.
+        seen_ms: the clock of the newest epoch that read one; or, where none did, of the epoch
+            that found the partition.
+    """
+
+    topic: str
+    partition: int
+    latest_ms: int | None
+    seen_ms: int
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read back what `StepState.to_json` made.
+
+        Raises:
+            TypeError: there can be no such times.
+        """
+        found = cls(*value)
+        latest_ms = 0 if found.latest_ms is None else found.latest_ms
+        numbers = (found.partition, latest_ms, found.seen_ms)
+        if not (isinstance(found.topic, str) and all(type(each) is int for each in numbers)):
+            raise TypeError(f"partition_times {value!r}: expected a topic and three whole numbers")
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class StepState:
     """The committed state of one keyed step.
@@ -140,6 +170,8 @@ class StepState:
             forward, any other has to be made again.
         watermark_ms: no row with an older event time is expected; None: none was seen.
         time_mode: what its timers and times to live go by: one of `TIME_MODES` (processing.py).
+        partition_times: of the partitions that the watermark follows from; none where it follows
+            from the rows alone.
     """
 
     uid: str
@@ -153,6 +185,7 @@ class StepState:
     trail: tuple[Version, ...] = ()
     watermark_ms: int | None = None
     time_mode: str = "None"
+    partition_times: tuple[PartitionTime, ...] = ()
 
     @property
     def version(self) -> Version | None:
@@ -161,8 +194,10 @@ class StepState:
 
     def to_json(self) -> dict[str, Any]:
         """JSON types only; there may be thousands of files, and `asdict` would copy each value."""
+        times = {"partition_times": list(map(list, self.partition_times))}
         return {
-            **_shallow(self),
+            **_shallow(self, but="partition_times"),
+            **(times if self.partition_times else {}),
             "fields": [_shallow(each) for each in self.fields],
             "files": [_shallow(each) for each in self.files],
             "trail": _trail_json(self.trail),
@@ -181,6 +216,9 @@ class StepState:
                 "fields": tuple(StateField(**field) for field in value["fields"]),
                 "files": tuple(StateFile.from_json(file) for file in value["files"]),
                 "trail": _trail_of(value["trail"]),
+                "partition_times": tuple(
+                    PartitionTime.from_json(each) for each in value.get("partition_times", ())
+                ),
             }
         )
         _check_types(step)
@@ -252,5 +290,5 @@ def _check_types(value: StateField | StepState) -> None:
             raise TypeError(f"{each.name} {found!r}: expected a whole number, or none")
 
 
-def _shallow(value: StateFile | StateField | StepState) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+def _shallow(value: StateFile | StateField | StepState, but: str = "") -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value) if each.name != but}

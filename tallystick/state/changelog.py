@@ -47,7 +47,7 @@ _LINE = np.dtype(
 
 
 class DamagedError(ValueError):
-    """Bytes that are not what was written; the caller knows the file's name and says it."""
+    """Bytes that differ from what was written; the caller adds the file's name."""
 
 
 class Segment(NamedTuple):

@@ -95,7 +95,7 @@ class StepRequirement:
     Args:
         uid: names its state.
         key_schema: `KeyCodec.schema_text` of its key.
-        max_parallelism: how many key groups; None: whatever the state has.
+        max_parallelism: how many key groups; None: as many as the state has.
         parallelism: how many tasks; None: as many as there is room for, at most key groups.
         time_mode: one of `TIME_MODES`.
     """

@@ -130,10 +130,10 @@ def _runs(bits: int, first: int) -> Iterator[KeyGroupRange]:
 
 
 _NAME = re.compile(rf"(\d{{12,}})-\d+-[A-Za-z0-9-]+\.(?:{CHANGELOG}|{SNAPSHOT})", re.ASCII)
-"""The names of our files; others that lie beside them are somebody else's, and no garbage."""
+"""The names of our files; other files beside them belong to others, and are no garbage."""
 
 TRAIL_LENGTH = 256
-"""How many epochs a worker's copy may be behind and still be brought forward.
+"""The number of epochs that a worker's copy may lack and still be brought forward.
 
 A range that Spark places on any of 32 hosts comes back to one of them after this many in all but
 0.03 % of the cases; with 64, in all but 13 %.
@@ -149,7 +149,7 @@ CHANGED_BYTES_MIN = 1 << 20
 """Smaller changelogs are not worth a snapshot."""
 
 MERGED_FILES_MIN = 16
-"""How many changelogs of like size become one."""
+"""The number of changelogs of similar size that become one."""
 
 SMALL_BYTES = 64 << 10
 """Below this, all sizes are alike."""
@@ -257,7 +257,7 @@ def collectable(
     Args:
         names: the files there are, as `StateFile.path` has them.
         committed_epoch: the newest.
-        retained: the state in each manifest that somebody may go back to; the newest one's too.
+        retained: the state in each manifest that a restore may go back to; the newest one's too.
     """
     kept = {file.path for steps in retained for step in steps for file in step.files}
     return [

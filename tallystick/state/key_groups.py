@@ -28,7 +28,7 @@ class KeyGroupRange:
 
     @property
     def count(self) -> int:
-        """How many key groups."""
+        """The number of key groups."""
         return max(0, self.last - self.first + 1)
 
     def intersection(self, other: Self) -> "KeyGroupRange":

@@ -35,7 +35,7 @@ def one_batch(table: pa.Table, what: str, advice: str) -> pa.RecordBatch:
 
 
 class StateView(Protocol):
-    """A committed state as it stands, whatever is applied to the store meanwhile."""
+    """A committed state as it stands, even if changes are applied to the store meanwhile."""
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Return each key's value, null where there is none; quickest where keys are sorted."""

@@ -6,7 +6,7 @@ same environment variables as pyarrow; of the profiles in `~/.aws` it knows noth
 
 Why each request is sent once only: a repeated one, after a lost answer, would get the answer
 "exists" by what it wrote itself. And why a "no" is followed by a look: S3 says 409 also where a
-deletion was in the way and nothing exists, and obstore takes that for "exists".
+deletion was in the way and nothing exists, and obstore reports that as "exists".
 """
 
 import uuid
@@ -23,7 +23,7 @@ SCHEMES = {"s3", "gs", "gcs", "abfs", "abfss"}
 """Object stores that are supported, as pyarrow calls them: they create conditionally."""
 
 _SCHEMES = {"gcs": "gs"}
-"""As obstore calls what pyarrow calls otherwise."""
+"""Schemes that obstore and pyarrow name differently, by pyarrow's name."""
 
 _DECIDED_IN_KAFKA = (
     "or have a KafkaSink with transactions='epoch' in the pipeline, which decides in Kafka instead"
@@ -74,7 +74,7 @@ class ExclusiveStore:
         return self._create(key, data)
 
     def _prove(self, key: str) -> None:
-        """Some S3-compatible stores ignore the condition: there, both of two writers would win."""
+        """Check that the store honours the condition; with some, two writers win."""
         probe = f"{key}.{uuid.uuid4().hex[:8]}.probe"
         results = [self._create(probe, b""), self._create(probe, b"")]
         self._obstore.delete(self._store, probe)

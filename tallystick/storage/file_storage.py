@@ -1,4 +1,4 @@
-"""The Storage port for real: a checkpoint location on a local disk or an object store.
+"""The Storage port: a checkpoint location on a local disk or an object store.
 
 A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
 temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
@@ -13,7 +13,7 @@ settings: give credentials, region and endpoint by what both read, AWS's environ
 involved (the place of a savepoint), the URI's query may carry pyarrow's options:
 `s3://bucket/path?region=eu-central-1&endpoint_override=host:9000&scheme=http`.
 
-Invariant: a path leads to a file below the folder, whatever text it was made of, and nothing is
+Invariant: a path leads to a file below the folder, from any text, and nothing is
 written or removed through a symbolic link in it.
 """
 
@@ -36,7 +36,7 @@ DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
-"""As pyarrow calls what Hadoop calls otherwise."""
+"""Schemes that Hadoop and pyarrow name differently, by Hadoop's name."""
 
 
 class FileStorage:
@@ -145,6 +145,15 @@ class FileStorage:
                 found = bytes(file.read_at(max(0, min(length, size - start)), start))
         return found
 
+    def written_ms(self, path: str) -> int | None:
+        """Return when a file was written, in ms since 1970; None: there is none."""
+        found: int | None = None
+        with self._reading(path, "looking at") as place:
+            files, whole = _reached(place)
+            written_ns = files.get_file_info(whole).mtime_ns
+            found = None if written_ns is None else written_ns // 1_000_000
+        return found
+
     def names(self, folder: str) -> list[str]:
         """Return the paths of a folder's files ("": this one), sorted; empty if there is none."""
         found: list[str] = []
@@ -230,7 +239,7 @@ class FileStorage:
 
 
 class SystemClock:
-    """The Clock port for real."""
+    """The Clock port."""
 
     def sleep(self, seconds: float) -> None:
         """Wait."""

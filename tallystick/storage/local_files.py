@@ -21,7 +21,7 @@ DRAFT_UNUSED_S = 24 * 3600
 
 _COPIED_BYTES = 1 << 20
 _DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
-"""None but ours has such a name: the folder may be one in which somebody has other files."""
+"""The names of our drafts alone: the folder may hold files of other programs too."""
 
 
 def put_local(path: Path, data: bytes) -> None:
@@ -110,7 +110,7 @@ def _draft_beside(path: Path) -> Path:
 def link_between(root: Path, place: Path) -> Path | None:
     """Return a symbolic link among the folders that lead from a folder to a file below it.
 
-    Whoever made it may have aimed it at other files. The folder itself may be one, and what the
+    It may have been aimed at other files. The folder itself may be one, and what the
     place names, too: that is not followed.
     """
     above = place.parents[: len(place.parts) - len(root.parts) - 1]

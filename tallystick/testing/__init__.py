@@ -16,7 +16,7 @@ __all__ = ["EmbeddedKafka", "Grant", "Security", "create_acls"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: pytest loads this package in every run, whatever it tests."""
+    """Import on first use: pytest loads this package in every run."""
     if name == "EmbeddedKafka":
         from tallystick.testing.kafka import EmbeddedKafka
 

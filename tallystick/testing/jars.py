@@ -17,7 +17,10 @@ import ssl
 import struct
 import subprocess
 import tempfile
+import time
 import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -28,6 +31,7 @@ from tallystick.errors import OptionError
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
 
+OnJar = Callable[[int, int], None]
 PASSWORD = "changeit"  # Java's own default: the store holds public certificates only
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -54,8 +58,10 @@ KAFKA_VERSIONS = ("3.7.2", "3.9.1", "4.0.0", "4.3.0")
 """The versions with a lock file, the oldest first; the last is the default."""
 VERSION_VARIABLE = "TALLYSTICK_KAFKA_VERSION"
 FETCH_TIMEOUT_S = 900.0
+LOOK_S = 0.2
+"""The interval at which the jars that have come are counted."""
 REPORT_LINES = 12
-"""How much of Ivy's own report goes into an error: its summary of problems stands at the end."""
+"""The lines of Ivy's own report in an error: its summary of problems stands at the end."""
 
 SETTINGS = """\
 <ivysettings>
@@ -82,6 +88,10 @@ class Jar:
         return f"{self.artifact}-{self.version}.jar"
 
 
+def _ignore(*_: int) -> None:
+    return
+
+
 def chosen_version(asked: str | None) -> str:
     """Return Kafka's version: what is asked for, else TALLYSTICK_KAFKA_VERSION, else the newest.
 
@@ -106,19 +116,28 @@ def locked_jars(version: str) -> tuple[Jar, ...]:
     return tuple(Jar(digest, *coordinates.split(":")) for digest, coordinates in lines)
 
 
-def kafka_classpath(version: str) -> str:
+def kafka_classpath(version: str, on_jar: OnJar = _ignore) -> str:
     """Return the class path of a broker, every jar of it verified; fetched first if need be.
+
+    Args:
+        version: Kafka's.
+        on_jar: called while they are fetched: how many jars are there, of how many.
 
     Raises:
         OptionError: The jars are not in the cache (or damaged there) and cannot be fetched.
     """
-    identity = sha256(lock_file(version).read_bytes()).hexdigest()[:12]
-    directory = cache_directory() / f"kafka-{version}-{identity}"
+    directory = jar_folder(version)
     if damaged_jars(directory, version):
         with one_process_at_a_time(directory):
-            if problems := damaged_jars(directory, version):  # nobody has fetched them meanwhile
-                _install(directory, version, problems)
+            if problems := damaged_jars(directory, version):  # they were not fetched meanwhile
+                _install(directory, version, problems, on_jar)
     return os.pathsep.join(str(directory / jar.name) for jar in locked_jars(version))
+
+
+def jar_folder(version: str) -> Path:
+    """Return the folder of a version's jars, which need not be there."""
+    identity = sha256(lock_file(version).read_bytes()).hexdigest()[:12]
+    return cache_directory() / f"kafka-{version}-{identity}"
 
 
 def damaged_jars(directory: Path, version: str) -> list[str]:
@@ -136,11 +155,11 @@ def damaged_jars(directory: Path, version: str) -> list[str]:
     return problems
 
 
-def _install(directory: Path, version: str, problems: list[str]) -> None:
+def _install(directory: Path, version: str, problems: list[str], on_jar: OnJar) -> None:
     """Fetch into a folder beside, verify, and swap it in by renames."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
         fetched = Path(work, "jars")
-        report = _fetch(Path(work), fetched, version)
+        report = _fetch(Path(work), fetched, version, on_jar)
         if still := damaged_jars(fetched, version):
             raise OptionError(
                 f"Kafka {version} is needed for the embedded broker. "
@@ -159,8 +178,8 @@ def _first(problems: list[str]) -> str:
     return problems[0] + more
 
 
-def _fetch(work: Path, target: Path, version: str) -> str:
-    """Let Ivy try; return the end of its report. Whether it succeeded shows in the files."""
+def _fetch(work: Path, target: Path, version: str, on_jar: OnJar) -> str:
+    """Run Ivy; return the end of its report. Whether it succeeded shows in the files."""
     target.mkdir()
     settings, modules = work / "ivysettings.xml", work / "ivy.xml"
     mirror = os.environ.get("TALLYSTICK_MAVEN_URL")
@@ -171,13 +190,21 @@ def _fetch(work: Path, target: Path, version: str) -> str:
     command += ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
     command += ["-settings", str(settings), "-ivy", str(modules)]
     command += ["-retrieve", f"{target}/[artifact]-[revision].[ext]"]
-    try:
-        ran = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=FETCH_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"nothing for {FETCH_TIMEOUT_S:.0f} s; it was stopped."
-    return "\n".join(ran.stdout.decode(errors="replace").splitlines()[-REPORT_LINES:])
+    report, total, deadline_s = work / "report", len(locked_jars(version)), time.monotonic()
+    deadline_s += FETCH_TIMEOUT_S
+    with report.open("wb") as out:
+        ivy = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            while ivy.poll() is None:
+                on_jar(sum(1 for _ in (work / "cache").rglob("*.jar")), total)
+                if time.monotonic() > deadline_s:
+                    return f"nothing for {FETCH_TIMEOUT_S:.0f} s; it was stopped."
+                with suppress(subprocess.TimeoutExpired):
+                    ivy.wait(LOOK_S)
+        finally:
+            ivy.kill()
+            ivy.wait()
+    return "\n".join(report.read_text(errors="replace").splitlines()[-REPORT_LINES:])
 
 
 def _module_list(version: str) -> str:

@@ -195,7 +195,7 @@ class EmbeddedKafka:
         """Stop all nodes; remove the directory if it was temporary. Again is fine."""
         if self._clean_up is None:
             return
-        if self._directory is not None:  # what nobody keeps need not be shut down with care
+        if self._directory is not None:  # what is not kept need not be shut down with care
             for node_id in self._processes:
                 self.resume(node_id)
                 self._processes[node_id].terminate()
@@ -291,7 +291,7 @@ class EmbeddedKafka:
         process.send_signal(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on (SIGCONT)."""
+        """Resume a paused node (SIGCONT)."""
         process = self._process(node_id)
         process.send_signal(signal.SIGCONT)
         if process.poll() is None:
@@ -420,7 +420,7 @@ def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:
 
 
 def _programs(version: str) -> Programs:
-    """Java, Kafka's jars, and the archive of its classes: each found, or made once per user."""
+    """Make Java, Kafka's jars, and the archive of its classes ready: once per user."""
     programs = Programs(java_home() / "bin" / "java", kafka_classpath(version))
     identity = sha256(f"{programs.java}\n{programs.classpath}".encode()).hexdigest()[:12]
     archive = cache_directory() / f"kafka-classes-{identity}.jsa"
@@ -433,7 +433,7 @@ def _programs(version: str) -> Programs:
 
 
 def _record_classes(programs: Programs, archive: Path, version: str) -> None:
-    """Let one broker live and end, for the JVM to write down which classes it has loaded.
+    """Run one broker from start to end, for the JVM to record which classes it has loaded.
 
     A JVM that cannot do that leaves an empty file, so that it is asked only once.
     """

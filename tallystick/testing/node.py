@@ -212,7 +212,7 @@ def cluster_id_of(node: Node) -> str | None:
 
 
 ASK_TIMEOUT_S = 2.0
-"""How often to look whether the node's process still lives."""
+"""The interval of the checks that the node's process is alive."""
 POLL_S = 0.05
 
 Holds = Callable[[Any], bool]

@@ -5,8 +5,8 @@ end of a pipe whose other end only this process holds. When this process goes, h
 kernel closes the pipe, and the shell kills the group, itself included.
 
 Why not PR_SET_PDEATHSIG: it is Linux only, and it fires when the *thread* that started the child
-ends. Why a group: its number cannot be given to strangers as long as the watchdog lives, so the
-shell needs no process ids that may be stale by then.
+ends. Why a group: its number cannot be given to other processes as long as the watchdog lives, so
+the shell needs no process ids that may be stale by then.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class ProcessGroup:
         self._watchdog.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill whatever still runs in the group; again is fine."""
+        """Kill what still runs in the group; may be called again."""
         self._lifeline.close()
         self._watchdog.wait()
 
@@ -82,14 +82,14 @@ CANDIDATES = range(20_000, 32_000)
 """Below what Linux (32768 to 60999) and macOS (from 49152) give to outgoing connections.
 
 A port from that range could be taken while its broker is down, so that the broker cannot come back;
-even by a client of the broker itself: who connects to a free local port of that range again and
-again is connected to itself one day.
+even by a client of the broker itself: a process that connects to a free local port of that range
+again and again is connected to itself one day.
 """
 TRIES_MAX = 1_000
 
 
 def free_ports(count: int, host: str) -> Sequence[int]:
-    """Return different ports on which nobody listens. Another process may still be quicker.
+    """Return different ports on which no process listens. Another process may still be quicker.
 
     Raises:
         OptionError: None was found in many tries.

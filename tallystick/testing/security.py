@@ -1,8 +1,8 @@
 """SASL_SSL with SCRAM-SHA-512 and access control lists for the embedded Kafka.
 
 Passwords here are those of throw-away clusters on this machine; still they appear in no `repr`.
-The controllers talk PLAINTEXT among themselves, which is why ANONYMOUS is a super user: nobody
-else can reach their listener as anyone.
+The controllers talk PLAINTEXT among themselves, which is why ANONYMOUS is a super user: no
+other process can reach their listener as anyone.
 """
 
 import datetime
@@ -137,7 +137,7 @@ class Grant:
     """One access control list entry: this user may do that, from anywhere.
 
     Args:
-        user: Who, without `User:`.
+        user: The user's name, without `User:`.
         resource: What kind of thing.
         name: Which one; ignored for CLUSTER.
         operation: READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS, ... as Kafka names them.
@@ -152,7 +152,7 @@ class Grant:
 
 
 def create_acls(options: Mapping[str, Any], grants: Iterable[Grant]) -> None:
-    """Grant, and return when the brokers know.
+    """Grant rights, and return when the brokers know them.
 
     Args:
         options: Of confluent-kafka, of a user who may alter the cluster:

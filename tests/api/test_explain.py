@@ -96,6 +96,20 @@ def test_it_says_what_is_read_done_and_written_and_touches_nothing(tmp_path: Pat
     assert not list(tmp_path.iterdir()), "nothing is made"
 
 
+def test_it_says_when_a_partition_is_idle() -> None:
+    pipeline = (
+        ts.Pipeline("visits")
+        .read(source())
+        .map_batches(late_only, schema="user string, n bigint")
+        .key_by("user")
+        .process(ts.sessions(gap_ms=5, time_column="n"), event_time="n", idle_after="3 seconds")
+        .write(sink())
+    )
+    state = facts(pipeline.explain())["step 2"][1]
+    assert "time mode EventTime by n, 0 ms late at most" in state
+    assert state.endswith("partitions that are read to their ends are idle after 3000 ms")
+
+
 def test_without_a_transaction_of_the_epoch_the_checkpoint_decides() -> None:
     said = facts(counting(sink(transactions="task")).explain())
     assert "a transaction per task" in said["sink kafka-1"][0]
@@ -148,6 +162,75 @@ def test_the_choice_is_that_of_a_start() -> None:
     found = Cluster(lambda: cluster(4))  # type: ignore[arg-type,return-value]
     assert tasks_at_once(found, Execution(RESIDENT, "")) == 3
     assert tasks_at_once(found, Execution(JOBS, "wanted")) == 4
+
+
+def test_what_is_exchanged_is_said_with_its_tasks_and_the_way_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = facts(counting(parallelism=4).explain())
+    assert said["step 2"][4] == "exchange: rows come by key (user) to 4 tasks, over own connections"
+    assert said["exchange"] == [
+        "to kafka-1: rows go to the task that writes their partition of out, over own connections"
+    ]
+    on(monkeypatch, cluster(8))
+    said = facts(counting().explain(execution="jobs"))
+    assert "by key (user) to 8 tasks, over the shuffle of Spark" in said["step 2"][4]
+    assert "over the shuffle of Spark" in said["exchange"][0]
+
+
+def test_what_may_stay_in_place_is_said_where_readers_write() -> None:
+    """As the engine decides it: one topic, and no step that moves rows."""
+    direct = ts.Pipeline("p").read(source()).map_batches(late_only, schema="user string")
+    stays = "co-partitioned ones, to a partition of the number they came from, stay in place"
+    two = ts.KafkaSource(NOWHERE, topics=["a", "b"], value=ts.Json("user string"))
+    assert stays in facts(direct.write(sink()).explain())["exchange"][0]
+    assert stays not in facts(replace(direct, source=two).write(sink()).explain())["exchange"][0]
+    assert stays not in facts(counting().explain())["exchange"][0]
+    framed = direct.transform(lambda rows: rows).write(sink())
+    assert stays not in facts(framed.explain())["exchange"][0]
+
+
+def test_sinks_whose_tasks_write_what_they_have_need_no_exchange(tmp_path: Path) -> None:
+    files = ts.FileSink(str(tmp_path))
+    said = facts(counting(files, sink(transactions="task")).explain())
+    assert said["exchange"] == ["to files-1, kafka-1: none, each task writes the rows that it has"]
+    both = facts(counting(files, sink()).explain())["exchange"]
+    assert [line.partition(":")[0] for line in both] == ["to files-1", "to kafka-1"]
+
+
+def test_the_place_of_each_steps_state_is_said_and_that_of_its_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TALLYSTICK_STATE_DIR", "/fast/here")
+    said = facts(counting().explain())["step 2"][5]
+    assert said == (
+        "state lies in keyed-state/per-user of the checkpoint; copies on each host in /fast/here"
+    )
+    conf = {"spark.executorEnv.TALLYSTICK_STATE_DIR": "/fast/there"}
+    on(monkeypatch, cluster(4, conf=conf))
+    assert "copies on each host in /fast/there" in facts(counting().explain())["step 2"][5]
+
+
+def test_all_timeouts_are_those_that_are_set(tmp_path: Path) -> None:
+    calls = {"kafka.request.timeout.ms": "1500", "kafka.delivery.timeout.ms": "40000"}
+    task = sink(
+        transactions="task", transaction_timeout_ms=60_000, max_recovery_ms=50_000, uid="late"
+    )
+    weak = sink(guarantee="at_least_once", uid="weak")
+    first = sink(transaction_timeout_ms=70_000, timeout_warning_share=0.5)
+    pipeline = counting(first, task, weak, ts.FileSink(str(tmp_path)))
+    said = facts(replace(pipeline, source=source(options=calls)).explain())["timeouts"]
+
+    assert said[0] == "source: a request 1500 ms, a call with all its tries 40000 ms"
+    assert said[1].startswith("sink kafka-1: a request 8000 ms, a call with all its tries 56000 ms")
+    assert "; a transaction 70000 ms, warned about from 50 % of it on; recovery at any" in said[1]
+    assert said[2].startswith("sink late: a request 8000 ms")
+    assert "; a transaction 60000 ms" in said[2]
+    assert said[2].endswith("recovery within 50000 ms")
+    assert "transaction" not in said[3]
+    assert said[4] == "sink files-1: those of its own system"
+    unchecked = facts(counting(sink(transactions="task")).explain())["timeouts"][1]
+    assert unchecked.endswith("recovery not checked")
 
 
 def held(folder: Path, uid: str, pipeline: str = "counts") -> None:

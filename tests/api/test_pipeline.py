@@ -28,6 +28,17 @@ def test_a_stateful_processor_needs_its_output_told():
         KEYED.process(Mine())
 
 
+@pytest.mark.parametrize("name", ["watermark_delay", "idle_after"])
+@pytest.mark.parametrize(
+    "given", [-1, 1.5, True, "ten seconds", "10 fortnights", "10", "-1 second"]
+)
+def test_a_time_is_whole_ms_or_a_number_and_its_unit(name, given):
+    with pytest.raises(ts.OptionError, match=f"{name}=.*expected whole ms from 0, or a text such"):
+        KEYED.process(ts.deduplicate(), **{name: given})
+    (step,) = KEYED.process(ts.deduplicate(), **{name: "2 minutes"}).steps
+    assert getattr(step, f"{name}_ms") == 120_000
+
+
 def test_a_column_is_in_a_key_once():
     with pytest.raises(
         ts.OptionError, match=r"key_by\('a', 'b', 'a'\): 'a' is there more than once"

@@ -15,6 +15,7 @@ import pytest
 from tallystick.checkpoint.local import lmdb_environment, lmdb_store
 from tallystick.checkpoint.local.lmdb_store import open_store
 from tallystick.errors import StorageError
+from tallystick.host.stopwatch import LIVE_ENTRIES, stopwatch
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
@@ -52,6 +53,21 @@ def test_a_store_is_empty_then_at_what_was_applied(store):
 
     assert store.version() == V2
     assert content(store, V2) == {key(3): b"", key(7): b"y"}
+
+
+def test_a_task_that_looks_into_its_copy_counts_the_entries_without_reading_them(store):
+    def counted(version):
+        with stopwatch() as watch, store.view(version):
+            return watch.counts.get(LIVE_ENTRIES)
+
+    long = key(3, b"k" * 600)
+    store.apply(None, V1, [batch({key(group): b"x" for group in range(8)} | {long: b"y"})])
+    assert counted(V1) == 9
+    store.apply(V1, V2, [KeyGroupRange(0, 1), batch({key(2): None, key(3): b"z", key(5): b"z"})])
+    assert counted(V1) is None, "it is not at that version any more"
+    assert counted(V2) == len(content(store, V2)) == 6
+    store.apply(V2, V3, [GROUPS])
+    assert counted(V3) == 0
 
 
 def test_who_expects_another_version_changes_nothing(store):

@@ -24,6 +24,7 @@ from tallystick.checkpoint.state_files import (
 )
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import RetriableError, StateFileError
+from tallystick.host.stopwatch import REBUILT_COPIES, REUSED_COPIES, stopwatch
 from tallystick.state import file_sets
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
@@ -237,6 +238,26 @@ def test_a_small_file_and_one_that_is_all_wanted_take_one_request():
     step = extend(step, Version(2, "c"), [change])
     restored = bring_forward(store, step, KeyGroupRange(0, GROUPS - 1), storage)
     assert restored == (change.size, 1)
+
+
+def test_a_copy_counts_as_reused_or_rebuilt_each_time_it_is_needed():
+    storage, store = MemoryStorage(), DictionaryStore()
+    step, _ = big_step(storage)
+    groups = KeyGroupRange(0, GROUPS - 1)
+
+    def counted(step):
+        with stopwatch() as watch:
+            bring_forward(store, step, groups, storage)
+        return watch.counts[REUSED_COPIES], watch.counts[REBUILT_COPIES]
+
+    assert counted(empty_step()) == (0, 0), "there is no state yet"
+    assert counted(step) == (0, 1)
+    assert counted(step) == (1, 0)
+    change = write_changelog(storage, "counts", 2, 0, "x", table({key(3): b"x"}))
+    step = extend(step, Version(2, "c"), [change])
+    assert counted(step) == (1, 0), "brought forward by what changed"
+    store.apply(step.version, Version(9, "of another run"), [])
+    assert counted(step) == (0, 1)
 
 
 def test_nothing_changed_is_no_file_and_a_new_version():

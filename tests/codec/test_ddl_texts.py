@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec import ddl
-from tallystick.codec.arrow import arrow_schema, arrow_type
 from tallystick.errors import OptionError
+from tallystick.state.schema import arrow_schema, arrow_type
 
 
 def test_columns_become_arrows_with_maps_structs_and_comments() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tallystick.codec.formats import MODES
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import OWN_HEADERS, REASON_LENGTH_MAX, Layout, LayoutRows
+from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS
 from tallystick.codec.value_reader import TextReader, ValueReader
 from tallystick.errors import OptionError, RecordError
-from tallystick.kafka.records import RECORD_SCHEMA_WITH_HEADERS
 from tallystick.values import TopicPartition
 
 FROM = TopicPartition("flights", 3)

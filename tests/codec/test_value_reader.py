@@ -1,11 +1,14 @@
 """Text is UTF-8 or malformed: the same as Python's own strict decoder finds, in every mode."""
 
+import pickle
+
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES
+from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.value_reader import TextReader
 from tallystick.errors import RecordError
 
@@ -78,3 +81,25 @@ def test_the_first_malformed_value_stops_a_failfast_reader_and_is_named():
     assert message.startswith("topic t, partition 3, offset 1002: the value is not UTF-8 text: ")
     assert "invalid start byte at byte 2" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("reader", "value"),
+    [
+        (TextReader(), b"S3CR3T \xff"),
+        (JsonReader(pa.schema([("amount", pa.decimal128(9, 2))])), b'{"amount": "S3CR3T"}'),
+        (JsonReader(pa.schema([("amount", pa.int64())])), b'{"amount": "S3CR3T"}'),
+        (JsonReader(pa.schema([("amount", pa.int64())])), b"S3CR3T"),
+    ],
+    ids=["text", "decimal", "number", "no-json"],
+)
+def test_a_malformed_value_is_told_with_and_without_its_bytes(reader, value):
+    """A page shows the text without; both travel with the error, from another process."""
+    with pytest.raises(RecordError) as caught:
+        reader.parse(pa.array([value], pa.binary()), "failfast", where)
+    error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+
+    assert "S3CR3T" in str(error)
+    assert error.without_values.startswith("topic t, partition 3, offset 1000: the value is not ")
+    assert "deadletter" in error.without_values
+    assert "S3CR3T" not in error.without_values

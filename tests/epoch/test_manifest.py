@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 
 from tallystick.epoch.manifest import (
     CHECKPOINT,
+    EPOCHS_RETAINED,
+    EXPIRED_MAX,
     FOLDER,
     KAFKA,
     VERSION,
     Manifest,
     decode,
+    expired_manifests,
     manifest_path,
+    retained_manifests,
 )
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import ManifestError
@@ -113,3 +117,28 @@ def test_paths_sort_by_epoch(one, other):
 
 def test_two_runs_never_share_a_path():
     assert manifest_path(EXAMPLE, "a") != manifest_path(EXAMPLE, "b")
+
+
+some_epochs = st.lists(st.integers(0, 200), max_size=40)
+
+
+def path_of(epoch: int) -> str:
+    return f"tallystick/{epoch:012d}-3-ab12.json"
+
+
+@given(some_epochs, st.integers(0, 200))
+def test_every_manifest_is_kept_or_goes_and_the_newest_epochs_are_kept(found, committed):
+    paths = [path_of(epoch) for epoch in (*found, committed)]
+    gone, kept = expired_manifests(paths, committed), retained_manifests(paths, committed)
+
+    assert sorted(gone + kept) == sorted(paths)
+    assert path_of(committed) in kept
+    past = sorted({epoch for epoch in (*found, committed) if epoch <= committed})
+    newest = past[-EPOCHS_RETAINED:]  # of those that ran: others were perhaps left out
+    assert all((path_of(epoch) in kept) == (epoch >= newest[0]) for epoch in found)
+
+
+def test_an_old_checkpoint_is_cleared_up_bit_by_bit():
+    paths = [path_of(epoch) for epoch in range(EXPIRED_MAX + 100)]
+
+    assert expired_manifests(paths, 10**6) == paths[:EXPIRED_MAX]

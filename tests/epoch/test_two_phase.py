@@ -1,20 +1,19 @@
-"""What waits for a decision: in which order it is settled, and that nothing ends the others.
-
-Behaviours of Flink's TwoPhaseCommitSinkFunctionTest and CommittableCollector, in our words.
-"""
+"""What waits for a decision: that no error ends the others, and what a recovery aborts."""
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tallystick.epoch.two_phase import (
     LAST_TRY_S,
     Committable,
-    Committer,
+    LossyTransaction,
     Outcome,
+    Owner,
+    Place,
     commit_all,
     to_abort,
     try_ends_at,
@@ -43,106 +42,6 @@ def test_a_committable_reads_back_as_it_was(committable):
     assert Committable.from_fields(committable.to_fields()) == committable
 
 
-def test_completing_a_checkpoint_is_the_word_for_those_before_it():
-    """A notification that was skipped is made up for by the next one (subsumption)."""
-    committer = Committer()
-    for epoch in (3, 1, 2):
-        committer.prepared(epoch, [of(epoch, "a")])
-
-    assert committer.completed(2) == (of(1, "a"), of(2, "a"))
-
-
-def test_completing_a_checkpoint_leaves_later_ones_pending():
-    committer = Committer()
-    committer.prepared(1, [of(1, "a")])
-    committer.prepared(2, [of(2, "a")])
-
-    for due in committer.completed(1):
-        committer.settled(due)
-
-    assert committer.pending == (of(2, "a"),)
-    assert committer.completed(1) == ()
-
-
-def test_a_notification_that_comes_twice_or_late_finds_nothing_more_to_do():
-    committer = Committer()
-    committer.prepared(2, [of(2, "a")])
-    for due in committer.completed(2):
-        committer.settled(due)
-
-    assert committer.completed(2) == committer.completed(1) == committer.pending == ()
-
-
-def test_what_is_not_settled_is_due_again():
-    """A failure between the notification and the commit: the next one includes it."""
-    committer = Committer()
-    committer.prepared(1, [of(1, "b"), of(1, "a")])
-    committer.settled(of(1, "a"))
-    committer.prepared(2, [of(2, "a")])
-
-    assert committer.completed(2) == (of(1, "b"), of(2, "a"))
-
-
-def test_a_checkpoint_that_failed_before_its_notification_is_never_due():
-    """Nothing names what it prepared: a recovery aborts it."""
-    committer = Committer()
-    committer.prepared(1, [of(1, "a")])
-    committer.forget(1)
-    committer.forget(7)
-    committer.prepared(2, [of(2, "a")])
-
-    assert committer.completed(2) == (of(2, "a"),)
-
-
-def test_a_checkpoint_that_runs_again_replaces_what_its_first_attempt_prepared():
-    committer = Committer()
-    committer.prepared(1, [of(1, "first")])
-    committer.prepared(1, [of(1, "second")])
-
-    assert committer.completed(1) == (of(1, "second"),)
-
-
-class Checkpoints(RuleBasedStateMachine):
-    """Any order of checkpoints, failures, notifications and commits, beside a plain model."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.committer = Committer()
-        self.model: set[Committable] = set()
-
-    @rule(epoch=st.integers(0, 4), names=st.sets(st.sampled_from("abc")))
-    def prepare(self, epoch: int, names: set[str]) -> None:
-        self.model = {each for each in self.model if each.checkpoint_id != epoch}
-        self.model |= {of(epoch, name) for name in names}
-        self.committer.prepared(epoch, [of(epoch, name) for name in names])
-
-    @rule(epoch=st.integers(0, 4))
-    def fail(self, epoch: int) -> None:
-        self.model = {each for each in self.model if each.checkpoint_id != epoch}
-        self.committer.forget(epoch)
-
-    @rule(epoch=st.integers(0, 5), stops_after=st.integers(0, 4))
-    def complete(self, epoch: int, stops_after: int) -> None:
-        due = self.committer.completed(epoch)
-        assert list(due) == sorted(
-            (each for each in self.model if each.checkpoint_id <= epoch),
-            key=lambda each: (each.checkpoint_id, each),
-        )
-        for each in due[:stops_after]:
-            self.committer.settled(each)
-            self.model.discard(each)
-
-    @invariant()
-    def all_that_is_not_settled_is_pending(self) -> None:
-        if hasattr(self, "model"):
-            assert set(self.committer.pending) == self.model
-            epochs = [each.checkpoint_id for each in self.committer.pending]
-            assert epochs == sorted(epochs)
-
-
-TestCheckpoints = Checkpoints.TestCase
-
-
 def answering(answers: dict[str, Outcome | Exception]) -> Callable[[Committable], Outcome]:
     def commit(committable: Committable) -> Outcome:
         answer = answers[committable.name]
@@ -160,22 +59,20 @@ outcomes = st.sampled_from((Outcome.COMMITTED, Outcome.LOST)) | st.builds(
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), outcomes, max_size=6))
 def test_every_one_is_tried_before_the_first_error_is_told(answers):
-    tried, told = [], []
+    tried = []
     commit = answering(answers)
 
     def noting(committable: Committable) -> Outcome:
         tried.append(committable.name)
         return commit(committable)
 
-    settled = commit_all([of(0, name) for name in answers], noting, told.append)
+    settled = commit_all([of(0, name) for name in answers], noting)
 
     assert tried == list(answers)
     errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
     assert settled.error is (errors[0] if errors else None)
     lost = [name for name, answer in answers.items() if answer is Outcome.LOST]
     assert [each.name for each in settled.lost] == lost
-    known = [name for name, answer in answers.items() if not isinstance(answer, Exception)]
-    assert [each.name for each in told] == known, "an error says nothing of the outcome"
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), outcomes, max_size=6), st.data())
@@ -186,13 +83,10 @@ def test_the_first_error_is_the_first_in_order_whatever_runs_first(answers, data
         found = {index: attempt(waiting[index]) for index in tried}
         return [found[index] for index in range(len(waiting))]
 
-    told, others = [], []
-    in_order = commit_all([of(0, name) for name in answers], answering(answers), told.append)
-    settled = commit_all(
-        [of(0, name) for name in answers], answering(answers), others.append, in_any_order
-    )
+    waiting = [of(0, name) for name in answers]
+    in_order = commit_all(waiting, answering(answers))
 
-    assert (settled, others) == (in_order, told)
+    assert commit_all(waiting, answering(answers), in_any_order) == in_order
 
 
 @given(st.integers(1, 400), st.integers(1, 16), st.integers(0, 300))
@@ -239,3 +133,65 @@ def test_a_decided_one_is_kept_however_little_a_recovery_sees_of_it():
     decided = Committable("db", 7, 2, "a", 5, 123, "where it is")
 
     assert to_abort([seen], [decided]) == ()
+
+
+class Half:
+    """A transaction of which every row fails from a number on."""
+
+    def __init__(self, taken: list[int], fails_from: int, error: Exception) -> None:
+        self._taken, self._fails_from, self._error = taken, fails_from, error
+        self._rows: list[int] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._rows += rows.column(0).to_pylist()
+        if self._rows[-1] >= self._fails_from:
+            raise self._error
+
+    def prepare(self) -> list[Committable]:
+        self._taken += self._rows
+        return []
+
+    def abort(self) -> None:
+        self._rows.clear()
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.integers(0, 20), st.booleans())
+def test_with_none_rows_are_written_or_counted_as_lost(sizes, fails_from, by_batch):
+    taken, warnings = [], []
+    place = Place(Owner("pipeline", "db", "L"), 3, 1, 0, "ab")
+    error = BrokerUnavailableError("away")
+    lossy = LossyTransaction(
+        lambda: Half(taken, fails_from, error),
+        place,
+        (BrokerUnavailableError,),
+        warnings.append,
+        by_batch=by_batch,
+    )
+    numbers = iter(range(100))
+    for size in sizes:
+        lossy.write(pa.record_batch({"n": [next(numbers) for _ in range(size + 1)]}))
+
+    assert lossy.prepare() == ()
+    count = next(numbers)
+    lost = count - len(taken)
+    assert taken == list(range(len(taken)))
+    assert len(taken) == count or by_batch or not taken, "a task has one transaction, and one fate"
+    assert len(warnings) == (lost > 0)
+    assert all(f"{lost} rows of epoch 3, task 1 are lost" in each for each in warnings)
+    assert (lost > 0) is (count > fails_from)
+
+
+def test_with_none_other_errors_end_the_attempt():
+    taken = []
+    lossy = LossyTransaction(
+        lambda: Half(taken, 0, ValueError("a bug")),
+        Place(Owner("pipeline", "db", "L"), 0, 0, 0, "ab"),
+        (BrokerUnavailableError,),
+        pytest.fail,
+        by_batch=True,
+    )
+    with pytest.raises(ValueError, match="a bug"):
+        lossy.write(pa.record_batch({"n": [1]}))
+    lossy.abort()
+
+    assert taken == []

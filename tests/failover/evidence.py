@@ -8,9 +8,10 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Assigned
 
+from tallystick.codec.records.batch_header import ControlType, batch_headers
+from tallystick.codec.records.decoder import decode
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
-from tallystick.kafka.records import ControlType, batch_headers, decode
 from tallystick.values import TopicPartition
 from tests.failover.known_rows import Shape
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tallystick.kafka.records import encode
+from tallystick.codec.records.encoder import encode
 from tallystick.ports import EpochResult
 from tallystick.run.exchange import GROUP_FRAMES, Frame
 from tallystick.run.task import WritePlan

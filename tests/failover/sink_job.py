@@ -35,7 +35,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import list_open_ids
 from tallystick.ports import EpochResult
-from tallystick.postgres.connection import close_kept
+from tallystick.postgres.connection import idle_connections
 from tallystick.run.driver import Driver
 from tallystick.run.keyed_epoch import NO_STEPS
 from tallystick.run.task import Outlet, send
@@ -234,7 +234,7 @@ class SinkJob:
             self._open[0].close()
         self._open = None
         kafka_client._clients.close()
-        close_kept()
+        idle_connections.close()
 
     def leave(self) -> "SinkJob":
         """Another instance of the same pipeline, while this one is left as it stands."""

@@ -392,7 +392,7 @@ def test_a_sink_is_taken_out(
     caplog.clear()
     job.restart(sink)
     job.run_until(4)
-    assert f"sinks that it does not have any more: {beside}-1." in caplog.text
+    assert f"sinks that it no longer has: {beside}-1." in caplog.text
     assert read_topic(kafka, topic) == job.expected()
     assert seen() == flat(job.expected(range(3)))
 
@@ -448,7 +448,7 @@ def test_the_uid_changes(
     caplog.clear()
     job.restart(kafka_sink(kafka, topic, uid="new"))
     job.run_until(4)
-    assert "sinks that it does not have any more: old." in caplog.text
+    assert "sinks that it no longer has: old." in caplog.text
     job.restart(kafka_sink(kafka, topic, uid="old"))  # for one start, as the warning says
     job.run_until(5)
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import TallystickError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.records import encode, stamp
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import TIMESTAMP_MS, ZOMBIE
 

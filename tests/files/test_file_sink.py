@@ -30,6 +30,7 @@ from tallystick.files import writing
 from tallystick.files.drafts import name_of, parse_draft, parse_name
 from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
 from tallystick.files.sink import FileSink
+from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, stopwatch
 from tallystick.run import participants
 from tallystick.run.participants import OpenSinks
 from tests.files.file_sinks import (
@@ -69,6 +70,18 @@ def test_rows_are_hidden_until_the_commit_and_there_once_after_it(tmp_path):
         final(place(task=1, nonce="cd34")),
     ]
     assert list(sink.lingering(OWNER)) == []
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "none"])
+def test_a_task_counts_the_files_that_it_wrote_and_their_bytes(tmp_path, guarantee):
+    sink = opened(tmp_path, guarantee=guarantee, partition_by=["dest"])
+    with stopwatch() as watch:
+        for committable in prepared(sink, place(), rows(0, 9)):
+            sink.commit(committable)
+
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.parquet")]
+    assert watch.counts == {WRITTEN_FILES: len(sizes), WRITTEN_FILE_BYTES: sum(sizes)}
+    assert len(sizes) == 3
 
 
 def test_committing_twice_changes_nothing(tmp_path):

@@ -4,9 +4,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+from tallystick.codec import json_reader
 from tallystick.host import kernel_cache
 
 
@@ -81,3 +83,71 @@ def test_warm_up_compiles_every_kernel_that_python_calls() -> None:
     ]
     assert len(kernels) > 40
     assert [kernel for kernel in kernels if not kernel.signatures] == []
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A machine that never compiled anything; the commands of processes that are started."""
+    started: list[list[str]] = []
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(
+        kernel_cache.subprocess, "Popen", lambda command, **_: started.append(command) or started
+    )
+    return started
+
+
+def test_one_process_compiles_what_is_missing_until_all_is_there(
+    empty_cache: list[list[str]],
+) -> None:
+    are_compiled = kernel_cache._KernelState()
+
+    assert [are_compiled() for _ in range(3)] == [False] * 3
+    assert empty_cache == [[sys.executable, "-m", "tallystick.host.kernel_cache"]]
+    kernel_cache._mark().touch()
+    assert are_compiled()
+    kernel_cache._mark().unlink()
+    assert are_compiled()  # it is loaded by now, and nobody looks again
+
+
+def test_nobody_compiles_beside_another_process(
+    empty_cache: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(kernel_cache, "warm_up", compiled.extend)
+    monkeypatch.setattr(kernel_cache.os, "nice", lambda _: None)
+    with open(tmp_path / "compiling", "wb") as other:
+        kernel_cache.fcntl.flock(other, kernel_cache.fcntl.LOCK_EX)
+        kernel_cache._compile_in_background()
+        assert compiled == []
+    kernel_cache._compile_in_background()
+    assert sorted(compiled) == sorted(kernel_cache.WARM_UP_MODULES)
+
+
+def test_the_mark_is_of_these_sources_and_this_numba(
+    empty_cache: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kernel_cache._mark()
+    assert kernel_cache._mark() == before
+    monkeypatch.setattr("numba.__version__", "0.0.1")
+    assert kernel_cache._mark() != before
+
+
+def test_without_its_kernel_json_is_read_all_the_same(
+    empty_cache: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = pa.array([b'{"a": 1, "b": "x"}', b'{"a": "no"}', None, b'{"b": "\xc3\xa9"}'])
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    by_kernel = json_reader.parse_json(values, schema, "permissive", str)
+    read: list[object] = []
+    columns = json_reader.FlatColumns
+    monkeypatch.setattr(
+        json_reader, "FlatColumns", lambda *given: read.append(given) or columns(*given)
+    )
+    json_reader.parse_json(values, schema, "permissive", str)
+    assert len(read) == 1, "the kernel reads where it is ready"
+
+    monkeypatch.setattr(json_reader, "is_kernel_ready", lambda: False)
+
+    assert json_reader.parse_json(values, schema, "permissive", str) == by_kernel
+    assert len(read) == 1

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from real_kafka import Write, continue_at, numbers
 
+from tallystick.codec.records.encoder import encode
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.topics import create_topic

@@ -11,6 +11,7 @@ from tallystick.errors import (
     EpochAbortedError,
     FencedError,
 )
+from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -74,7 +75,7 @@ def test_what_is_aborted_is_never_read(
     commit(broker, second)
     write(broker.fence(transactional_id, second), {0: ["still open"]})
     partition = TopicPartition(topic, 0)
-    stop = broker.list_offsets([partition], LATEST)[partition]
+    stop = cluster.list_offsets(broker.client, [partition], LATEST)[partition]
 
     assert read(client, topic, stop) == ["kept"] == read_back(config, topic)
     everything = read(client, topic, end_of(client, partition), "read_uncommitted")

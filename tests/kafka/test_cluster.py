@@ -17,6 +17,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.preflight import Replication
 from tallystick.source.subscription import LATEST, FoundTopic
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.topics import create_topic
@@ -149,15 +150,17 @@ def test_expired_records_are_a_loss_with_figures(
     commit(broker, producer)
     delete_before(client, TopicPartition(topic, 0), 12)
 
-    assert broker.list_offsets([TopicPartition(topic, 0)], -2) == {TopicPartition(topic, 0): 12}
+    assert cluster.list_offsets(broker.client, [TopicPartition(topic, 0)], -2) == {
+        TopicPartition(topic, 0): 12
+    }
     with pytest.raises(DataLossError, match="the earliest left is 12: 7 offsets"):
         list(fetch(client, SplitRange(topic, 0, 5, 30)))
 
 
 def test_a_missing_topic_is_refused_by_name(broker: KafkaBroker, topic: str) -> None:
-    assert broker.partition_counts([topic]) == {topic: 3}
+    assert cluster.partition_counts(broker.client, [topic]) == {topic: 3}
     with pytest.raises(OptionError, match="'nowhere'"):
-        broker.partition_counts([topic, "nowhere"])
+        cluster.partition_counts(broker.client, [topic, "nowhere"])
 
 
 def test_topics_are_told_with_their_ids(
@@ -166,19 +169,19 @@ def test_topics_are_told_with_their_ids(
     name = f"described-{next(numbers)}"
     create_topic(client, name, 3)
 
-    (first,) = broker.describe_topics([name]).values()
+    (first,) = cluster.describe_topics(broker.client, [name]).values()
 
     assert first == FoundTopic(told_by_librdkafka(config, name), 3)
-    everything = broker.describe_topics(None)
+    everything = cluster.describe_topics(broker.client, None)
     assert everything[name] == first
     assert "__transaction_state" not in everything
-    assert "__transaction_state" in broker.describe_topics(["__transaction_state"])
+    assert "__transaction_state" in cluster.describe_topics(broker.client, ["__transaction_state"])
 
     delete_topic(client, name)
     wait_for_end(client, TopicPartition(name, 0), None)
-    assert broker.describe_topics([name]) == {}
+    assert cluster.describe_topics(broker.client, [name]) == {}
     create_topic(client, name, 2)
-    (second,) = broker.describe_topics([name]).values()
+    (second,) = cluster.describe_topics(broker.client, [name]).values()
     assert second.partition_count == 2
     assert second.topic_id not in ("", first.topic_id)
 
@@ -195,8 +198,10 @@ def test_a_topic_is_there_as_soon_as_it_was_created(broker: KafkaBroker, client:
         create_topic(client, name)
         partition = TopicPartition(name, 0)
 
-        assert list(broker.describe_topics([name])) == [name]
-        assert broker.list_offsets([partition], -1, absent_after_s=2.0) == {partition: 0}
+        assert list(cluster.describe_topics(broker.client, [name])) == [name]
+        assert cluster.list_offsets(broker.client, [partition], -1, absent_after_s=2.0) == {
+            partition: 0
+        }
 
 
 def test_partitions_that_are_not_there_are_left_out_of_offsets_when_asked(
@@ -205,7 +210,7 @@ def test_partitions_that_are_not_there_are_left_out_of_offsets_when_asked(
     partitions = [TopicPartition(topic, 2), TopicPartition(topic, 3), TopicPartition("nowhere", 0)]
     began = time.monotonic()
 
-    found = broker.list_offsets(partitions, -2, absent_after_s=0.5)
+    found = cluster.list_offsets(broker.client, partitions, -2, absent_after_s=0.5)
 
     assert found == {TopicPartition(topic, 2): 0}
     assert 0.5 <= time.monotonic() - began < 5.0
@@ -240,10 +245,10 @@ def test_a_group_without_members_takes_offsets(broker: KafkaBroker, topic: str) 
 def test_an_epoch_that_read_the_last_of_a_deleted_topic_can_commit_all_the_same(
     topic: str, transactional_id: str, broker: KafkaBroker
 ) -> None:
-    """Its position is only for show; a token under a topic that is gone is an error."""
+    """Its position is best effort; a token under a topic that is gone is an error."""
     producer, group = broker.fence(transactional_id, None), f"{GROUP}-{transactional_id}"
     here, gone = TopicPartition(topic, 0), TopicPartition("deleted-meanwhile", 0)
-    broker.stage_offsets(producer, group, {here: (1, ""), gone: (5, "")}, for_show=True)
+    broker.stage_offsets(producer, group, {here: (1, ""), gone: (5, "")}, best_effort=True)
     commit(broker, producer)
 
     assert broker.committed_offsets(group, [here, gone]) == {here: 1}
@@ -284,17 +289,20 @@ def test_offsets_by_time(
 
     open_too, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
     later = {open_too: between, empty: 0}
-    assert broker.offsets_for_times({partition: 0}) == {partition: 0}
-    assert broker.offsets_for_times(later) == {open_too: None, empty: None}
-    assert broker.list_offsets([partition], -1) == {partition: 2}
+    assert cluster.offsets_for_times(broker.client, {partition: 0}) == {partition: 0}
+    assert cluster.offsets_for_times(broker.client, later) == {open_too: None, empty: None}
+    assert cluster.list_offsets(broker.client, [partition], -1) == {partition: 2}
 
     commit(broker, producer)
-    assert broker.offsets_for_times(later) == {open_too: 2, empty: None}
+    assert cluster.offsets_for_times(broker.client, later) == {open_too: 2, empty: None}
 
 
 def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: str) -> None:
-    facts = broker.cluster_facts()
+    facts = cluster.cluster_facts(broker.client, [topic])
 
+    assert facts.replication == {topic: Replication(len(kafka.nodes), 1, 1, 1)}
+    assert facts.metadata_version is not None
+    assert facts.metadata_version >= 15, "that of 3.7, the oldest that tests start"
     assert facts.transaction_version == kafka.transaction_version
     assert facts.api_versions["EndTxn"] >= 5
     assert facts.transaction_timeout_max_ms == 900_000
@@ -304,8 +312,8 @@ def test_the_facts_are_told(kafka: EmbeddedKafka, broker: KafkaBroker, topic: st
     assert facts.message_bytes_max is not None
     assert facts.message_bytes_max > 1_000_000
     assert broker.cluster_id()
-    assert topic in broker.topics()
-    assert not any(name.startswith("__") for name in broker.topics())
+    assert topic in cluster.topics(broker.client)
+    assert not any(name.startswith("__") for name in cluster.topics(broker.client))
 
 
 def test_topics_that_kafka_refuses_are_refused_with_its_words(client: Client) -> None:
@@ -318,12 +326,12 @@ def test_topics_that_kafka_refuses_are_refused_with_its_words(client: Client) ->
 def test_creating_and_deleting_again_changes_nothing(
     broker: KafkaBroker, client: Client, topic: str
 ) -> None:
-    before = broker.describe_topics([topic])
+    before = cluster.describe_topics(broker.client, [topic])
 
     create_topic(client, topic, 5)
 
-    assert broker.describe_topics([topic]) == before
+    assert cluster.describe_topics(broker.client, [topic]) == before
     assert before[topic].partition_count == 3
     for _ in range(2):
         delete_topic(client, topic)
-    until(lambda: topic not in broker.topics())
+    until(lambda: topic not in cluster.topics(broker.client))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from fake_broker import CLOSE, CODES, SILENCE, FakeBroker, answer, part
 
+from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import (
     BrokerUnavailableError,
     CorruptRecordError,
@@ -24,7 +25,6 @@ from tallystick.kafka import fetch_request, fetcher
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.protocol import NO_ID, topic_id_text
-from tallystick.kafka.records import encode, stamp
 from tallystick.source.losses import LENIENT, LossPolicy
 from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
+from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -21,7 +22,6 @@ from tallystick.kafka import fetcher
 from tallystick.kafka.client import Client
 from tallystick.kafka.cluster import list_offsets
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.records import encode, stamp
 from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 

@@ -15,7 +15,7 @@ from tallystick.errors import (
     RecordsExpiredError,
     TopicRecreatedError,
 )
-from tallystick.kafka import fetcher
+from tallystick.kafka import cluster, fetcher
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -60,11 +60,11 @@ def fetches(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def splits_of(broker: KafkaBroker, topic: str) -> list[SplitRange]:
-    (found,) = broker.describe_topics([topic]).values()
+    (found,) = cluster.describe_topics(broker.client, [topic]).values()
     partitions = [TopicPartition(topic, index) for index in range(found.partition_count)]
     return [
         SplitRange(topic, partition.partition, 0, end, found.topic_id)
-        for partition, end in broker.list_offsets(partitions, -1).items()
+        for partition, end in cluster.list_offsets(broker.client, partitions, -1).items()
     ]
 
 
@@ -125,9 +125,9 @@ def test_aborted_rows_of_interleaved_partitions_are_left_out(
 
 
 def recreate(client: Client, broker: KafkaBroker, topic: str) -> None:
-    (before,) = broker.describe_topics([topic]).values()
+    (before,) = cluster.describe_topics(broker.client, [topic]).values()
     delete_topic(client, topic)
-    assert broker.describe_topics([topic]) == {}
+    assert cluster.describe_topics(broker.client, [topic]) == {}
     create_topic(client, topic, before.partition_count)
 
 

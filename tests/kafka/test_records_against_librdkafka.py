@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.codec.records.encoder import encode
 from tallystick.codec.rows import partition_of
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import SplitRange, TopicPartition

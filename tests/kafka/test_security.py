@@ -6,12 +6,13 @@ import pyarrow as pa
 import pytest
 from real_kafka import commit
 
+from tallystick.codec.records.encoder import encode
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, OptionError
+from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.security import Grant, Security, create_acls
@@ -73,14 +74,14 @@ def test_four_rights_are_enough_for_a_whole_epoch(kafka: EmbeddedKafka) -> None:
 
     assert broker.group_offsets("tallystick-guarded") == {PARTITION: (1, "path")}
     assert broker.foreign_rows(producer, produced) == {}
-    end = broker.list_offsets([PARTITION], -1)[PARTITION]
+    end = cluster.list_offsets(broker.client, [PARTITION], -1)[PARTITION]
     rows = sum(each.num_rows for each in fetch(broker.client, SplitRange(TOPIC, 0, 0, end)))
     assert rows >= 1
     broker.close()
 
 
 def test_settings_that_may_not_be_seen_are_unknown(kafka: EmbeddedKafka) -> None:
-    facts = KafkaBroker(config_of(kafka, "pipeline")).cluster_facts()
+    facts = cluster.cluster_facts(KafkaBroker(config_of(kafka, "pipeline")).client)
 
     assert facts.transaction_version == 2
     assert facts.partition_verification is None
@@ -95,7 +96,7 @@ def test_rights_that_are_missing_are_named_with_their_resource(kafka: EmbeddedKa
     with pytest.raises(AuthorizationError, match=r"'tallystick-x'.*WRITE on the transactional id"):
         stranger.fence("tallystick-x", None)
     with pytest.raises(AuthorizationError, match=f"'{TOPIC}'.*DESCRIBE"):
-        stranger.partition_counts([TOPIC])
+        cluster.partition_counts(stranger.client, [TOPIC])
 
     producer = writer.fence("tallystick-x", None)
     write_one(writer_config, producer)
@@ -133,7 +134,7 @@ def test_a_trust_store_may_be_given_inline(kafka: EmbeddedKafka) -> None:
         options["ssl.truststore.certificates"] = file.read()
     config = KafkaConfig.from_options(options)
 
-    assert KafkaBroker(config).partition_counts([TOPIC]) == {TOPIC: 1}
+    assert cluster.partition_counts(KafkaBroker(config).client, [TOPIC]) == {TOPIC: 1}
 
 
 def test_plain_text_to_the_tls_port_names_the_setting(kafka: EmbeddedKafka) -> None:

@@ -20,6 +20,7 @@ from task_sinks import (
     written_by,
 )
 
+from tallystick.codec.records.encoder import encode
 from tallystick.epoch.two_phase import (
     Guarantee,
     Outcome,
@@ -35,9 +36,8 @@ from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.protocol import partitions_of
-from tallystick.kafka.records import encode
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.kafka.task_transaction import UnawaitedWriter
+from tallystick.kafka.task_transaction import Acks0Writer
 from tallystick.testing.topics import create_topic
 from tallystick.values import TopicPartition
 
@@ -117,7 +117,7 @@ def test_what_gets_no_answer_does_not_confuse_those_that_do() -> None:
     with FakeBroker({"Produce": lambda _: SILENCE}) as broker:
         client = Client(broker.config())
         (encoded,) = encode(rows_of("a"), now_ms=0)
-        writer = UnawaitedWriter(client)
+        writer = Acks0Writer(client)
         for _ in range(2):
             writer.write([(TopicPartition("orders", 0), encoded)])
             client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())

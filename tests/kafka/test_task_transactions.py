@@ -342,7 +342,7 @@ def test_right_before_the_decision_it_is_known_what_is_gone(
         taken_over(config, late)
 
         for gone in (timed_out, late):
-            with pytest.raises(EpochAbortedError, match="not open any more"):
+            with pytest.raises(EpochAbortedError, match="no longer open"):
                 sinks.check_prepared((prepared, gone))
         assert committed(client, sink, prepared) is Outcome.COMMITTED
 

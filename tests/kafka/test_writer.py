@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
+from tallystick.codec.records.batch_header import batch_headers
+from tallystick.codec.records.encoder import EncodedBatch, encode
 from tallystick.errors import (
     AuthorizationError,
     BrokenInvariantError,
@@ -18,7 +20,6 @@ from tallystick.errors import (
 )
 from tallystick.kafka import error_policy, protocol
 from tallystick.kafka.client import Client
-from tallystick.kafka.records import EncodedBatch, batch_headers, encode
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
 

@@ -11,12 +11,12 @@ import confluent_kafka
 from typer.testing import CliRunner, Result
 
 import tallystick as ts
+from tallystick.__main__ import app
 from tallystick.epoch.two_phase import Committable, Owner, RunFacts
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import list_open_ids
-from tallystick.ops.cli import app
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.kafka.task_sinks import place_of, written_by, written_in_another_process
 from tests.lingering_job import LingeringJob

@@ -9,10 +9,10 @@ import pytest
 from pyarrow import fs
 from typer.testing import CliRunner, Result
 
+from tallystick.__main__ import app
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
 from tallystick.ops import cli_savepoint, savepoints
-from tallystick.ops.cli import app
 from tallystick.storage import file_storage
 from tallystick.storage.file_storage import FileStorage
 from tests.checkpoint_on_disk import Job

@@ -132,9 +132,10 @@ def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) 
     producer.abort_transaction(20)
 
     everything = json.loads(result.stdout)["transactions"]
-    assert everything[0]["transaction"] == scene.id
-    assert everything[-1]["transaction"] == foreign
-    assert everything[-1]["standing"] == "foreign"
+    ours, *others = everything  # other tests may have left some, too
+    assert ours["transaction"] == scene.id
+    assert foreign in {each["transaction"] for each in others}
+    assert {each["standing"] for each in others} == {"foreign"}
     assert shown.output.index(scene.pipeline_name) < shown.output.index("a-bank")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tallystick.__main__ import app
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import TokenAnswer, ask_nobody
 from tallystick.epoch import manifest as m
@@ -16,7 +17,6 @@ from tallystick.epoch.two_phase import Committable
 from tallystick.errors import DataLossError, OptionError
 from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import look
-from tallystick.ops.cli import app
 from tallystick.ops.inspection import DECIDED, FAILED, KAFKA_KNOWS, SETTLED, UNDECIDED, inspect
 from tallystick.storage.file_storage import FileStorage
 from tests.lingering_job import LingeringJob
@@ -158,7 +158,7 @@ def test_a_damaged_log_of_decisions_is_told(job, tmp_path):
     for arguments in (("savepoint", "create", job.folder, tmp_path / "s"), ("inspect", job.folder)):
         result = call(*arguments)
         assert result.exit_code == 1
-        assert "Which epoch is decided last cannot be told" in result.output
+        assert "Which epoch is decided last is unknown" in result.output
 
 
 class TestOfALoop:
@@ -214,7 +214,7 @@ class TestOfALoop:
         for slot in job.folder.glob("tallystick/decisions/*"):
             slot.unlink()
         for said in (Token(0, "L", "c", old), Token(7, "M", "c", "of another"), None):
-            with pytest.raises(DataLossError, match="what is decided last cannot be told"):
+            with pytest.raises(DataLossError, match="what is decided last is unknown"):
                 newest_committed(job.storage, lambda _, __, said=said: TokenAnswer(said))
             report = inspect(job.storage, ask=lambda _, __, said=said: TokenAnswer(said))
             assert report.epoch == 1

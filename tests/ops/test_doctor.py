@@ -15,12 +15,10 @@ import confluent_kafka.admin
 import pytest
 from typer.testing import CliRunner, Result
 
-from tallystick.epoch.manifest import KAFKA, DeciderName
-from tallystick.epoch.sealed import seal
-from tallystick.kafka import cluster
+from tallystick.__main__ import app
+from tallystick.epoch.manifest import KAFKA, DeciderName, seal
+from tallystick.kafka import cluster, outlook
 from tallystick.kafka.config import KafkaConfig
-from tallystick.ops import doctor_kafka
-from tallystick.ops.cli import app
 from tallystick.source.offsets import SourceOffsets
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
@@ -28,6 +26,7 @@ from tests.checkpoint_on_disk import Job as KeyedJob
 from tests.failover import job as failover_job
 from tests.failover.job import Job, token_group, transactional_id
 from tests.failover.known_rows import Shape
+from tests.failover.sink_job import until
 from tests.ops.scene import Scene
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -103,6 +102,7 @@ def test_a_healthy_checkpoint_is_called_so_and_left_as_it_is(ward: Ward) -> None
     assert set(said["checks"]) == EVERY_CHECK
     assert "Nothing is wrong." in shown.output
     assert "transaction.version is 2" in shown.output
+    assert f"the brokers are of Kafka {ward.kafka.version.rpartition('.')[0]}" in shown.output
     assert "pyspark" in shown.output
     assert ward.files() == before
     ward.job.run_until(3)
@@ -186,8 +186,8 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
     driver.produce(ward.topic, b"unfinished", partition=0)
     assert driver.flush(20) == 0
     ward.findings(exit_code=0)
-    now_ms = doctor_kafka.now_ms
-    monkeypatch.setattr(doctor_kafka, "now_ms", lambda: now_ms() + 120_000)
+    now_ms = outlook.now_ms
+    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 120_000)
     monkeypatch.setattr(cluster, "clock_ms", lambda _: None)
 
     found = ward.finding("transactions", "warning")
@@ -201,6 +201,7 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
 def test_a_topic_that_is_gone(ward: Ward) -> None:
     ward.run()
     ward.admin.delete_topics([ward.topic])[ward.topic].result(20)
+    until(lambda: ward.topic not in ward.admin.list_topics(timeout=20).topics)  # brokers lag
 
     found = ward.findings(exit_code=2)
 
@@ -226,8 +227,8 @@ def test_a_source_topic_that_was_created_again(ward: Ward, monkeypatch: pytest.M
 def test_a_clock_that_is_wrong(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time comes from Kafka, and is that of this machine, on which it runs."""
     ward.run()
-    now_ms = doctor_kafka.now_ms
-    monkeypatch.setattr(doctor_kafka, "now_ms", lambda: now_ms() + 20_000)
+    now_ms = outlook.now_ms
+    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 20_000)
 
     assert "ahead of" in ward.finding("clock", "warning")["found"]
 
@@ -265,8 +266,8 @@ def test_rows_of_a_decided_epoch_that_wait_for_their_commit(
 ) -> None:
     scene = Scene(tallystick_kafka, tmp_path)
     scene.job.decide(1, scene.job.prepare(1, [scene.written("one")]))
-    now_ms = doctor_kafka.now_ms
-    monkeypatch.setattr(doctor_kafka, "now_ms", lambda: now_ms() + 120_000)
+    now_ms = outlook.now_ms
+    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 120_000)
     words = ["doctor", str(scene.job.folder), "--bootstrap-servers", scene.servers]
 
     result = CliRunner().invoke(app, words)

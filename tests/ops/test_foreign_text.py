@@ -22,11 +22,11 @@ from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.state_files import collect, read_entries
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
-from tallystick.epoch.sealed import seal
+from tallystick.epoch.manifest import seal
 from tallystick.errors import ManifestError, OptionError, TallystickError
 from tallystick.ops import cli_show, savepoints
 from tallystick.ops.inspection import inspect
-from tallystick.ops.migration import migrate
+from tallystick.ops.savepoints import migrate
 from tallystick.storage.file_storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job
 
@@ -356,6 +356,7 @@ def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
         {"trail": [-5, "x"]},
         {"trail": [5, "x", 0, "y"]},
         {"watermark_ms": "late"},
+        {"partition_times": [["orders", 0, "late", 7]]},
         {"key_schema": 5},
         {"next_id": 1.0},
         {"fields": [{"name": "a", "state_id": "b", "kind": "value",

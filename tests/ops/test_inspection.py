@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tallystick.checkpoint.integrity import Wholeness
+from tallystick.checkpoint.folder import Integrity
 from tallystick.checkpoint.state_files import FOLDER
 from tallystick.epoch import manifest as m
-from tallystick.epoch.retention import EPOCHS_RETAINED
+from tallystick.epoch.manifest import EPOCHS_RETAINED
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.ops.inspection import inspect
@@ -120,7 +120,7 @@ def test_an_epoch_is_whole_only_if_each_of_its_manifests_is(job):
     report = inspect(job.storage)
 
     assert not report.is_whole
-    assert report.newest_whole == Wholeness(job.storage).newest_whole(3) == 2
+    assert report.newest_whole == Integrity(job.storage).newest_whole(3) == 2
 
 
 def test_a_strange_file_among_the_manifests_is_passed_over(job, tmp_path):

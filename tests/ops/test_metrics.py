@@ -125,3 +125,50 @@ def test_many_partitions_are_one_series_per_topic():
     assert [(s.labels["topic"], s.labels["partition"], s.value) for s in lag.samples] == [
         ("t", "", 2 * count)
     ]
+
+
+def pipelines_progress(batch_id: int, **counted: Any) -> dict[str, Any]:
+    """A pipeline's progress, as `PlannedByUs.describe` and `Query` make it."""
+    return {
+        "id": QUERY_ID, "batchId": batch_id, "durationMs": {}, "epochSize": {"offsets": 40},
+        "numInputRows": 39, "bytes": {"read": 500, "written": 70},
+        "files": {"written": 3, "bytes": 1000},
+        "tasks": [
+            {"step": "read", "tasks": 2, "busiestMs": {}},
+            {"step": "counts", "tasks": 2, "busiestMs": {}, **counted},
+        ],
+        "sources": [
+            {"startOffset": None, "endOffset": offsets(40 * (batch_id + 1)), "latestOffset": None}
+        ],
+    }  # fmt: skip
+
+
+def test_what_a_pipeline_counts_is_counted_once_per_epoch_and_what_it_has_is_the_newest():
+    registry = CollectorRegistry()
+    collector = metrics.register(registry)
+    offset_reporter.OBSERVERS.remove(collector.observe)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"tallystick_{name}", {"query": "p", **labels})
+
+    def of_step() -> list[float | None]:
+        names = "copies_reused_total", "copies_rebuilt_total", "live_entries"
+        return [value(f"state_{name}", step="counts") for name in names]
+
+    collector.observe("p", pipelines_progress(0, reusedCopies=0, rebuiltCopies=2, liveEntries=7))
+    assert of_step() == [0, 2, 7]
+    later = pipelines_progress(1, reusedCopies=2, rebuiltCopies=1, liveEntries=9)
+    for _ in range(2):  # told twice
+        collector.observe("p", later)
+    assert of_step() == [2, 3, 9]
+    collector.observe("p", pipelines_progress(2, reusedCopies=1, rebuiltCopies=0))
+    assert of_step() == [3, 3, 9], "a task had no rows: what all of them have is not known anew"
+
+    assert value("epochs_total") == 3
+    assert value("read_offsets_total") == 120
+    assert value("read_records_total") == 117
+    assert (value("read_bytes_total"), value("written_bytes_total")) == (1500, 210)
+    assert (value("written_files_total"), value("written_file_bytes_total")) == (9, 3000)
+    assert value("state_copies_reused_total", step="read") is None, "it has no state"
+    collector.observe("p", None)
+    assert of_step() == [3, 3, None]

@@ -13,8 +13,8 @@ from tallystick.checkpoint.state_files import contents_of, write_changelog
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import OptionError, StateFileError, StorageError
-from tallystick.ops import migration, savepoints
-from tallystick.state.catalog import StateField, StepState, Version
+from tallystick.ops import savepoints
+from tallystick.state.catalog import PartitionTime, StateField, StepState, Version
 from tallystick.state.entries import TIMERS_BY_TIME
 from tallystick.state.file_sets import extend
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
@@ -25,6 +25,7 @@ from tallystick.values import Producer
 
 KEY = KeyCodec(pa.schema([("user", pa.string())]))
 FIELDS = (StateField("count", 1, "value", "", "{}"), StateField("last", 3, "value", "", "{}"))
+TIMES = (PartitionTime("orders", 0, 1700, 1900), PartitionTime("orders", 1, None, 1900))
 USERS = [f"user {number}" for number in range(3000)]
 
 
@@ -58,7 +59,7 @@ def saved(tmp_path: Path) -> FileStorage:
     storage = FileStorage(str(tmp_path / "checkpoint"))
     state = []
     for uid in ("counts", "other"):
-        step = StepState(uid, 128, 2, KEY.schema_text, 1, FIELDS, 4)
+        step = StepState(uid, 128, 2, KEY.schema_text, 1, FIELDS, 4, partition_times=TIMES)
         step = write(storage, step, 0, dict.fromkeys(USERS, b"old"))
         state.append(write(storage, step, 1, dict.fromkeys(USERS[::2], b"new")))
     manifest = Manifest(1, "job", "l", ("{}",), (), Producer("t", 1, 1), tuple(state))
@@ -77,11 +78,12 @@ VALUES = {user: b"old" if at % 2 else b"new" for at, user in enumerate(USERS)}
 def test_every_entry_is_where_its_key_belongs(saved, tmp_path, count):
     target = FileStorage(str(tmp_path / "new"))
 
-    new = migration.migrate(saved, target, {"counts": count}, tmp_path)
+    new = savepoints.migrate(saved, target, {"counts": count}, tmp_path)
 
     counts, other = new.manifest.state
     assert counts.max_parallelism == count
     assert counts.parallelism == min(2, count)
+    assert counts.partition_times == TIMES, "partitions of the input have no key groups"
     assert held(counts, target) == entries_of(VALUES, count)
     assert held(other, target) == entries_of(VALUES, 128)
     assert counts.version != other.version, "no local copy of the old key groups may be taken"
@@ -90,7 +92,7 @@ def test_every_entry_is_where_its_key_belongs(saved, tmp_path, count):
 
 def test_it_can_be_written_on(saved, tmp_path):
     target = FileStorage(str(tmp_path / "new"))
-    counts = migration.migrate(saved, target, {"counts": 300}, tmp_path).manifest.state[0]
+    counts = savepoints.migrate(saved, target, {"counts": 300}, tmp_path).manifest.state[0]
 
     after = write(target, counts, 2, {USERS[0]: b"newest"})
 
@@ -107,16 +109,16 @@ def test_entries_of_deleted_states_are_not_carried_on(saved, tmp_path):
     source, target = FileStorage(str(tmp_path / "again")), FileStorage(str(tmp_path / "new"))
     savepoints.create(FileStorage(str(tmp_path / "checkpoint")), source)
 
-    new = migration.migrate(source, target, {"counts": 64}, tmp_path).manifest.state[0]
+    new = savepoints.migrate(source, target, {"counts": 64}, tmp_path).manifest.state[0]
 
     left = held(new, target)
     assert left == {key: b"" for key in entries_of(VALUES, 64) if key[2] == TIMERS_BY_TIME}
 
 
 def test_files_are_of_a_size_that_can_be_held(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(migration, "SNAPSHOT_BYTES", 10_000)
+    monkeypatch.setattr(savepoints, "SNAPSHOT_BYTES", 10_000)
     target = FileStorage(str(tmp_path / "new"))
-    counts = migration.migrate(saved, target, {"counts": 300}, tmp_path).manifest.state[0]
+    counts = savepoints.migrate(saved, target, {"counts": 300}, tmp_path).manifest.state[0]
 
     assert len(counts.files) > 3
     covered = np.concatenate([np.arange(f.first, f.last + 1) for f in counts.files])
@@ -127,13 +129,13 @@ def test_files_are_of_a_size_that_can_be_held(saved, tmp_path, monkeypatch):
 def test_what_cannot_be_is_refused(saved, tmp_path):
     target = FileStorage(str(tmp_path / "new"))
     with pytest.raises(OptionError, match="no step 'cuonts': it has counts, other"):
-        migration.migrate(saved, target, {"cuonts": 5}, tmp_path)
+        savepoints.migrate(saved, target, {"cuonts": 5}, tmp_path)
     with pytest.raises(OptionError, match="max_parallelism 0"):
-        migration.migrate(saved, target, {"counts": 0}, tmp_path)
+        savepoints.migrate(saved, target, {"counts": 0}, tmp_path)
     file = next((tmp_path / "saved" / "keyed-state" / "counts").iterdir())
     file.write_bytes(b"torn")
     with pytest.raises(StateFileError, match=file.name):
-        migration.migrate(saved, target, {"counts": 5}, tmp_path)
+        savepoints.migrate(saved, target, {"counts": 5}, tmp_path)
     assert not (tmp_path / "new" / "savepoint.json").exists()
 
 
@@ -142,7 +144,7 @@ def test_a_migration_that_fails_leaves_nothing_and_can_be_made_again(
     saved, tmp_path, monkeypatch, fails_at
 ):
     """Whichever write fails: those of a step in new key groups, a copied one's, the last one."""
-    monkeypatch.setattr(migration, "SNAPSHOT_BYTES", 30_000)
+    monkeypatch.setattr(savepoints, "SNAPSHOT_BYTES", 30_000)
     monkeypatch.setattr(savepoint_folder, "FILES_AT_A_TIME", 1)
     folder = tmp_path / "new"
     written = []
@@ -157,8 +159,8 @@ def test_a_migration_that_fails_leaves_nothing_and_can_be_made_again(
     folder.mkdir()
     (folder / "notes.txt").write_text("of somebody else")
     with pytest.raises(StorageError, match="no room for"):
-        migration.migrate(saved, Full(str(folder)), {"counts": 300}, tmp_path)
+        savepoints.migrate(saved, Full(str(folder)), {"counts": 300}, tmp_path)
 
     assert len(written) == fails_at
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["notes.txt"]
-    migration.migrate(saved, FileStorage(str(folder)), {"counts": 300}, tmp_path)
+    savepoints.migrate(saved, FileStorage(str(folder)), {"counts": 300}, tmp_path)

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import tallystick as ts
+from tallystick.__main__ import app, find_pipeline
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
-from tallystick.ops.cli import app, find_pipeline
 from tallystick.spark.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.kafka.task_sinks import taken_over
@@ -183,7 +183,7 @@ class TestOnKafka:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("JAVA")
         } | {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
-        words = [sys.executable, "-m", "tallystick.ops.cli", "recover", "flights:pipeline"]
+        words = [sys.executable, "-m", "tallystick", "recover", "flights:pipeline"]
 
         done = subprocess.run(
             [*words, "--checkpoint", str(scene.job.folder)],

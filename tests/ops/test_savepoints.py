@@ -25,7 +25,7 @@ from tallystick.errors import (
     TallystickError,
 )
 from tallystick.ops import savepoints
-from tallystick.ops.migration import migrate
+from tallystick.ops.savepoints import migrate
 from tallystick.state.catalog import Version
 from tallystick.storage.file_storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job, entries_of, folder
@@ -174,7 +174,7 @@ class TestSeveralAttempts:
         with pytest.raises(OptionError, match=r"2 manifests of epoch 2.*--bootstrap-servers"):
             savepoints.create(job.storage, folder(tmp_path / "saved"))
         for token in (None, Token(3, "first-lineage", "s3://c", "tallystick/3-x.json")):
-            with pytest.raises(DataLossError, match="which one counts cannot be told"):
+            with pytest.raises(DataLossError, match="which one counts is unknown"):
                 savepoints.create(
                     job.storage,
                     folder(tmp_path / "saved"),

@@ -13,7 +13,7 @@ from tallystick.epoch import savepoint as s
 from tallystick.errors import OptionError, StorageError, TallystickError
 from tallystick.ops import savepoints
 from tallystick.ops.inspection import inspect
-from tallystick.ops.migration import migrate
+from tallystick.ops.savepoints import migrate
 from tallystick.storage.file_storage import FileStorage
 from tests.checkpoint_on_disk import ALL, Job, entries_of, folder, job_with_savepoint
 

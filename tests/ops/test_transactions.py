@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.epoch.transactional_ids import batch_id
 from tallystick.epoch.two_phase import Committable
 from tallystick.ops.checkpoint_view import CheckpointView
 from tallystick.ops.transactions import (
@@ -62,6 +63,7 @@ def view(decided: Manifest | None = None, **changes: object) -> CheckpointView:
 ONE = lingering()
 WHOLE = lingering(transactional_id=PREFIX, name=f"{PREFIX}:1:7")
 OTHER_WHOLE = replace(WHOLE, transactional_id="tallystick-other", name="tallystick-other:1:7")
+BATCH = replace(WHOLE, transactional_id=batch_id(None, "0123456789abcdef"))
 WAITING = (("tallystick/5.json", named(ONE, epoch=5)),)
 
 TABLE = [
@@ -70,6 +72,8 @@ TABLE = [
     ("another program's, no checkpoint", replace(WHOLE, transactional_id="bank"), None,
      TransactionStatus.FOREIGN),
     ("another pipeline's", OTHER_WHOLE, view(), TransactionStatus.FOREIGN),
+    ("a batch write's", BATCH, view(), TransactionStatus.FOREIGN),
+    ("a batch write's, no checkpoint", BATCH, None, TransactionStatus.FOREIGN),
     ("no checkpoint", ONE, None, TransactionStatus.UNKNOWN),
     ("whole epoch, no checkpoint", WHOLE, None, TransactionStatus.UNKNOWN),
     ("whole epoch", WHOLE, view(doubt="who knows"), TransactionStatus.WHOLE_EPOCH),
@@ -148,3 +152,10 @@ def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
     said = [describe(each, view(named(ours))).standing for each in (ours, theirs)]
 
     assert said == [TransactionStatus.DUE, TransactionStatus.UNNAMED]
+
+
+def test_a_batch_write_is_called_one_and_ends_by_itself():
+    assert "a batch write's" in describe(BATCH, None).says
+    assert "a batch write's" in describe(BATCH, view()).says
+    pipeline = view(prefixes=frozenset({BATCH.transactional_id}))
+    assert describe(BATCH, pipeline).standing is TransactionStatus.WHOLE_EPOCH

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.kafka.config import TUNING, say_passed_over
+from tallystick.kafka import java_settings
+from tallystick.kafka.java_settings import say_passed_over
 from tallystick.options.source import (
     OFFSETS_MAX,
     PASSED_OVER,
@@ -202,7 +203,9 @@ def test_epochs_are_bounded_unless_all_is_asked_for():
         assert is_bounded(own) == (asked is not None)
 
 
-@pytest.mark.parametrize("name", [*PASSED_OVER, *(f"kafka.{each}" for each in sorted(TUNING))])
+@pytest.mark.parametrize(
+    "name", [*PASSED_OVER, *(f"kafka.{each}" for each in java_settings.PASSED_OVER)]
+)
 def test_what_only_tunes_another_connector_is_passed_over_with_a_warning(name, caplog):
     say_passed_over.cache_clear()
 

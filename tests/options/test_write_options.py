@@ -5,7 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.options.sink import SINK, WriteOptions, parse_write_options
+from tallystick.options.sink import (
+    SINK,
+    WriteOptions,
+    parse_batch_write_options,
+    parse_write_options,
+)
 from tallystick.options.table import Option
 
 GOOD = {
@@ -88,3 +93,19 @@ def test_secrets_are_not_shown() -> None:
     }
 
     assert "hunter2" not in repr(parse(secret))
+
+
+def test_a_batch_takes_what_is_not_for_streams() -> None:
+    servers = {"kafka.bootstrap.servers": "host:9092"}
+    taken = {each.name: each.example for each in SINK.options if each.only != "stream"}
+
+    options = parse_batch_write_options({**servers, **taken, "value.format": "json"})
+
+    assert options.id_prefix == "billing-counts"
+    assert options.output.topic == "counts"
+    assert options.output.transaction_timeout_ms == 600_000
+    assert parse_batch_write_options(servers).output.topic is None  # rows name their topics
+    for option in SINK.options:
+        if option.only == "stream":
+            with pytest.raises(OptionError, match=f"{option.name} means nothing for df.write"):
+                parse_batch_write_options({**servers, option.name: option.example})

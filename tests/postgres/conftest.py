@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 from real_postgres import PostgresServer
 
-from tallystick.postgres.connection import close_kept
+from tallystick.postgres.connection import idle_connections
 
 _numbers = count(1)
 
@@ -31,7 +31,7 @@ def table(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
         return f"{schema}.{name}"
 
     yield create
-    close_kept()
+    idle_connections.close()
     for (gid,) in postgres.query("SELECT gid FROM pg_prepared_xacts"):
         postgres.query(f"ROLLBACK PREPARED '{gid}'")
     postgres.query(f"DROP SCHEMA {schema} CASCADE")
@@ -41,7 +41,7 @@ def table(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
 def _no_connection_is_left(postgres: PostgresServer, table: object) -> Iterator[None]:
     """After each test, when what a process keeps was closed."""
     yield
-    close_kept()
+    idle_connections.close()
     left = _sessions(postgres)
     assert not left, left
 

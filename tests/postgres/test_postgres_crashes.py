@@ -35,7 +35,7 @@ from tallystick.epoch.two_phase import Committable, Outcome, commit_all, to_abor
 from tallystick.errors import RetriableError
 from tallystick.postgres import connection as connection_module
 from tallystick.postgres import driver as driver_module
-from tallystick.postgres.connection import close_kept, connect
+from tallystick.postgres.connection import connect, idle_connections
 from tallystick.run.participants import CommitsBeside, OpenSinks
 
 Create = Callable[..., str]
@@ -166,12 +166,12 @@ def test_a_server_killed_between_prepare_and_commit() -> None:
             assert list(drivers[way].lingering(OWNER)) == []
             drivers[way].close()
     finally:
-        close_kept()
+        idle_connections.close()
         server.stop()
 
 
 def _stop(*servers: PostgresServer | None) -> None:
-    close_kept()
+    idle_connections.close()
     for each in servers:
         if each is not None:
             each.stop()
@@ -307,7 +307,7 @@ def test_a_task_cut_at_every_statement_leaves_nothing_or_something_to_abort(
 ) -> None:
     driver = opened(postgres.dsn, name, transactions=way)
     for nth in range(1, 30):
-        close_kept()
+        idle_connections.close()
         planned = Accident(postgres, nth, before=before, dies=True)
         accident(planned)
         told: list[Committable] = []

@@ -184,7 +184,7 @@ def test_an_index_that_takes_the_same_keys_for_equal_is_taken(
     opened(postgres.dsn, name, transactions="staged", key=key).close()
 
 
-def test_keys_that_a_trigger_makes_equal_are_told_with_the_way_on(
+def test_keys_that_a_trigger_makes_equal_are_told_with_the_remedy(
     postgres: PostgresServer, table: Create
 ) -> None:
     name = table("k text PRIMARY KEY, v bigint")

@@ -14,7 +14,7 @@ from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
-from tallystick.postgres.connection import close_kept, connect
+from tallystick.postgres.connection import connect, idle_connections
 from tallystick.postgres.names import application_prefix, owner_prefix
 from tallystick.postgres.schema import lock_without_code
 
@@ -76,7 +76,7 @@ def place(postgres: PostgresServer, table: Create) -> Iterator[Place]:
         for role in (HIGH, LOW)
     }
     yield Place(postgres, name, schema, f"{secret}.payroll", dsn[HIGH], dsn[LOW])
-    close_kept()
+    idle_connections.close()
     for (gid,) in postgres.query("SELECT gid FROM pg_prepared_xacts"):
         postgres.query(f"ROLLBACK PREPARED '{gid}'")
     postgres.query(f"DROP OWNED BY {HIGH}, {LOW} CASCADE")

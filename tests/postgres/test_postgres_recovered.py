@@ -10,8 +10,8 @@ from real_postgres import PostgresServer
 from typer.testing import CliRunner
 
 import tallystick as ts
+from tallystick.__main__ import app
 from tallystick.epoch.two_phase import Owner
-from tallystick.ops.cli import app
 from tallystick.spark.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.lingering_job import LingeringJob

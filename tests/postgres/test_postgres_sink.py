@@ -36,7 +36,7 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import DataLossError, OptionError, RecordError, RetriableError
 from tallystick.postgres import driver as driver_module
-from tallystick.postgres.connection import close_kept, connect
+from tallystick.postgres.connection import connect, idle_connections
 from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
 from tallystick.postgres.sink import PostgresSink
 
@@ -556,7 +556,7 @@ def of_encoding(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
         return postgres.dsn.replace("dbname=postgres", "dbname=encoded")
 
     yield create
-    close_kept()
+    idle_connections.close()
     postgres.query("DROP DATABASE encoded WITH (FORCE)")
 
 
@@ -783,7 +783,7 @@ def test_none_goes_on_without_what_cannot_be_written(
 
     assert numbers(postgres, name) == [1, 2, 5]
     (message,) = [each.message for each in caplog.records]
-    assert message.startswith("3 rows were not written into table t in epoch 1")
+    assert message.startswith("sink postgres-1: 3 rows of epoch 1, task 0 are lost")
     assert "t_a_check" in message
     driver.close()
 

@@ -26,7 +26,7 @@ from real_postgres import PostgresServer
 from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import OptionError, RecordError, RetriableError
 from tallystick.postgres import outcome
-from tallystick.postgres.connection import close_kept
+from tallystick.postgres.connection import idle_connections
 from tallystick.postgres.names import application_of
 
 Create = Callable[..., str]
@@ -37,7 +37,7 @@ def role(postgres: PostgresServer) -> Iterator[str]:
     """A role without any rights."""
     postgres.query("CREATE ROLE stranger LOGIN")
     yield "stranger"
-    close_kept()
+    idle_connections.close()
     postgres.query("DROP OWNED BY stranger")
     postgres.query("DROP ROLE stranger")
 
@@ -246,7 +246,7 @@ def test_a_session_whose_role_was_set_is_found_and_ended(
     (committable,) = attempted(driver, rows_of(2))
     assert driver.commit(committable) is Outcome.COMMITTED
     driver.close()
-    close_kept()
+    idle_connections.close()
     postgres.query(f"DROP ROLE {login}")
 
 
@@ -355,5 +355,5 @@ def test_a_server_that_keeps_no_more_prepared_ones_names_the_setting() -> None:
             attempted(driver, rows_of(4), task=4)
         driver.close()
     finally:
-        close_kept()
+        idle_connections.close()
         server.stop()

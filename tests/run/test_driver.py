@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.checkpoint import state_files
+from tallystick.checkpoint import folder, state_files
 from tallystick.epoch import manifest as m
+from tallystick.epoch.manifest import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.epoch.micro_batches import failed_path
-from tallystick.epoch.retention import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.epoch.tokens import (
     Token,
     decode_token,
@@ -179,19 +179,19 @@ def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(
 
 
 def test_what_is_too_much_to_clear_up_between_two_epochs_goes_with_the_next(world, monkeypatch):
-    monkeypatch.setattr(driver_module, "COLLECTED_MAX", 2)
+    monkeypatch.setattr(folder, "COLLECTED_MAX", 2)
     monkeypatch.setattr(state_files, "COLLECTED_MAX", 2)
     left = [file_of(0, word) for word in ("a", "b", "c", "d", "e")]
     plant(world, dict.fromkeys(left, b"state"))
     there = []
-    collect = driver_module.collect
+    collect = folder.collect
 
     def counted(*args: Any, **options: Any) -> list[str]:
         gone = collect(*args, **options)
         there.append(sum(path in world.checkpoint.files for path in left))
         return gone
 
-    monkeypatch.setattr(driver_module, "collect", counted)
+    monkeypatch.setattr(folder, "collect", counted)
     make_driver = world.make_driver
 
     def make(process: Any, **options: Any) -> Driver:
@@ -262,11 +262,11 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
     driver = world.make_driver(world.start_driver())
     driver._asked_for = EPOCHS
 
-    error = driver._with_way_on("state file of somewhere: it is missing.")
+    error = driver._with_remedy("state file of somewhere: it is missing.")
 
     assert f"newest epoch that has all its files is {EPOCHS - 4}:" in str(error)
     assert f"--epoch {EPOCHS - 4}`" in str(error)
-    bad = driver._with_way_on(f"state file {held[0].path} is damaged.")
+    bad = driver._with_remedy(f"state file {held[0].path} is damaged.")
     assert "None of the retained epochs" in str(bad)
 
 
@@ -291,7 +291,7 @@ class LoneKafka:
     def commit_transaction(self, _: Producer) -> Producer:
         return self._producer()
 
-    def stage_offsets(self, _: Producer, group: str, offsets: Any, *, for_show: bool = False):
+    def stage_offsets(self, _: Producer, group: str, offsets: Any, *, best_effort: bool = False):
         self.offsets |= offsets
 
     def group_offsets(self, *_: Any) -> Any:
@@ -355,7 +355,7 @@ def test_a_lineage_does_not_go_on_behind_a_manifest_whose_call_failed(tmp_path):
     driver = Driver(identity, kafka.decider(identity), storage, SystemClock())
     driver._asked_for, driver._may_skip = 3, True
 
-    known = driver._read_bases(None)
+    known = driver._read_bases()
 
     assert known.bases == ()
     assert known.begun == (2,)

@@ -14,8 +14,14 @@ from tallystick.run import keyed_slices
 from tallystick.run.keyed_slices import Slices
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
-from tallystick.state.functions.ready_made import aggregate, count, deduplicate, sum, top_n
-from tallystick.state.functions.sessions import sessions
+from tallystick.state.functions.ready_made import (
+    aggregate,
+    count,
+    deduplicate,
+    sessions,
+    sum,
+    top_n,
+)
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
@@ -33,7 +39,7 @@ def taken(
         for batch in batches:
             slices.add(batch)
         found = [(each.groups, each.rows) for each in slices]
-        return found, slices.is_in_memory
+        return found, slices._file is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +105,7 @@ def test_nothing_is_left_in_the_folder_that_spark_names(tmp_path, monkeypatch):
     with Slices(EVENTS, KEY, 128, KeyGroupRange(0, 127), 1, "rows") as slices:
         for at in range(3):
             slices.add(events(("a", at)))
-        assert not slices.is_in_memory
+        assert slices._file is not None
         assert not list(tmp_path.iterdir()), "the file has no name"
 
 

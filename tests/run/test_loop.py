@@ -32,6 +32,9 @@ class Clock:
 
     clear = set
 
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
 
 class Driver:
     """Has an epoch to run at these looks, and notes when it is told that nothing is left."""
@@ -40,6 +43,7 @@ class Driver:
         self._clock, self._epochs_at = clock, epochs_at
         self.looks = 0
         self.noted_s: list[float] = []
+        self.strays_s: list[float] = []
 
     def run_next(self, source: object) -> bool:
         self.looks += 1
@@ -48,18 +52,24 @@ class Driver:
     def end(self) -> None:
         self.noted_s.append(self._clock.now_s)
 
+    def abort_strays(self) -> None:
+        self.strays_s.append(self._clock.now_s)
+
 
 class Source:
     is_behind = True
 
 
 def idle(
-    monkeypatch: pytest.MonkeyPatch, until_s: float, epochs_at: tuple[int, ...] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    until_s: float,
+    epochs_at: tuple[int, ...] = (),
+    strays_live_s: float = 0.0,
 ) -> tuple[Clock, Driver]:
     clock = Clock(until_s)
     driver: Any = Driver(clock, epochs_at)
     source: Any = Source()
-    loop: Any = EpochLoop(driver, source, Trigger(), lambda _: None)
+    loop: Any = EpochLoop(driver, source, Trigger(), lambda _: None, strays_live_s)
     loop._woken = clock
     clock.loop = loop
     monkeypatch.setattr(loop_module, "time", clock)
@@ -93,3 +103,19 @@ def test_that_nothing_is_left_is_noted_once_per_pause(monkeypatch: pytest.Monkey
     first, second, at_the_end = driver.noted_s
     assert IDLE_MAX_S <= first < 1.5 * IDLE_MAX_S
     assert first + 1 < second < at_the_end
+
+
+@pytest.mark.parametrize(
+    ("epochs_at", "strays_live_s", "strays_s"),
+    [((60,), 2.5, [12.5]), ((60,), 0, []), ((), 2.5, [])],
+)
+def test_strays_are_aborted_at_the_end_when_none_can_begin_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+    epochs_at: tuple[int, ...],
+    strays_live_s: float,
+    strays_s: list[float],
+) -> None:
+    _, driver = idle(monkeypatch, 10, epochs_at, strays_live_s)
+
+    assert driver.strays_s == pytest.approx(strays_s, abs=IDLE_MAX_S)
+    assert driver.noted_s[-1] >= sum(strays_s), "then nothing is left"

@@ -11,10 +11,14 @@ from tallystick.epoch import protocol as c
 from tallystick.host.stopwatch import (
     EXCHANGE,
     FUNCTIONS,
+    LIVE_ENTRIES,
     READ,
+    READ_RECORDS,
+    REBUILT_COPIES,
+    REUSED_COPIES,
     WAIT,
-    Stopwatch,
     TaskTimes,
+    count,
     counted_as,
     stopwatch,
     timed,
@@ -79,17 +83,35 @@ def test_of_each_step_the_task_that_worked_longest_is_told_not_the_one_that_wait
     parts.note_tasks(
         [
             TaskTimes(0, {READ: 5.0}),
-            TaskTimes(1, {WAIT: 900.0, FUNCTIONS: 1.0}),
-            TaskTimes(1, {WAIT: 10.0, FUNCTIONS: 80.0}),
+            TaskTimes(1, {WAIT: 900.0, FUNCTIONS: 1.0}, {REBUILT_COPIES: 1}),
+            TaskTimes(1, {WAIT: 10.0, FUNCTIONS: 80.0}, {REBUILT_COPIES: 2, REUSED_COPIES: 4}),
             TaskTimes(2, {WAIT: 7.0}),
         ]
     )
 
     assert parts.tasks(["count"]) == [
         {"step": "read", "tasks": 1, "busiestMs": {READ: 5.0}},
-        {"step": "count", "tasks": 2, "busiestMs": {WAIT: 10.0, FUNCTIONS: 80.0}},
+        {
+            "step": "count",
+            "tasks": 2,
+            "busiestMs": {WAIT: 10.0, FUNCTIONS: 80.0},
+            "reusedCopies": 4,
+            "rebuiltCopies": 3,
+        },
         {"step": "write", "tasks": 1, "busiestMs": {WAIT: 7.0}},
     ]
+
+
+@pytest.mark.parametrize(("counted", "live"), [([5, 0, 7], 12), ([5, None, 7], None)])
+def test_the_entries_of_a_step_are_known_if_each_task_has_looked_into_its_copy(
+    counted: list[int | None], live: int | None
+):
+    parts = PartTimes(lambda _: None)
+    counts = [{} if each is None else {LIVE_ENTRIES: each} for each in counted]
+    parts.note_tasks([TaskTimes(1, {}, each) for each in counts])
+
+    (step,) = parts.tasks(["count"])
+    assert step.get("liveEntries") == live
 
 
 def test_the_table_has_each_part_its_quantiles_and_its_share():
@@ -160,6 +182,11 @@ def test_what_is_left_in_the_middle_is_closed_and_the_part_before_goes_on():
 
 
 def test_a_note_of_times_travels_among_others():
-    times = Stopwatch().times(3)
+    with stopwatch() as watch:
+        count(READ_RECORDS, 5)
+        count(READ_RECORDS, 2)
+    count(READ_RECORDS, 100)  # outside of a task
+    times = watch.times(3)
+    assert times.counts == {READ_RECORDS: 7}
     assert TaskTimes.from_note(times.to_note()) == times
     assert TaskTimes.from_note('{"uid": "count"}') is None

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.epoch.two_phase import (
     LAST_TRY_S,
@@ -26,6 +28,7 @@ from tallystick.errors import (
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.run import participants
 from tallystick.run.participants import CommitsBeside, OpenSinks
+from tallystick.spark.open_transactions import OpenTransactions
 
 TIMEOUT_MS = 60_000
 NOW_MS = 1_000_000
@@ -71,6 +74,24 @@ class Noting:
 
 def of(sink: str, name: str, epoch: int = 0, begun_ms: int = 0) -> Committable:
     return Committable(sink, epoch, 0, name, 5, begun_ms)
+
+
+def test_what_is_found_is_reported_with_each_look_and_each_result_after_it():
+    left = (of("a", "one"), of("a", "two"))
+    a, b = Noting(left=left), Noting(left=(of("b", "three"),), error=OSError("no way"))
+    open_now = OpenTransactions()
+    owners = {uid: Owner("pipeline", uid, "lineage") for uid in "ab"}
+    sinks = OpenSinks({"a": a, "b": b}, owners, note=open_now.note, found=open_now.found)
+
+    open_now.prepared([of("a", "gone by itself")])
+    found = sinks.lingering()
+    assert open_now.begun_ms() == {"a": [0, 0], "b": [0]}
+    with pytest.raises(OSError, match="no way"):
+        sinks.abort(found)
+    assert open_now.begun_ms() == {"b": [0]}, "what could not be aborted is still open"
+    b.error = None
+    sinks.commit((of("b", "three"),))
+    assert open_now.begun_ms() == {}
 
 
 def opened(**sinks: Noting) -> OpenSinks:
@@ -174,6 +195,17 @@ def test_the_older_epoch_is_committed_first():
     opened(db=sink).commit((of("db", "a", epoch=2), of("db", "b", epoch=1)))
 
     assert sink.asked == [("commit", "b"), ("commit", "a")]
+
+
+@given(st.permutations(range(6)))
+def test_commits_go_by_epoch_and_then_in_one_order(order):
+    """A manifest that was read again commits as the one that was written."""
+    expected = [of("db", f"{n % 3}", epoch=n // 3) for n in range(6)]
+    sink = Noting()
+
+    opened(db=sink).commit(tuple(expected[n] for n in order))
+
+    assert sink.asked == [("commit", each.name) for each in expected]
 
 
 def test_nothing_to_commit_is_no_work():

@@ -57,7 +57,7 @@ def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, 
         parts=PartTimes(lambda _: None),
         cluster=cluster,
         execution=SimpleNamespace(kind="resident"),
-        make_engine=lambda batch: None,
+        make_engine=lambda batch, source: None,
     )
     sizes = None if limits is None else EpochSizes(limits)
     return PlannedByUs(run, Planner(end), sizes), run

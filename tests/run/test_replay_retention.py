@@ -11,7 +11,6 @@ import pytest
 from tallystick.checkpoint.decision_log import DecisionLog, newest_entry
 from tallystick.checkpoint.state_files import write_changelog
 from tallystick.epoch import manifest as m
-from tallystick.epoch import retention
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, TallystickError
@@ -24,7 +23,7 @@ from tallystick.state.overlay import ENTRIES
 from tallystick.storage.file_storage import FileStorage, SystemClock
 from tallystick.values import Producer
 
-EPOCHS = 2 * retention.EPOCHS_RETAINED + 3
+EPOCHS = 2 * m.EPOCHS_RETAINED + 3
 KEY = KeyCodec(pa.schema([("user", pa.string())])).schema_text
 
 
@@ -162,4 +161,4 @@ def test_a_lost_epoch_is_run_again_from_what_was_kept(tmp_path: Path, seed: int)
     ), "each epoch is visible once, and whole"
     assert world.replays > 5
     kept = {m.epoch_of(path) for path in m.manifests(world.storage.names(m.FOLDER))}
-    assert min(kept) >= EPOCHS - 1 - retention.EPOCHS_RETAINED
+    assert min(kept) >= EPOCHS - 1 - m.EPOCHS_RETAINED

@@ -11,12 +11,14 @@ from confluent_kafka import Producer
 from tallystick import values
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import OWN_HEADERS, Layout
+from tallystick.codec.records.decoder import decode
+from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
-from tallystick.kafka.records import decode, stamp
 from tallystick.run.exchange import Frame
-from tallystick.run.task import DeadLetters, EncodePlan, ReadPlan, send
+from tallystick.run.read_plan import ReadPlan
+from tallystick.run.task import DeadLetters, EncodePlan, send
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import SplitRange, TopicPartition
 
@@ -76,24 +78,19 @@ def test_what_functions_do_is_done_to_good_rows_only(tallystick_kafka, splits):
     read = plan(tallystick_kafka, "deadletter", functions=(lambda _: None,))
 
     assert not list(read.read(splits[:1]))
-    found = list(read.read_both(splits[:1]))
-    assert found == list(read.read_dead_letters(splits[:1]))
-    assert sum(letters.records.num_rows for letters in found) == len(POISON_AT)
+    letters = list(read.read_dead_letters(splits[:1]))
+    assert sum(each.records.num_rows for each in letters) == len(POISON_AT)
+    frames = list(read.send(splits[:1], TO_TOPICS, source=0))
+    assert sum(f.record_count for f in frames if f.topic == "dead") == len(POISON_AT)
+    assert not [f for f in frames if f.topic == "out"]
 
 
 def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_headers(
     tallystick_kafka, splits
 ):
     read = plan(tallystick_kafka, "deadletter")
-    encode = EncodePlan(
-        RowLayout({"out": 1}, "out", json=True, key="n"),
-        target_count=1,
-        compression="lz4",
-        batch_bytes=900_000,
-        dead_letters=RowLayout({"dead": 1}, "dead"),
-    )
 
-    frames = list(send(encode, read.read_both(splits), source=0))
+    frames = list(read.send(splits, TO_TOPICS, source=0))
 
     assert [frame.sequence for frame in frames] == list(range(len(frames)))
     counts = {topic: sum(f.record_count for f in frames if f.topic == topic) for topic in TOPICS}
@@ -120,6 +117,13 @@ def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
 
 TOPICS = ("out", "dead")
 NAMES = ("n", *OWN_HEADERS)
+TO_TOPICS = EncodePlan(
+    RowLayout({"out": 1}, "out", json=True, key="n"),
+    target_count=1,
+    compression="lz4",
+    batch_bytes=900_000,
+    dead_letters=RowLayout({"dead": 1}, "dead"),
+)
 
 
 def header(letter: dict, index: int) -> bytes:

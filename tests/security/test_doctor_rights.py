@@ -1,12 +1,13 @@
 """`tallystick doctor` as users with the least rights, and with each of them missing."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tallystick.ops.cli import app
+from tallystick.__main__ import app
 from tallystick.testing import EmbeddedKafka
 from tests.failover.job import Job
 from tests.failover.known_rows import Shape
@@ -54,4 +55,48 @@ def test_what_a_login_lacks_is_found_with_the_acl_to_add(
     else:
         assert result.exit_code == 2
     assert user in PASSWORDS
+    assert_no_secret(result.output)
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("alice", ""),
+        ("no-topic-write", f"WRITE on topic '{TOPIC}-out'"),
+        ("no-topic-read", f"READ on topic '{TOPIC}-in'"),
+        ("no-group", "READ on group 'tallystick-no-group-token'"),
+        ("no-transactional-id", "WRITE on transactional id 'tallystick-no-transactional-id'"),
+    ],
+)
+@pytest.mark.parametrize("transactions", ["epoch", "task"])
+def test_a_pipelines_own_login_is_looked_at_before_it_has_run(
+    user: str,
+    says: str,
+    transactions: str,
+    guarded: EmbeddedKafka,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    options = guarded.kafka_options_for(user)
+    servers = options.pop("kafka.bootstrap.servers")
+    module = f"login_{transactions}_{user.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(
+        "import tallystick as ts\n"
+        f"source = ts.KafkaSource({servers!r}, topics=['{TOPIC}-in'], options={options!r})\n"
+        f"sink = ts.KafkaSink({servers!r}, topic='{TOPIC}-out', options={options!r}, "
+        f"transactions={transactions!r})\n"
+        f"pipeline = ts.Pipeline({user!r}).read(source).write(sink)\n"
+    )
+    words = ["doctor", str(tmp_path / "new"), "--pipeline", f"{module}:pipeline", "--json"]
+
+    result = CliRunner().invoke(app, words)
+
+    found = json.loads(result.stdout)["findings"]
+    errors = [each for each in found if each["severity"] == "error"]
+    assert result.exit_code == (2 if says else 1), "she may not see settings"
+    assert {each["check"] for each in errors} == ({"rights"} if says else set())
+    if transactions == "epoch" or user not in ("no-group", "no-transactional-id"):
+        assert any(says in each["found"] for each in errors) or not says
     assert_no_secret(result.output)

@@ -13,6 +13,7 @@ from tallystick.errors import (
     OptionError,
     TallystickError,
 )
+from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -147,7 +148,7 @@ def test_a_certificate_for_another_host_is_refused_unless_told(
         **{"bootstrap.servers": servers, "ssl.endpoint.identification.algorithm": ""},
     )
     broker = KafkaBroker(lenient)
-    assert broker.partition_counts([TOPIC]) == {TOPIC: 2}
+    assert cluster.partition_counts(broker.client, [TOPIC]) == {TOPIC: 2}
     broker.close()
 
 

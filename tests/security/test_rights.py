@@ -96,8 +96,8 @@ def test_topics_that_may_not_be_seen_are_named(guarded: EmbeddedKafka) -> None:
     broker = KafkaBroker(config_of(guarded, "nobody"))
 
     with pytest.raises(AuthorizationError, match=f"'{TOPIC}'.*DESCRIBE"):
-        broker.partition_counts([TOPIC])
-    assert broker.topics() == []
+        cluster.partition_counts(broker.client, [TOPIC])
+    assert cluster.topics(broker.client) == []
     broker.close()
 
 
@@ -212,7 +212,8 @@ def test_settings_that_may_not_be_seen_are_warned_of_and_do_not_stop_anything(
     guarded: EmbeddedKafka,
 ) -> None:
     alice, observer = (
-        KafkaBroker(config_of(guarded, user)).cluster_facts() for user in ("alice", "observer")
+        cluster.cluster_facts(KafkaBroker(config_of(guarded, user)).client)
+        for user in ("alice", "observer")
     )
 
     assert alice.transaction_version == observer.transaction_version == 2

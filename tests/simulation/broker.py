@@ -59,7 +59,7 @@ class SimulatedBroker:
         return self._send("group_offsets", lambda: self._cluster.group_offsets(group))
 
     def stage_offsets(
-        self, producer: Producer, group: str, offsets: Offsets, *, for_show: bool = False
+        self, producer: Producer, group: str, offsets: Offsets, *, best_effort: bool = False
     ) -> None:
         """See `ports.Broker.stage_offsets`."""
         self._send("stage_offsets", lambda: self._cluster.stage(producer, group, offsets))

@@ -11,7 +11,8 @@ import pyarrow as pa
 from tallystick.codec.layout import Layout
 from tallystick.codec.records.decoder import decode_pieces
 from tallystick.codec.records.encoder import encode, stamp
-from tallystick.run.task import BatchFunction, ReadPlan
+from tallystick.run.read_plan import ReadPlan
+from tallystick.run.task import BatchFunction
 from tallystick.source.losses import LossPolicy
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.simulation.rows import key_of
@@ -71,10 +72,14 @@ class SimulatedFetch:
 
 
 def read_plan(
-    dice: random.Random, before_answer: Callable[[TopicPartition], None], function: BatchFunction
+    dice: random.Random,
+    before_answer: Callable[[TopicPartition], None],
+    function: BatchFunction,
+    event_time: pa.Field | None = None,
 ) -> ReadPlan:
-    """How a reading task reads, and what the user's function makes of it."""
-    return ReadPlan(SimulatedFetch(dice, before_answer), LAYOUT, functions=(function,))
+    """How a reading task reads, what the user's function makes of it, and the times it notes."""
+    fetch = SimulatedFetch(dice, before_answer)
+    return ReadPlan(fetch, LAYOUT, functions=(function,), event_time=event_time)
 
 
 def split_of(partition: TopicPartition, offsets: range) -> SplitRange:

@@ -181,8 +181,8 @@ def _(original: Any) -> Any:
     is_keyed=True,
 )
 def _(original: Any) -> Any:
-    def epoch(self: Any, number: int, now_ms: int, token: str, state: Any, last: Any) -> Any:
-        found = original(self, number, now_ms, token, state, last)
+    def epoch(self: Any, number: int, now_ms: int, token: str, state: Any, *where: Any) -> Any:
+        found = original(self, number, now_ms, token, state, *where)
         counts = {step.uid: step.parallelism for step in state}
         bases = [
             replace(plan.base, parallelism=counts.get(plan.base.uid, plan.base.parallelism))

@@ -14,10 +14,11 @@ import pyarrow as pa
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, RetriableError
 from tallystick.ports import EpochResult
+from tallystick.run.event_times import InputState
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
-from tallystick.run.task import BatchFunction, EncodePlan, send
+from tallystick.run.task import BatchFunction, EncodePlan
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
@@ -26,7 +27,7 @@ from tests.simulation.engine import SimulatedEngine, Surroundings
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.fetch import read_plan, split_of
 from tests.simulation.kafka_cluster import KafkaCluster
-from tests.simulation.keyed_step import COLUMNS, KEY_COUNT
+from tests.simulation.keyed_step import COLUMNS, EVENT_TIME, KEY_COUNT
 from tests.simulation.rows import Row, key_partition
 from tests.simulation.scheduler import Process
 
@@ -97,6 +98,11 @@ class EpochInput:
     epoch: int
     ranges: Mapping[TopicPartition, range]
 
+    @property
+    def state(self) -> InputState:
+        """The state of the input: no partition has more."""
+        return InputState(frozenset(self.ranges), frozenset())
+
 
 class KeyedEngine(SimulatedEngine):
     """Runs the tasks of one epoch.
@@ -138,7 +144,8 @@ class KeyedEngine(SimulatedEngine):
         token = self._keyed_world.nonce()
         self._encode = encode_plan(self._output)
         steps = with_records(self._steps, self._unread)
-        epoch = steps.epoch(checkpoint_id, 0, token, state, self._encode)
+        unread = self._unread.state
+        epoch = steps.epoch(checkpoint_id, 0, token, state, self._encode, unread)
         epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
         self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
         self._stages.run()
@@ -214,7 +221,7 @@ class Stages:
         self._plan = epoch.plans[0]
         self._unread = unread
         self._doors = doors
-        self._read_plan = read_plan(world.dice, lambda _: None, keys_read(world))
+        self._read_plan = read_plan(world.dice, lambda _: None, keys_read(world), EVENT_TIME)
         self._read: list[list[Frame]] = []
         self._processed: list[list[Frame]] = []
 
@@ -247,7 +254,7 @@ class Stages:
     def _read_source(self, source: int) -> list[Frame]:
         partition = list(self._unread.ranges)[source]
         splits = [split_of(partition, self._unread.ranges[partition])]
-        return list(send(self._first, self._read_plan.read_both(splits), source))
+        return list(self._read_plan.send(splits, self._first, source))
 
     def _process_keys(self, index: int) -> list[Frame]:
         error: Exception | None = None

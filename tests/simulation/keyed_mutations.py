@@ -10,7 +10,7 @@ import pyarrow as pa
 from tallystick.checkpoint import state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
-from tallystick.run import keyed_epoch, keyed_task
+from tallystick.run import event_times, keyed_epoch, keyed_task, read_plan
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
@@ -98,6 +98,35 @@ def _described(path: str, data: bytes) -> StateFile:
         checksum=checksum,
         rows=sum(each.rows for each in segments),
     )
+
+
+@mutation("a partition that an epoch does not read loses its times", event_times, "_times_after")
+def _(original: Any) -> Any:
+    return lambda base, *read, **settings: original(
+        replace(base, partition_times=()), *read, **settings
+    )
+
+
+@mutation(
+    "the event times of all attempts of a reader count",
+    read_plan,
+    "send",
+    Fault.TASK_AGAIN,
+    Fault.WHIM,
+)
+def _(original: Any) -> Any:
+    """Not only those that came with the rows that are used."""
+    told: dict[tuple[int, int], tuple[Any, list[str]]] = {}
+
+    def send(outlet: Any, batches: Any, source: int, notes: Any, *attempt: int) -> Any:
+        def notes_of_all() -> list[str]:
+            _, found = told.setdefault((id(outlet), source), (outlet, []))
+            found += notes()
+            return found
+
+        return original(outlet, batches, source, notes_of_all, *attempt)
+
+    return send
 
 
 @mutation("attempts of a task write the same file", state_files, "_path", Fault.LOST_PUT)
@@ -206,9 +235,9 @@ def _(original: Any) -> Any:
 
 @mutation("a merged file lacks one that it stands for", keyed_task, "write_merged", Fault.REWRITTEN)
 def _(original: Any) -> Any:
-    def write_merged(*arguments: Any) -> StateFile:
+    def write_merged(*arguments: Any, **further: Any) -> StateFile:
         *name, loads = arguments
-        return original(*name, (loads[0], *loads[2:]))
+        return original(*name, (loads[0], *loads[2:]), **further)
 
     return write_merged
 
@@ -225,9 +254,9 @@ def _(original: Any) -> Any:
             for batch in self._view.batches(groups):
                 yield batch.take(list(range(0, batch.num_rows, 2)))
 
-    def write_snapshot(*arguments: Any) -> StateFile:
+    def write_snapshot(*arguments: Any, **further: Any) -> StateFile:
         *name, view, groups = arguments
-        return original(*name, Half(view), groups)
+        return original(*name, Half(view), groups, **further)
 
     return write_snapshot
 

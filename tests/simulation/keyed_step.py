@@ -26,6 +26,8 @@ COLUMNS = pa.schema(
         pa.field("offset", pa.int64()),
     ]
 )
+EVENT_TIME = COLUMNS.field("key")
+"""Drawn again by another attempt, as the rows are; no row is late, as the step has no time mode."""
 OUTPUT_COLUMNS = COLUMNS.append(pa.field("count", pa.int64()))
 KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
 NOT_OF_ONE_MOMENT = -1
@@ -75,6 +77,7 @@ def keyed_steps(parallelism: int, doors: Doors) -> KeyedSteps:
         output=OUTPUT_COLUMNS,
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
+        event_time=EVENT_TIME.name,
     )
     return KeyedSteps((step,), parallelism, doors)
 

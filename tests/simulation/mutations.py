@@ -432,7 +432,7 @@ def _(_: Any) -> Any:
 
 @mutation("a lineage opens after calls that failed", Driver, "_read_bases", *FAILS)
 def _(original: Any) -> Any:
-    return lambda self, token: replace(original(self, token), begun=())
+    return lambda self: replace(original(self), begun=())
 
 
 @mutation("a second call after one that failed is forgotten", Driver, "_read_committed", *TWICE)

@@ -16,8 +16,9 @@ from tallystick.run.exchange import Frame
 from tallystick.run.gang.share import Made, WriteStep
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
+from tallystick.run.read_plan import ReadPlan
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
-from tallystick.run.task import EncodePlan, ReadPlan, Report, WritePlan, send
+from tallystick.run.task import EncodePlan, Report, WritePlan
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.faults import Fault
@@ -31,6 +32,7 @@ from tests.simulation.keyed_engine import (
     rewriting,
     with_records,
 )
+from tests.simulation.keyed_step import EVENT_TIME
 from tests.simulation.other_systems import Fate, Held, OtherSystem
 from tests.simulation.produce import SimulatedProduce
 from tests.simulation.rows import Row, output_partition
@@ -235,7 +237,8 @@ class GangEngine:
             rows = numbered_rows(place.unread, numbered)
         if keyed.steps:
             keyed = with_records(keyed, place.unread)
-        epoch = keyed.epoch(checkpoint_id, 0, self._world.nonce(), state, last)
+        nonce = self._world.nonce()
+        epoch = keyed.epoch(checkpoint_id, 0, nonce, state, last, place.unread.state)
         plans = rewriting(self._world, epoch.plans)
         epoch = replace(epoch, plans=plans)
         reports = self._residents.run(partial(self._order, epoch, producer, rows))
@@ -264,8 +267,7 @@ class GangEngine:
             def send_share(at: int) -> Iterator[Frame]:
                 ranges = self._place.unread.ranges
                 splits = [split_of(each, ranges[each]) for each in partitions[at::reader_count]]
-                batches = plan.read_both(splits)
-                return send(epoch.first, batches, at, attempt_number=attempt_number)
+                return plan.send(splits, epoch.first, at, attempt_number)
 
             return send_share
 
@@ -314,8 +316,9 @@ class GangEngine:
                 return rows[partition][offset - unread.ranges[partition].start]
             return Row(unread.lineage, unread.epoch, partition, offset)
 
-        function = keys_read(world) if self._keyed.steps else rows_read
-        return read_plan(world.dice, before_answer, function)
+        if not self._keyed.steps:
+            return read_plan(world.dice, before_answer, rows_read)
+        return read_plan(world.dice, before_answer, keys_read(world), EVENT_TIME)
 
 
 def numbered_rows(unread: EpochInput, before: int) -> dict[TopicPartition, tuple[Row, ...]]:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from tallystick.checkpoint import decision_log
 from tallystick.checkpoint.decision_log import DecisionLog, Entry
-from tallystick.epoch import lost_output, micro_batches, verdict
+from tallystick.epoch import micro_batches, refusals, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
@@ -146,7 +146,7 @@ def _(original: Any) -> Any:
 
 @mutation(
     "an epoch is run again although a part of it is visible",
-    lost_output,
+    refusals,
     "is_invisible",
     Fault.SINK_TIMEOUT,
     decided_by=CHECKPOINT,
@@ -237,7 +237,7 @@ def _(original: Any) -> Any:
 
 @mutation("the first error ends the others", participants, "commit_all", Fault.SINK_AWAY)
 def _(_: Any) -> Any:
-    def commit_all(committables: Any, commit: Any, settled: Any, _: Any) -> Settlement:
+    def commit_all(committables: Any, commit: Any, _: Any) -> Settlement:
         lost = []
         for committable in committables:
             try:
@@ -245,7 +245,6 @@ def _(_: Any) -> Any:
                     lost.append(committable)
             except Exception as error:
                 return Settlement(tuple(lost), error)
-            settled(committable)
         return Settlement(tuple(lost), None)
 
     return commit_all

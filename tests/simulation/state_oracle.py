@@ -3,6 +3,8 @@
 Which record has which key may differ between attempts (a function of the user that draws), so the
 visible rows themselves say it; what follows from it is checked:
     * A key's counts go on from where the epoch before left them: 1, 2, 3, … over all runs.
+    * After each epoch its manifest holds the latest event time of each input partition: that of
+      the rows that are visible, whatever other attempts have read.
     * After each epoch the files that its manifest names, put one over the other in their order,
       from nothing, hold exactly the counts that are visible.
 """
@@ -33,6 +35,8 @@ class StateOracle:
     def __init__(self, note: Callable[[str], None], output: Sequence[TopicPartition]) -> None:
         self.counts: Counts = {}
         self.counts_at: dict[int, Counts] = {-1: {}}  # by epoch that was committed last
+        self.latest: dict[TopicPartition, int] = {}  # event time, by input partition
+        self.latest_at: dict[int, dict[TopicPartition, int]] = {-1: {}}
         self.starts: dict[str, Counts] = {}  # by lineage, of those that did not begin at nothing
         self._read: dict[str, tuple[bytes, list[pa.RecordBatch]]] = {}  # by path: files are many
         self._note = note
@@ -40,7 +44,7 @@ class StateOracle:
 
     def begin(self, lineage: str, epoch: int) -> None:
         """The pipeline goes on after an epoch that was committed; -1: from nothing."""
-        self.counts = dict(self.counts_at[epoch])
+        self.counts, self.latest = dict(self.counts_at[epoch]), dict(self.latest_at[epoch])
         self.starts.setdefault(lineage, dict(self.counts))
 
     def on_commit(
@@ -62,13 +66,14 @@ class StateOracle:
             for row in found:
                 if not 0 <= row.key < KEY_COUNT or partition != self._partition_of(row):
                     self._note(f"epoch {epoch}, {partition}: {row} is of no key that goes there")
+                self.latest[row.source] = max(row.key, self.latest.get(row.source, row.key))
                 count = self.counts[row.key] = self.counts.get(row.key, 0) + 1
                 if row.nth != count:
                     self._note(
                         f"epoch {epoch}, {partition}: key {row.key} is counted {row.nth} at "
                         f"{row.source} {row.offset}, expected {count}"
                     )
-        self.counts_at[epoch] = dict(self.counts)
+        self.counts_at[epoch], self.latest_at[epoch] = dict(self.counts), dict(self.latest)
         self._check_state(epoch, files, manifest_path)
 
     def _partition_of(self, row: Row) -> TopicPartition:
@@ -85,6 +90,9 @@ class StateOracle:
         if len(state) != 1:
             self._note(f"epoch {epoch}: its manifest has {len(state)} steps' states, expected 1")
             return
+        noted = {TopicPartition(*each[:2]): each.latest_ms for each in state[0].partition_times}
+        if noted != self.latest:
+            self._note(f"epoch {epoch}: its event times are {noted}, expected {self.latest}")
         try:
             found = self._read_naively(state[0], files)
         except (KeyError, DamagedError) as error:

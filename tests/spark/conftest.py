@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tallystick.testing import EmbeddedKafka
+from tests.ops.browser import Browser
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 
@@ -38,3 +39,11 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     pool = Drivers(tmp_path_factory.mktemp("drivers"))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium of a file of tests."""
+    browser = Browser()
+    yield browser
+    browser.close()

@@ -167,8 +167,11 @@ def hook(fate: Fate, marker: str | None, forgetful: dict[str, str] | None = None
         fate.meet(ONE_COMMITTED)
         return outcome
 
-    def make_driver(self: Sinks, *given: Any, listener: Listener | None = None) -> Driver:
-        return MAKE_DRIVER(self, *given, listener=listener or fate)  # foreachBatch has none
+    def make_driver(
+        self: Sinks, *given: Any, listener: Listener | None = None, **notes: Any
+    ) -> Driver:
+        # foreachBatch has no listener.
+        return MAKE_DRIVER(self, *given, listener=listener or fate, **notes)
 
     OpenSinks._commit_one = commit_one  # type: ignore[method-assign]
     Sinks.make_driver = make_driver  # type: ignore[method-assign]

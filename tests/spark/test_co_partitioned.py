@@ -17,8 +17,9 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch
+from tallystick.run.read_plan import ReadPlan
 from tallystick.run.sink_task import FanOut
-from tallystick.run.task import EncodePlan, ReadPlan, Report, WritePlan
+from tallystick.run.task import EncodePlan, Report, WritePlan
 from tallystick.spark.engine import SplitsEngine
 from tallystick.spark.tasks import Unread, share
 from tallystick.testing import EmbeddedKafka

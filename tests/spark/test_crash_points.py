@@ -25,10 +25,7 @@ KILLS = [
 ]
 """The fact after which a driver of Spark's query dies, and the how-manieth of its kind then."""
 IN_EVERY_RUN = {
-    ("Started", 1),
     ("EpochRequested", 1),
-    ("TransactionCommitted", 1),
-    ("EpochRan", 1),
     ("ManifestWritten", 2),
     ("TransactionCommitted", 2),
     ("EpochReturned", 2),
@@ -50,8 +47,6 @@ LOOP_KILLS = [
 ]
 """The same for a pipeline, which plans after the fence and keeps no log."""
 LOOP_IN_EVERY_RUN = {
-    ("ManifestWritten", 1),
-    ("TransactionCommitted", 1),
     ("EpochRan", 1),
     ("ManifestWritten", 2),
     ("TransactionCommitted", 2),

@@ -11,9 +11,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tallystick.codec import ddl
-from tallystick.codec.arrow import arrow_schema
 from tallystick.errors import OptionError
 from tallystick.spark.cluster import Cluster
+from tallystick.state.schema import arrow_schema
 
 pytestmark = pytest.mark.spark
 

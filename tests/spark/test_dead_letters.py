@@ -11,6 +11,7 @@ from confluent_kafka import IsolationLevel, Producer
 from pyspark.sql import DataFrame, SparkSession
 
 import tallystick as ts
+from tallystick.spark.listeners import PIPELINES
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Facts, Flow
 from tests.spark.topics import (
@@ -143,6 +144,9 @@ def test_poison_and_good_records_of_an_epoch_become_visible_together(flow: Flow)
 
     poisoned.assert_exact(200)
     assert_in_order(flow)
+    counts = PIPELINES[flow.name]
+    assert counts.dead_letters == len(read_committed(flow.confluent, poisoned.topic)) > 0
+    assert counts.rows_written == len(read_committed(flow.confluent, flow.topic_out))
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -26,7 +26,7 @@ from tallystick.errors import (
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import savepoints
-from tallystick.ops.ask_kafka import asking
+from tallystick.ops.checkpoint_view import asking
 from tallystick.run.participants import OpenSinks
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.streaming import epochs, foreach_batch

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.progress import source_progress
+from tallystick.spark.streaming import offset_reporter
 from tallystick.spark.streaming.group_offsets import (
     COUNTS,
     GroupOffsets,
@@ -212,9 +212,8 @@ def test_what_the_transaction_shows_is_not_committed_a_second_time(
 
 
 def wait_until_runs_have_ended(query: str) -> None:
-    """A run's thread that has ended sends nothing any more."""
-    name = f"tallystick-offsets-{query}"
-    wait_until(lambda: [t for t in threading.enumerate() if t.name == name], [])
+    """One that has ended sends nothing any more."""
+    wait_until(lambda: [r for r in offset_reporter._runs.values() if r.query == query], [])
 
 
 def test_a_script_that_ends_at_once_and_one_that_is_killed_show_their_last_epoch(

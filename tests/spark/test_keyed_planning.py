@@ -1,5 +1,7 @@
 """Keyed steps before anything starts: what is read for them, and what is refused."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -8,8 +10,8 @@ from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError
 from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.steps import Process, arrange
-from tallystick.run.task import ReadPlan
+from tallystick.run.read_plan import ReadPlan
+from tallystick.run.steps import Process, Transform, arrange
 from tallystick.spark.keyed import keyed_steps, lean
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.keys import KeyCodec
@@ -47,6 +49,7 @@ def idle(time_mode):
     [
         (EVENT_TIME, {}, "needs event_time="),
         (NO_TIME, {"watermark_delay_ms": 5}, "watermark_delay= does nothing without event_time="),
+        (NO_TIME, {"idle_after_ms": 5}, "idle_after= does nothing without event_time="),
         (NO_TIME, {"event_time": "at"}, "event_time='at' does nothing with time mode 'None'"),
         (EVENT_TIME, {"event_time": "user"}, "event_time='user' is of type string"),
     ],
@@ -54,6 +57,17 @@ def idle(time_mode):
 def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, told):
     with pytest.raises(OptionError, match=f"step process-1: .*{told}"):
         planned(idle(time_mode), **settings)
+
+
+def test_waiting_for_a_partition_is_refused_where_rows_come_from_none():
+    process = Process("first", ("user",), idle(EVENT_TIME), output=None, event_time="at")
+    second = replace(process, uid="second", idle_after_ms=5)
+    keyed_steps(None, arrange((second,), EVENTS))
+    with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
+        keyed_steps(None, arrange((process, second), EVENTS))
+    transform = Transform(lambda rows: rows)
+    with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
+        keyed_steps(None, arrange((transform, second), EVENTS))
 
 
 @pytest.mark.parametrize("time_mode", [EVENT_TIME, PROCESSING_TIME])

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 import tallystick as ts
+from tallystick.__main__ import app
 from tallystick.checkpoint.newest_epoch import Ask
 from tallystick.epoch import protocol as c
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import metrics, savepoints
-from tallystick.ops.ask_kafka import asking
-from tallystick.ops.cli import app
+from tallystick.ops.checkpoint_view import asking
 from tallystick.ops.inspection import DECIDED, KAFKA_KNOWS, SETTLED, UNDECIDED, Report, inspect
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source

@@ -1,7 +1,10 @@
 """Every number that Prometheus is told of a pipeline, beside the truth counted by others."""
 
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -9,14 +12,18 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.ops import metrics
 from tallystick.spark.streaming import offset_reporter
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 ERROR = "a function's own error"
+CONTROL_BATCH_BYTES = 78
+"""A commit marker's: 61 bytes of head and one record."""
 
 
 def counting(flow: Flow, function: object) -> ts.Pipeline:
@@ -72,7 +79,10 @@ def test_metrics_are_the_truth(
             and sample.labels["query"] == flow.name
         ]
         assert sum(failures) >= 1
+        aborted = value("tallystick_aborted_epochs_total", error="ValueError")
+        assert aborted == 1, "the epoch that the function failed in"
         assert value("tallystick_epochs_total") is None, "none was committed"
+        assert value("tallystick_epochs_started_total") == 1
         assert value("tallystick_last_commit_seconds") == 0
         before_s = time.time()
         query = run(lambda table: table.select(["key", "value"]))
@@ -83,21 +93,115 @@ def test_metrics_are_the_truth(
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     written = read_committed(flow.confluent, flow.topic_out)
     assert value("tallystick_rows_written_total") == len(written) > 0
-    assert value("tallystick_epochs_total") == len(query.recentProgress) >= 3
     assert value("tallystick_starts_total") == 2
+    assert before_s <= (value("tallystick_started_seconds") or 0) <= time.time()
     assert before_s <= (value("tallystick_last_commit_seconds") or 0) <= time.time()
     assert value("tallystick_epoch_open_seconds") == 0
     assert value("tallystick_transaction_timeout_seconds") == 900
     assert sum(last_seen.values()) == len(flow.input)
     assert value("tallystick_read_offsets_total") == len(flow.input)
-    whole = [each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress]
+    assert value("tallystick_read_records_total") == len(flow.input)
+    assert sum(each["numInputRows"] for each in query.recentProgress) == len(flow.input)
+    assert value("tallystick_dead_letters_total") == 0
+    compare_times(value, query.recentProgress)
+    compare_state(flow, value, {row.key for row in written})
+    compare_bytes(flow, value, len(query.recentProgress))
+
+
+Value = Callable[..., float | None]
+
+
+def compare_times(value: Value, epochs: list[dict[str, Any]]) -> None:
+    """With the progress of the epochs; one was aborted before them."""
+    assert value("tallystick_epochs_total") == len(epochs) >= 3
+    assert value("tallystick_epochs_started_total") == 1 + len(epochs)
+    whole = [each["durationMs"]["triggerExecution"] / 1000 for each in epochs]
     part = {"part": "triggerExecution"}
     assert value("tallystick_epoch_seconds_count", **part) == len(whole)
     assert value("tallystick_epoch_seconds_sum", **part) == pytest.approx(sum(whole))
+
+
+def compare_state(flow: Flow, value: Value, keys: set[str | None]) -> None:
+    """With the files of state."""
     files = [path for path in flow.checkpoint.glob("keyed-state/counts/*") if path.is_file()]
     assert value("tallystick_state_files", step="counts") == len(files) > 0
     sizes = sum(path.stat().st_size for path in files)
     assert value("tallystick_state_bytes", step="counts") == sizes
+    assert value("tallystick_state_written_files_total") == len(files), "none was merged yet"
+    assert value("tallystick_state_written_bytes_total") == sizes
+    assert (value("tallystick_state_entries", step="counts") or 0) >= len(keys)
+
+
+def compare_bytes(flow: Flow, value: Value, epochs: int) -> None:
+    """With the logs on the broker's disk."""
+    read = value("tallystick_read_bytes_total") or 0
+    written = value("tallystick_written_bytes_total") or 0
+    assert read >= log_bytes(flow, flow.topic_in)  # a batch that two epochs share is read twice
+    markers = CONTROL_BATCH_BYTES * flow.partitions * epochs
+    assert 0 <= log_bytes(flow, flow.topic_out) - written <= markers
+
+
+def log_bytes(flow: Flow, topic: str) -> int:
+    """The size of a topic's logs on the broker's disk."""
+    (node,) = flow.kafka.nodes
+    found = [
+        path.stat().st_size
+        for partition in range(flow.partitions)
+        for path in (node.data_path / f"{topic}-{partition}").glob("*.log")
+    ]
+    assert len(found) == flow.partitions
+    return sum(found)
+
+
+def test_copies_and_the_entries_in_them_are_the_truth(flow: Flow) -> None:
+    """One epoch per run, in which each task has rows; copies are folders on this host."""
+    registry = CollectorRegistry()
+    collector = metrics.register(registry)
+    live: list[float | None] = []
+
+    def look(_: str, progress: object) -> None:
+        """While the query runs: what is there of its state ends with it."""
+        if progress is not None:
+            labels = {"query": flow.name, "step": "counts"}
+            live.append(registry.get_sample_value("tallystick_state_live_entries", labels))
+
+    def run(record_count: int, keys: int) -> tuple[float, float]:
+        """Run over more records; how many copies were reused and rebuilt until now."""
+        flow.feed(record_count, keys=keys)
+        pipeline = (
+            ts.Pipeline(flow.name)
+            .read(flow.source(max_offsets_per_trigger="all"))
+            .key_by("key")
+            .process(ts.aggregate({"value": ts.count()}), uid="counts")
+            .write(flow.sink(key="key", value=ts.Json()))
+        )
+        flow.run(pipeline)
+        labels = {"query": flow.name, "step": "counts"}
+        names = (f"tallystick_state_copies_{what}_total" for what in ("reused", "rebuilt"))
+        reused, rebuilt = (registry.get_sample_value(name, labels) or 0 for name in names)
+        return reused, rebuilt
+
+    offset_reporter.OBSERVERS.append(look)
+    try:
+        assert run(200, keys=50) == (0, 0), "there was no state to go on from"
+        assert run(200, keys=50) == (0, len(copies(flow)))
+        tasks = len(copies(flow))
+        assert tasks >= 2
+        assert run(200, keys=60) == (tasks, tasks)
+        shutil.rmtree(copies(flow)[0])
+        assert run(200, keys=60) == (2 * tasks - 1, tasks + 1)
+    finally:
+        offset_reporter.OBSERVERS.remove(look)
+        offset_reporter.OBSERVERS.remove(collector.observe)
+    assert live == [None, 50, 50, 60], "of the epoch before"
+
+
+def copies(flow: Flow) -> list[Path]:
+    """The folders with a copy of the step's state, one per task."""
+    assert flow.spark is not None
+    root = Path(flow.spark.sparkContext.environment["TALLYSTICK_STATE_DIR"])
+    lineage = existing_lineage(CheckpointFolder(FileStorage(str(flow.checkpoint))))
+    return sorted(each.parent for each in root.glob(f"*/{lineage}/counts/*/data.mdb"))
 
 
 def test_every_metric_of_the_table_is_offered_and_no_other() -> None:

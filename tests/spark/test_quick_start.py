@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,12 +33,17 @@ JOB = Path(__file__).with_name("quick_job.py")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home that held nothing before `tallystick warm-up` ran there; options divide at spaces."""
     home = tmp_path_factory.mktemp("somebody's home")
-    command = [sys.executable, "-m", "tallystick.ops.cli", "warm-up"]
+    command = [sys.executable, "-m", "tallystick", "warm-up"]
     done = subprocess.run(
         command, env=environment(home), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert str(archive_in(home)) in done.stdout
+    kernels, archive = done.stdout.splitlines()
+    assert re.fullmatch(r"kernels are compiled in .+ \(\d+\.\d CPU s\)", kernels)
+    assert str(archive_in(home)) in archive
+    spent = re.search(r"\((\d+\.\d) CPU s\)$", archive)
+    assert spent is not None
+    assert float(spent[1]) > 1, "that of the JVM is counted, which is another process"
     return home
 
 
@@ -90,7 +96,7 @@ def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
 
 def test_an_archive_is_made_once(home: Path) -> None:
     made = archive_in(home).stat()
-    command = [sys.executable, "-m", "tallystick.ops.cli", "warm-up"]
+    command = [sys.executable, "-m", "tallystick", "warm-up"]
     subprocess.run(command, env=environment(home), check=True, timeout=300)
     assert archive_in(home).stat() == made
 
@@ -200,13 +206,16 @@ def test_it_ends_with_its_driver(home: Path, when: str) -> None:
     assert not Path(found["address"]).parent.exists()
 
 
-@pytest.mark.parametrize(("asked_in", "loaded"), [("first", 1), ("second", 2), (None, 3)])
+@pytest.mark.parametrize(("asked_in", "loaded"), [("first", 2), ("third", 3), (None, 4)])
 def test_kernels_are_loaded_until_the_jvm_asks(
     asked_in: str | None, loaded: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first in any case; a machine without a cache would compile all of them before it."""
-    names = ("first", "second", "third")
-    monkeypatch.setattr(kernel_cache, "WARM_UP_MODULES", names)
+    """Those of every pipeline in any case; a machine without a cache would compile all before."""
+    names = ("first", "second", "third", "fourth")
+    monkeypatch.setattr(kernel_cache, "are_compiled", lambda: False)
+    monkeypatch.setattr(kernel_cache, "EVERY_PIPELINE", names[:2])
+    monkeypatch.setattr(kernel_cache, "KEYED_PIPELINES", names[2:3])
+    monkeypatch.setattr(kernel_cache, "OTHERS", names[3:])
     warmed: list[str] = []
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as jvm:
         listener.bind(str(tmp_path / "socket"))

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tallystick as ts
+from tallystick.__main__ import app
 from tallystick.epoch import manifest as m
 from tallystick.epoch.micro_batches import settled_path
-from tallystick.ops import migration, savepoints
-from tallystick.ops.cli import app
+from tallystick.ops import savepoints
 from tallystick.ops.inspection import inspect
 from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow
@@ -138,7 +138,7 @@ def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
     servers = flow.kafka.kafka_options["kafka.bootstrap.servers"]
     command += ["--bootstrap-servers", servers]
     assert CliRunner().invoke(app, command).exit_code == 0
-    migration.migrate(
+    savepoints.migrate(
         folder(tmp_path / "saved"), folder(tmp_path / "more"), {"numbers": 50}, tmp_path
     )
     savepoints.restore(folder(tmp_path / "more"), folder(tmp_path / "fork"))

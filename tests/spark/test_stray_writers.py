@@ -6,10 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.records.encoder import encode
 from tallystick.errors import ForeignRowsError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.records import encode
 from tallystick.kafka.writer import PartitionWriter, _Log
 from tallystick.values import ProducedRange, Producer, TopicPartition
 from tests.spark.driver_process import Drivers

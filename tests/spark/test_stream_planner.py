@@ -16,6 +16,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.options.source import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
 from tallystick.source.offsets import SourceOffsets, from_json, next_tick
 from tallystick.source.splits import plan_splits
+from tallystick.spark import reading
 from tallystick.spark.streaming import planning
 from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.spark.streaming.source import StreamReader
@@ -157,11 +158,11 @@ def test_a_topic_that_one_list_lacks_is_asked_for_by_name_before_it_counts_as_go
     topic = tallystick_topic("listed")
     by_pattern = planner(subscribePattern=topic, **{"partition.discovery.interval.ms": "1"})
     start = by_pattern.next(by_pattern.first(), None)
-    look = KafkaBroker.describe_topics
+    look = reading.describe_topics
     monkeypatch.setattr(
-        KafkaBroker,
+        reading,
         "describe_topics",
-        lambda broker, names: {} if names is None else look(broker, names),
+        lambda client, names: {} if names is None else look(client, names),
     )
 
     for _ in range(3):
@@ -215,8 +216,8 @@ def test_a_missed_topic_is_looked_for_even_without_discovery(
     )
     start = kept.next(kept.first(), None)
     with monkeypatch.context() as patch:
-        patch.setattr(KafkaBroker, "list_offsets", lambda *_, **__: {})
-        patch.setattr(KafkaBroker, "describe_topics", lambda *_: {})
+        patch.setattr(planning, "list_offsets", lambda *_, **__: {})
+        patch.setattr(reading, "describe_topics", lambda *_: {})
         assert kept.next(start, None) is start
     produce(kafka.confluent_options(), topic, numbered(2))
 
@@ -234,7 +235,7 @@ def test_a_failed_look_at_the_topics_is_the_querys_failure(
     def gone(*_: object) -> dict[str, object]:
         raise BrokerUnavailableError("nobody is there")
 
-    monkeypatch.setattr(KafkaBroker, "describe_topics", gone)
+    monkeypatch.setattr(reading, "describe_topics", gone)
     with pytest.raises(BrokerUnavailableError, match="nobody is there"):
         wait_until(lambda: looking.next(start, None) is not start)
 

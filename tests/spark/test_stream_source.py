@@ -260,7 +260,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"subscribe": "a", "minPartitions": "two"}, "minPartitions='two': expected a whole number"),
     ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of .*; found subscribe, assign"),
     ({"subscribe": "a", "kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
-    ({"subscribe": "a", "kafka.sasl.mechanisms": "PLAIN"}, "librdkafka's name; use sasl.mechanism"),
+    ({"subscribe": "a", "kafka.sasl.mechanisms": "PLAIN"}, "name; use kafka.sasl.mechanism"),
     ({"subscribe": "no-such-topic"}, "'no-such-topic'"),
 ]
 

@@ -119,7 +119,6 @@ class Log:
         groups = groups_on(cluster)
         run = Run("query", "id", next(run_ids), cluster, groups, previous)
         self.runs.append(run)
-        run.start()
         return run
 
     def tell(self, run: Run, batch_id: int) -> None:
@@ -142,14 +141,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     )
     yield log
     for run in log.runs:
-        run.end()
-        run.join(WAIT_S)
+        end(run)
 
 
 def end(run: Run) -> None:
     run.end()
-    run.join(WAIT_S)
-    assert not run.is_alive()
+    assert not run.groups._thread.is_alive()
 
 
 @pytest.mark.parametrize(("in_kafka", "expected"), [(10, 20), (30, 30)], ids=["own", "anothers"])
@@ -191,8 +188,8 @@ def test_a_run_waits_until_the_last_one_of_its_query_has_ended(log: Log) -> None
 
     new = log.start(cluster, old)
     log.tell(new, 2)
-    new.end()
-    new.join(0.3)
+    new.groups.end()
+    new.groups._thread.join(0.3)
     assert cluster.asked == asked, "the new run went to Kafka while the old one was there"
 
     cluster.may_commit.set()
@@ -201,9 +198,8 @@ def test_a_run_waits_until_the_last_one_of_its_query_has_ended(log: Log) -> None
     assert cluster.commits == [10, 20]
 
 
-def test_a_run_that_does_not_end_is_replaced(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_end_is_replaced(log: Log) -> None:
     """Its end is not told of when its session was stopped."""
-    monkeypatch.setattr(offset_reporter, "PREVIOUS_WAIT_S", 0.0)
     cluster = FakeCluster("x", offset=0)
     old = log.start(cluster)
     new = log.start(cluster, old)

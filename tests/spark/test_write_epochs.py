@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.checkpoint.decider import claim
-from tallystick.checkpoint.decision_log import Hold, newest_entry
+from tallystick.checkpoint.decision_log import Hold, claim, newest_entry
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.manifest import KAFKA, DeciderName
 from tallystick.epoch.two_phase import Committable, Lost

@@ -15,7 +15,7 @@ from one_keyed_task import OneTask
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions import ready_made as ready
-from tallystick.state.functions.sessions import sessions
+from tallystick.state.functions.ready_made import sessions
 from tallystick.state.functions.vectorised import VectorisedFunction
 
 SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64()), ("name", pa.string())])

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.host.user_cache import cache_directory
+from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
@@ -207,7 +208,7 @@ def _transaction_version(kafka: EmbeddedKafka) -> int | None:
     options = {name.removeprefix("kafka."): value for name, value in kafka.kafka_options.items()}
     broker = KafkaBroker(KafkaConfig.from_options(options))
     try:
-        return broker.cluster_facts().transaction_version
+        return cluster.cluster_facts(broker.client).transaction_version
     finally:
         broker.close()
 
@@ -235,7 +236,7 @@ def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp
 
 @pytest.mark.broker
 def test_the_command_runs_until_it_is_told_to_stop(tmp_path):
-    command = [sys.executable, "-m", "tallystick.ops.cli", "broker", "start", "--port", "20999"]
+    command = [sys.executable, "-m", "tallystick", "broker", "start", "--port", "20999"]
     ran = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -273,9 +274,7 @@ def test_a_damaged_jar_is_replaced_by_a_good_one(cache, monkeypatch, tmp_path):
     good = tmp_path / "served"
     shutil.copytree(folder, good)
     (folder / "kafka-clients-4.3.0.jar").write_bytes(b"")
-    monkeypatch.setattr(
-        jars, "_fetch", lambda work, target, version: str(shutil.copytree(good, target))
-    )
+    monkeypatch.setattr(jars, "_fetch", lambda work, target, *_: str(shutil.copytree(good, target)))
 
     classpath = jars.kafka_classpath("4.3.0")
 

@@ -24,10 +24,10 @@ import lmdb
 from tallystick.errors import StorageError
 
 UNUSED_MAX_S = 24 * 3600
-"""Folders not written for so long are removed: of other ranges, other lineages, other boots."""
+"""Folders not written for this long are removed: of other ranges, other lineages, other boots."""
 
 LOOK_AROUND_S = 3600
-"""How often a process looks for them."""
+"""The interval at which a process looks for them."""
 
 LOCK_PATIENCE_S = 60.0
 """A process that was stopped may hold a lock for ever: then we go on, the versions decide."""
@@ -44,7 +44,7 @@ MAP_SHARE = 32
 
 BLOAT = 3
 BLOAT_BYTES_MIN = 64 << 20
-"""A file this many times larger than what is in it, and by this much, is written anew."""
+"""A file this many times larger than what is in it, and by this much, is rewritten."""
 
 UNREADABLE = (
     lmdb.CorruptedError,
@@ -53,14 +53,14 @@ UNREADABLE = (
     lmdb.PanicError,
     lmdb.VersionMismatchError,
 )
-"""The file is of no use any more."""
+"""The file is of no use."""
 
 Taken = TypeVar("Taken")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _GONE = ".gone"
 _open: dict[Path, "Environment"] = {}
-"""No `WorkerCache`: LMDB opens a file again in a fork only after the inherited one was closed."""
+"""No `WorkerCache`: in a fork, LMDB opens a file again only after the inherited one was closed."""
 _looked_s: dict[Path, float] = {}
 
 
@@ -108,7 +108,7 @@ class Environment:
         return self.lmdb.begin(write=write)
 
     def grow(self) -> None:
-        """Make room: a transaction failed for want of it."""
+        """Make room: a transaction failed without it."""
         self._resize(2 * self.lmdb.info()["map_size"])
 
     def is_bloated(self) -> bool:
@@ -128,7 +128,7 @@ class Environment:
             self.close()
             discard(self.path)
             fresh.rename(self.path)
-        except OSError:  # whoever opens it next makes it anew
+        except OSError:  # the next process that opens it makes it again
             shutil.rmtree(fresh, ignore_errors=True)
 
     def close(self) -> None:
@@ -144,21 +144,21 @@ class Environment:
             )
         try:
             self.lmdb.set_mapsize(map_bytes)
-        except lmdb.MemoryError:  # it has let go of the old map, and would crash without one
+        except lmdb.MemoryError:  # it has released the old map, and would crash without one
             self.close()
             _with_room(lambda: self._open_file(map_bytes or _map_bytes()))
             _open[self.path] = self
 
 
 def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
-    """The environment at a path, opened if need be.
+    """Return the environment at a path, opened if need be.
 
     Args:
         path: its folder.
         is_locked: whether the caller holds its lock.
 
     Raises:
-        StorageError: it cannot be opened, for want of disk or rights.
+        StorageError: it cannot be opened: disk or rights are missing.
     """
     found = _open.pop(path, None)
     if found is not None:
@@ -178,7 +178,7 @@ def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which a killed process lets go of."""
+    """Hold the lock of a folder, which a killed process releases."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -191,7 +191,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder at one stroke; who has it open keeps what it has."""
+    """Remove a folder atomically; a process that has it open keeps it."""
     gone = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_GONE}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
@@ -206,7 +206,7 @@ def boot_folder(root: Path) -> Path:
 
 
 def remove_unused(root: Path, kept: Path) -> None:
-    """Remove what nobody has written for a day; looks when a folder is new, else once an hour.
+    """Remove folders not written for a day; looks when a folder is new, else once an hour.
 
     Args:
         root: of all folders.
@@ -241,7 +241,7 @@ def _opened(path: Path) -> Environment:
 
 
 def _with_room(take: Callable[[], Taken]) -> Taken:
-    """Take address space; where there is none left, that of files that nobody reads."""
+    """Take address space; where there is none left, that of files that are not being read."""
     try:
         return take()
     except lmdb.MemoryError:
@@ -251,7 +251,7 @@ def _with_room(take: Callable[[], Taken]) -> Taken:
 
 
 def _close_idle(count: int) -> int:
-    """Close up to so many environments that nobody reads, those not used for longest first."""
+    """Close up to this many environments that are not being read, the longest unused first."""
     idle = [each for each in _open.values() if each.views == 0][: max(0, count)]
     for each in idle:
         each.close()
@@ -259,7 +259,7 @@ def _close_idle(count: int) -> int:
 
 
 def _leave(found: Environment) -> None:
-    """Let go of an environment that was replaced, or that belongs to the process we forked from."""
+    """Close an environment that was replaced, or that belongs to the process we forked from."""
     if found.views == 0:
         found.lmdb.close()
     # Else a view of it is open: closing would end that, and the last one to go closes the file.

@@ -1,4 +1,4 @@
-"""The StateStore port for real: an LMDB file per key-group range on the worker's own disk.
+"""The StateStore port with LMDB: a file per key-group range on the worker's own disk.
 
     root / "boot-…" / lineage / uid / "0-63" / data.mdb, lock.mdb         and "0-63.lock" beside it
 
@@ -9,17 +9,25 @@ Invariants:
 - Nothing is synced to disk: a killed process loses nothing, a machine that stops may. So the boot's
   id is in the path: what another boot left is never opened.
 - No read transaction outlives its `view`: LMDB cannot reuse a page that a reader may see.
-- A folder is never emptied under a process that has it open: it is renamed away, and whoever has it
-  open keeps a copy of its own, which it leaves at its next use.
+- A folder is never emptied under a process that has it open: it is renamed away, and a process
+  that has it open keeps a copy of its own, which it leaves at its next use.
 
-Limits: one host, and not shared between containers (LMDB tells readers apart by process id). A
+LMDB takes keys of up to 511 bytes. A longer one is stored as its beginning and a digest, 511 bytes
+in all (which no other stored key has), and the value begins with the whole key. Shortened keys of
+one beginning stand in the order of their digests: what is read in order is sorted again, run by
+run. Only stores that ever held such a key pay for it.
+
+Limits: one host, and not shared between containers (LMDB identifies readers by process id). A
 process that is stopped, not killed, in the middle of a write keeps others from writing.
 """
 
 import collections
 import contextlib
+import hashlib
 import itertools
 import json
+import operator
+import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,22 +46,25 @@ from tallystick.checkpoint.local.lmdb_environment import (
     locked,
     remove_unused,
 )
-from tallystick.checkpoint.local.lmdb_view import (
-    LmdbView,
-    bounds,
-    has_long_keys,
-    stored_key,
-    stored_value,
-)
 from tallystick.errors import BrokenInvariantError, StorageError
+from tallystick.host.stopwatch import LIVE_ENTRIES, count
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.overlay import EmptyView, StateView
+from tallystick.state.overlay import ENTRIES, EmptyView, StateView
 
 CHUNK_ROWS = 100_000
 CHUNK_BYTES = 64 << 20
 """The bytes that one transaction writes: LMDB copies pages it touches, reuses only older ones."""
 
+STORED_KEY_MAX = 511
+DIGEST_BYTES = 32
+PREFIX_BYTES = STORED_KEY_MAX - DIGEST_BYTES
+BATCH_ROWS = 16_384
+FIRST_ENTRY = b"\0\0"
+"""Keys that sort before this one are the store's own."""
+
+_KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
+_LENGTH = struct.Struct("<I")
 _ABOUT = b"\0"
 """Sorts before all entries, whose keys have more than two bytes."""
 
@@ -66,7 +77,7 @@ class _About(NamedTuple):
     Args:
         version: None while a change is under way, or was given up.
         change: names the apply that wrote last.
-        long_keys: see `lmdb_view`.
+        long_keys: True if the store ever held a key that had to be shortened.
     """
 
     version: Version | None = None
@@ -90,12 +101,12 @@ class LmdbStore:
         return f"LmdbStore({str(self._path)!r})"
 
     def close(self) -> None:
-        """Let go of the file, which this process otherwise keeps open for the next epoch."""
+        """Close the file, which this process otherwise keeps open for the next epoch."""
         environment_at(self._path).close()
 
     def version(self) -> Version | None:
         """See `StateStore.version`."""
-        with self._transaction() as txn:
+        with self._transaction() as (_, txn):
             return _about(txn).version
 
     def apply(
@@ -132,17 +143,22 @@ class LmdbStore:
         if version is None:
             yield EmptyView()
             return
-        with self._transaction() as txn:
+        with self._transaction() as (environment, txn):
             about = _about(txn)
-            yield LmdbView(txn, long_keys=about.long_keys) if about.version == version else None
+            if about.version != version:
+                yield None
+                return
+            # LMDB knows how many there are; one is the store's own, `_ABOUT`.
+            count(LIVE_ENTRIES, txn.stat(environment.entries)["entries"] - 1)
+            yield LmdbView(txn, long_keys=about.long_keys)
 
     @contextlib.contextmanager
-    def _transaction(self) -> "Iterator[lmdb.Transaction[bytes]]":
+    def _transaction(self) -> "Iterator[tuple[Environment, lmdb.Transaction[bytes]]]":
         environment = environment_at(self._path)
         txn = environment.begin()
         environment.views += 1
         try:
-            yield txn
+            yield environment, txn
         finally:
             environment.views -= 1
             txn.abort()
@@ -174,7 +190,7 @@ class LmdbStore:
     def _write(
         self, environment: Environment, chunk: _Steps, before: _About, after: _About
     ) -> bool | None:
-        """One transaction; False where another process was faster, None where there is no room."""
+        """Write in one transaction; False: another process was faster, None: there is no room."""
         try:
             with environment.begin(write=True) as txn:
                 about = _about(txn)
@@ -197,7 +213,7 @@ class LmdbStore:
         if groups.intersection(self._groups) == self._groups:
             txn.drop(environment.entries, delete=False)
             return
-        first, end = bounds(groups)
+        first, end = _bounds(groups)
         cursor = txn.cursor()
         if cursor.set_range(first):
             keys = itertools.takewhile(end.__gt__, cursor.iternext(values=False))
@@ -205,7 +221,7 @@ class LmdbStore:
 
 
 def open_store(root: Path, lineage: str, uid: str, groups: KeyGroupRange) -> LmdbStore:
-    """The store of a range of key groups, at whatever version it is; made where there is none.
+    """Return the store of a range of key groups, at any version; make it where there is none.
 
     Args:
         root: a folder on a local disk of this host, for stores alone.
@@ -222,6 +238,91 @@ def open_store(root: Path, lineage: str, uid: str, groups: KeyGroupRange) -> Lmd
     return LmdbStore(path, groups)
 
 
+class LmdbView:
+    """The entries that a read transaction sees.
+
+    Args:
+        txn: ends with the view.
+        long_keys: True if the store ever held a key that had to be shortened.
+    """
+
+    def __init__(self, txn: "lmdb.Transaction[bytes]", *, long_keys: bool) -> None:
+        self._txn = txn
+        self._long_keys = long_keys
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """See `StateView.get_many`."""
+        wanted = keys.to_pylist()
+        if not (self._long_keys and _has_long_keys(keys)):
+            return pa.array(list(map(self._txn.get, wanted)), pa.binary())
+        found = map(self._txn.get, map(_stored_key, wanted))
+        return pa.array(list(map(_user_value, wanted, found)), pa.binary())
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `StateView.scan`."""
+        if not self._long_keys:
+            return self._stored(first, end)
+        # The _bounds may be long keys themselves: all that begins as they do is looked at.
+        widest = end if len(end) <= PREFIX_BYTES else end[:PREFIX_BYTES] + b"\xff" * 33
+        found = _in_order(self._stored(first[:PREFIX_BYTES], widest))
+        return (entry for entry in found if first <= entry[0] < end)
+
+    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """See `StateView.batches`."""
+        entries = self.scan(*_bounds(groups))
+        while rows := list(itertools.islice(entries, BATCH_ROWS)):
+            columns = [pa.array(list(map(item, rows)), pa.binary()) for item in _KEY_AND_VALUE]
+            yield pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
+
+    def _stored(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self._txn.cursor()
+        if not cursor.set_range(max(first, FIRST_ENTRY)):
+            return iter(())
+        return itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext())
+
+
+def _stored_key(key: bytes) -> bytes:
+    """Return the key under which LMDB has an entry."""
+    if len(key) < STORED_KEY_MAX:
+        return key
+    digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES).digest()
+    return key[:PREFIX_BYTES] + digest
+
+
+def _stored_value(key: bytes, value: bytes) -> bytes:
+    """Return the value that LMDB has for an entry."""
+    return value if len(key) < STORED_KEY_MAX else _LENGTH.pack(len(key)) + key + value
+
+
+def _has_long_keys(keys: pa.BinaryArray) -> bool:
+    """True if one of them must be shortened."""
+    return bool(len(keys)) and pc.max(pc.binary_length(keys)).as_py() >= STORED_KEY_MAX
+
+
+def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
+    """Return the first possible key of the key groups, and the first one after them."""
+    return groups.first.to_bytes(2, "big"), (groups.last + 1).to_bytes(2, "big")
+
+
+def _in_order(stored: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    for _, run in itertools.groupby(stored, key=lambda entry: entry[0][:PREFIX_BYTES]):
+        yield from sorted(itertools.starmap(_user_entry, run), key=operator.itemgetter(0))
+
+
+def _user_entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    if len(key) < STORED_KEY_MAX:
+        return key, value
+    start = _LENGTH.size
+    stop = start + _LENGTH.unpack_from(value)[0]
+    return value[start:stop], value[stop:]
+
+
+def _user_value(key: bytes, found: bytes | None) -> bytes | None:
+    if found is None or len(key) < STORED_KEY_MAX:
+        return found
+    return found[_LENGTH.size + len(key) :]
+
+
 def _chunks(steps: Iterable[KeyGroupRange | pa.RecordBatch]) -> Iterator[_Steps]:
     chunk: _Steps = []
     rows = size = 0
@@ -236,19 +337,19 @@ def _chunks(steps: Iterable[KeyGroupRange | pa.RecordBatch]) -> Iterator[_Steps]
 
 
 def _put(txn: "lmdb.Transaction[bytes]", batch: pa.RecordBatch) -> bool:
-    """Set and delete; whether a key had to be shortened."""
+    """Set and delete entries; True if a key had to be shortened."""
     gone = batch.column(0).filter(pc.is_null(batch.column(1)))
     if len(gone):
-        _delete(txn, list(map(stored_key, gone.to_pylist())))
+        _delete(txn, list(map(_stored_key, gone.to_pylist())))
         batch = batch.filter(pc.is_valid(batch.column(1)))
     if batch.num_rows == 0:
         return False
     keys, values = (column.to_pylist() for column in batch.columns)
     cursor = txn.cursor()
-    is_long = has_long_keys(batch.column(0))
+    is_long = _has_long_keys(batch.column(0))
     if is_long:
-        values = list(map(stored_value, keys, values))
-        keys = list(map(stored_key, keys))
+        values = list(map(_stored_value, keys, values))
+        keys = list(map(_stored_key, keys))
     is_behind = not is_long and (not cursor.last() or cursor.key() < keys[0])
     done, _ = cursor.putmulti(zip(keys, values, strict=True), append=is_behind)
     if done != len(keys):

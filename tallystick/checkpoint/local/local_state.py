@@ -1,4 +1,4 @@
-"""The doors of a keyed task for real: the checkpoint's files, and copies of state on this host.
+"""The ports of a keyed task: the checkpoint's files, and copies of state on this host.
 
 What lies below the local root is needed by nothing: it only saves reading the checkpoint again.
 """
@@ -37,11 +37,11 @@ class LocalState:
     lineage: str
 
     def storage(self) -> Storage:
-        """The checkpoint's files; never a connection that was made before a fork."""
+        """Return the checkpoint's files; never a connection that was made before a fork."""
         return _storages.get(self.checkpoint, lambda: FileStorage(self.checkpoint))
 
     def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
-        """The copy of a step's key groups on this host."""
+        """Return the copy of a step's key groups on this host."""
         return open_store(state_root(), self.lineage, uid, groups)
 
 
@@ -52,12 +52,12 @@ def state_folder() -> Path:
 
 
 def state_root() -> Path:
-    """The folder for copies of state, made where it is not there; no one else may change it.
+    """Return the folder for copies of state, made where it is not there; no one else may change it.
 
-    Into the one below the system's temporary folder nobody else may even look.
+    Other users may not even read the one below the system's temporary folder.
 
     Raises:
-        OptionError: somebody else owns it, or could change it.
+        OptionError: another user owns it, or could change it.
     """
     root = state_folder()
     if os.environ.get(ROOT_VARIABLE):

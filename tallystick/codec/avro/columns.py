@@ -71,7 +71,7 @@ class _Pool:
 
     def _lay_out(self) -> None:
         sizes = self.contexts[self._plan.column_contexts, 1]
-        # One slot at the end that is nobody's: column + 1 of the last column has an address too.
+        # One unused slot at the end: column + 1 of the last column has an address too.
         self._base = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         self._values = np.zeros(int(self._base[-1]) + 1, np.int64)
         self._valid = np.zeros(int(self._base[-1]) + 1, np.uint8)
@@ -88,7 +88,7 @@ class _Pool:
         program[unions, kernels.A] = self._plan.jumps.ctypes.data + 8 * program[unions, kernels.A]
 
     def grow(self, context: int) -> None:
-        """Twice the slots in one context; what is there stays."""
+        """Double the slots in one context, and keep their content."""
         old_base, old_values, old_valid = self._base, self._values, self._valid
         old_sizes = np.diff(old_base)
         self.contexts[context, 1] *= 2
@@ -163,7 +163,7 @@ def text_array(
 
 
 def _repeated(output: Output, pool: _Pool) -> pa.Array:
-    """Items stand in the order of the lists that hold them, so lengths say all."""
+    """Return lists or maps; items stand in the order of their lists, so lengths are enough."""
     lengths, valid = pool.slots(output)
     parts = [_array(part, pool) for part in output.parts]
     if pa.types.is_map(output.kind):

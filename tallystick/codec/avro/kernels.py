@@ -19,7 +19,18 @@ import numba
 import numpy as np
 
 from tallystick.codec.json_kernels import _is_utf8
-from tallystick.codec.memory import bytes_at, copy, load8, load32, load64, store8, store64
+from tallystick.codec.memory import (
+    bytes_at,
+    copy,
+    inner_kernel,
+    load8,
+    load32,
+    load64,
+    put_word,
+    store8,
+    store64,
+    word_at,
+)
 
 ENVELOPE_SIZE = 5
 """The magic byte 0 and the big-endian schema id."""
@@ -36,7 +47,7 @@ GOOD, TOMBSTONE, TOO_SHORT, WRONG_MAGIC = range(4)
 
 (BOOLEAN, FLOAT, DOUBLE, INT, LONG, MILLIS, ENUM, BYTES, STRING, FIXED, DECIMAL) = range(11)
 (UNION, VALID, JUMP, REPEAT, NEXT, CALL, RETURN, END) = range(11, 19)
-"""Operations, in the order that `_decode` tells them apart."""
+"""Operations, in the order in which `_decode` checks for them."""
 
 (OPERATION, COLUMN, VALUES, VALID_BYTES, SECOND, A, B, TARGET) = range(8)
 """The numbers of an instruction.
@@ -49,7 +60,7 @@ number, REPEAT's context or -1. TARGET is where CALL and JUMP go, and REPEAT aft
 INSTRUCTION_SIZE = 64
 
 FRAMES_MAX = 256
-"""How deep records that hold themselves may be nested."""
+"""The maximum nesting depth of records that hold themselves."""
 _FRAME_SIZE = 32
 
 _DIGITS_MAX = 38
@@ -93,17 +104,7 @@ def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-
     return is_same
 
 
-@_kernel
-def _word(address, index):  # type: ignore[no-untyped-def]
-    return np.int64(load64(address + 8 * index))
-
-
-@_kernel
-def _put(address, index, value):  # type: ignore[no-untyped-def]
-    store64(address + 8 * index, np.uint64(value))
-
-
-@_kernel
+@inner_kernel
 def _varint(at, end):  # type: ignore[no-untyped-def]
     """(value, address after it); instead of the address a negated problem when it is none."""
     value = np.uint64(0)
@@ -123,7 +124,7 @@ def _varint(at, end):  # type: ignore[no-untyped-def]
     return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), problem
 
 
-@_kernel
+@inner_kernel
 def _is_text(at, size):  # type: ignore[no-untyped-def]
     """True if bytes are UTF-8: ASCII by words, the last one overlapping, and else byte by byte."""
     high = np.uint64(0)
@@ -140,7 +141,7 @@ def _is_text(at, size):  # type: ignore[no-untyped-def]
     return high & _TOP_BITS == np.uint64(0) or _is_utf8(bytes_at(at, size), 0, size)
 
 
-@_kernel
+@inner_kernel
 def _decimal(at, size, precision, low_at, high_at):  # type: ignore[no-untyped-def]
     """Write a big-endian two's complement number of at most `precision` digits; 0 or a problem."""
     if size == 0:
@@ -168,28 +169,28 @@ def _decimal(at, size, precision, low_at, high_at):  # type: ignore[no-untyped-d
     return 0
 
 
-@_kernel
+@inner_kernel
 def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-untyped-def]
     """Read a string, bytes, fixed or decimal into its slot; return the address after it."""
     size = np.int64(-1)
     if operation == FIXED:
-        size = _word(instruction, A)
+        size = word_at(instruction, A)
     elif operation == DECIMAL:
-        size = _word(instruction, B)
+        size = word_at(instruction, B)
     if size < 0:
         size, at = _varint(at, end)
         if at < 0:
             return at
     if size < 0 or size > end - at:
-        _put(report, 1, size)
+        put_word(report, 1, size)
         return np.int64(-NEGATIVE_LENGTH if size < 0 else -TRUNCATED)
-    values = _word(instruction, VALUES)
+    values = word_at(instruction, VALUES)
     if values == 0:
         return at + size
     place = values + 8 * slot
-    second = _word(instruction, SECOND) + 8 * slot
+    second = word_at(instruction, SECOND) + 8 * slot
     if operation == DECIMAL:
-        problem = _decimal(at, size, _word(instruction, A), place, second)
+        problem = _decimal(at, size, word_at(instruction, A), place, second)
         if problem != 0:
             return np.int64(-problem)
     else:
@@ -197,11 +198,11 @@ def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-un
             return np.int64(-NOT_UTF8)
         store64(place, np.uint64(at))
         store64(second, np.uint64(size))
-    store8(_word(instruction, VALID_BYTES) + slot, np.uint64(1))
+    store8(word_at(instruction, VALID_BYTES) + slot, np.uint64(1))
     return at + size
 
 
-@_kernel
+@inner_kernel
 def _fixed_width(operation, at, end, report):  # type: ignore[no-untyped-def]
     """(bits, address after it) of a boolean, float or double."""
     size = 1 if operation == BOOLEAN else 4 if operation == FLOAT else 8
@@ -212,11 +213,11 @@ def _fixed_width(operation, at, end, report):  # type: ignore[no-untyped-def]
     if operation == FLOAT:
         return np.int64(load32(at)), at + 4
     value = np.int64(load8(at))
-    _put(report, 1, value)
+    put_word(report, 1, value)
     return value, at + 1 if value <= 1 else np.int64(-NOT_BOOLEAN)
 
 
-@_kernel
+@inner_kernel
 def _number(operation, instruction, slot, at, end, report):  # type: ignore[no-untyped-def]
     """Read a boolean, number or enum into its slot; return the address after it."""
     if operation < INT:
@@ -224,23 +225,23 @@ def _number(operation, instruction, slot, at, end, report):  # type: ignore[no-u
     else:
         value, at = _varint(at, end)
         if operation != LONG and at >= 0:
-            _put(report, 1, value)
+            put_word(report, 1, value)
             if operation == INT and (value < -(2**31) or value >= 2**31):
                 at = np.int64(-INT_RANGE)
-            elif operation == ENUM and (value < 0 or value >= _word(instruction, A)):
+            elif operation == ENUM and (value < 0 or value >= word_at(instruction, A)):
                 at = np.int64(-ENUM_RANGE)
             elif operation == MILLIS:
                 if value < -_MILLIS_MAX or value > _MILLIS_MAX:
                     return np.int64(-MILLIS_RANGE)
                 value *= 1000
-    values = _word(instruction, VALUES)
+    values = word_at(instruction, VALUES)
     if at >= 0 and values != 0:
-        _put(values, slot, value)
-        store8(_word(instruction, VALID_BYTES) + slot, np.uint64(1))
+        put_word(values, slot, value)
+        store8(word_at(instruction, VALID_BYTES) + slot, np.uint64(1))
     return at
 
 
-@_kernel
+@inner_kernel
 def _block(at, end, report):  # type: ignore[no-untyped-def]
     """(items in the next block of an array or map, address of the first)."""
     count, at = _varint(at, end)
@@ -248,50 +249,50 @@ def _block(at, end, report):  # type: ignore[no-untyped-def]
         count = -count
         size, at = _varint(at, end)
         if at >= 0 and (size < 0 or size > end - at):
-            _put(report, 1, size)
+            put_word(report, 1, size)
             return count, np.int64(-NEGATIVE_LENGTH if size < 0 else -TRUNCATED)
     if at >= 0 and (count < 0 or count > end - at):
-        _put(report, 1, count)
+        put_word(report, 1, count)
         return count, np.int64(-TOO_MANY_ITEMS)
     return count, at
 
 
-@_kernel
+@inner_kernel
 def _next_item(program, frame, slot, at, end, contexts, report):  # type: ignore[no-untyped-def]
     """Go to the next item of the array or map of a frame; (its slot or -1: no more, address)."""
-    repeat = program + INSTRUCTION_SIZE * (_word(frame, 0) - 1)
-    context = contexts + 16 * _word(repeat, A)
-    is_read = _word(repeat, VALUES) != 0
-    left = _word(frame, 3)
+    repeat = program + INSTRUCTION_SIZE * (word_at(frame, 0) - 1)
+    context = contexts + 16 * word_at(repeat, A)
+    is_read = word_at(repeat, VALUES) != 0
+    left = word_at(frame, 3)
     if left == 0:
         left, at = _block(at, end, report)
         if at < 0:
             return slot, at
         if left == 0:
             if is_read:
-                parent = _word(frame, 1)
-                _put(_word(repeat, VALUES), parent, _word(context, 0) - _word(frame, 2))
-                store8(_word(repeat, VALID_BYTES) + parent, np.uint64(1))
+                parent = word_at(frame, 1)
+                put_word(word_at(repeat, VALUES), parent, word_at(context, 0) - word_at(frame, 2))
+                store8(word_at(repeat, VALID_BYTES) + parent, np.uint64(1))
             return np.int64(-1), at
-    _put(frame, 3, left - 1)
+    put_word(frame, 3, left - 1)
     if is_read:
-        slot = _word(context, 0)
-        if slot >= _word(context, 1):
-            _put(report, 1, _word(repeat, A))
+        slot = word_at(context, 0)
+        if slot >= word_at(context, 1):
+            put_word(report, 1, word_at(repeat, A))
             return slot, np.int64(-NEEDS_SLOTS)
-        _put(context, 0, slot + 1)
+        put_word(context, 0, slot + 1)
     return slot, at
 
 
-@_kernel
+@inner_kernel
 def _decode(program, slot, at, end, contexts, stack, report):  # type: ignore[no-untyped-def]  # noqa: PLR0912  the machine: one loop, a branch per operation
     """Run the program on one record; return the address after it."""
     pc = np.int64(0)
     depth = np.int64(0)
     while at >= 0:
         instruction = program + INSTRUCTION_SIZE * pc
-        operation = _word(instruction, OPERATION)
-        _put(report, 0, pc)
+        operation = word_at(instruction, OPERATION)
+        put_word(report, 0, pc)
         pc += 1
         if operation < BYTES:
             at = _number(operation, instruction, slot, at, end, report)
@@ -300,39 +301,39 @@ def _decode(program, slot, at, end, contexts, stack, report):  # type: ignore[no
         elif operation == UNION:
             branch, at = _varint(at, end)
             if at >= 0:
-                if branch < 0 or branch >= _word(instruction, B):
-                    _put(report, 1, branch)
+                if branch < 0 or branch >= word_at(instruction, B):
+                    put_word(report, 1, branch)
                     return np.int64(-UNION_RANGE)
-                pc = _word(_word(instruction, A), branch)
+                pc = word_at(word_at(instruction, A), branch)
         elif operation == VALID:
-            store8(_word(instruction, VALID_BYTES) + slot, np.uint64(1))
+            store8(word_at(instruction, VALID_BYTES) + slot, np.uint64(1))
         elif operation == JUMP:
-            pc = _word(instruction, TARGET)
+            pc = word_at(instruction, TARGET)
         elif operation == END:
             return at
         elif operation == RETURN:
             depth -= 1
-            pc = _word(stack + _FRAME_SIZE * depth, 0)
+            pc = word_at(stack + _FRAME_SIZE * depth, 0)
         else:
             if operation != NEXT:
                 if depth == FRAMES_MAX:
                     return np.int64(-TOO_DEEP)
                 frame = stack + _FRAME_SIZE * depth
-                _put(frame, 0, pc)
-                _put(frame, 1, slot)
-                if operation == REPEAT and _word(instruction, VALUES) != 0:
-                    _put(frame, 2, _word(contexts + 16 * _word(instruction, A), 0))
-                _put(frame, 3, 0)
+                put_word(frame, 0, pc)
+                put_word(frame, 1, slot)
+                if operation == REPEAT and word_at(instruction, VALUES) != 0:
+                    put_word(frame, 2, word_at(contexts + 16 * word_at(instruction, A), 0))
+                put_word(frame, 3, 0)
                 depth += 1
             if operation == CALL:
-                pc = _word(instruction, TARGET)
+                pc = word_at(instruction, TARGET)
                 continue
             frame = stack + _FRAME_SIZE * (depth - 1)
-            pc = _word(frame, 0)
+            pc = word_at(frame, 0)
             slot, at = _next_item(program, frame, slot, at, end, contexts, report)
             if slot < 0:
-                slot = _word(frame, 1)
-                pc = _word(program + INSTRUCTION_SIZE * (pc - 1), TARGET)
+                slot = word_at(frame, 1)
+                pc = word_at(program + INSTRUCTION_SIZE * (pc - 1), TARGET)
                 depth -= 1
     return at
 
@@ -383,7 +384,8 @@ def decode_records(  # type: ignore[no-untyped-def]
             context = column_contexts[column]
             for slot in range(before[context, 0], contexts[context, 0]):
                 store8(column_valid[column] + slot, np.uint64(0))
-        contexts[:, 0] = before[:, 0]
+        for context in range(len(contexts)):  # by hand: a slice compiles numba's broadcasts
+            contexts[context, 0] = before[context, 0]
         if at == -NEEDS_SLOTS:
             return row, report[1]
         problems[0, row] = -at

@@ -47,7 +47,7 @@ class SlotContent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How an Arrow array is made of columns.
+    """The way to make an Arrow array of columns.
 
     Args:
         kind: the Arrow type asked for.
@@ -254,7 +254,7 @@ class _Compiler:
             self.emit(kernels.NEXT, path)
             self.program[repeat][kernels.TARGET] = len(self.program)
         elif node.kind == "string":
-            self.emit(kernels.BYTES, path)  # nobody sees the text: not worth checking
+            self.emit(kernels.BYTES, path)  # the text is not used: not worth checking
         elif node.kind != "null":
             self._read(node, path, -1)
 
@@ -345,7 +345,7 @@ def _advice(node: Node) -> str:
 
 
 def _check_items(node: Node, path: str) -> None:
-    """Items that take no bytes would let ten bytes stand for 2^63 items."""
+    """Raise for items that take no bytes: ten bytes could stand for 2^63 of them."""
     if node.kind == "array" and _least_size(node.parts[0], frozenset()) == 0:
         raise SchemaError(
             f"field {path!r} is an {node}, whose items take no bytes: such records cannot be read"

@@ -28,12 +28,12 @@ from tallystick.codec.value_reader import ParsedValues, Where, check_names, malf
 from tallystick.errors import OptionError
 
 BATCH_BYTES_MAX = 1 << 30
-"""How many bytes are decoded at once: Arrow's offsets have 31 bits."""
+"""The bytes that are decoded at once: Arrow's offsets have 31 bits."""
 PLANS_KEPT_MAX = 256
 EXPECTED = "Avro in Confluent's wire format (byte 0, four bytes of schema id, body)"
 
 _UNKNOWN_SCHEMA = 1 << 32
-"""In the place of a problem's code: the record names a schema id that nobody knows."""
+"""In the place of a problem's code: the record names an unknown schema id."""
 
 _SCALAR_TYPES = (
     pa.types.is_boolean,

@@ -23,8 +23,9 @@ from tallystick.codec.records.batch_header import (
     check,
 )
 from tallystick.codec.records.compression import Buffer, decompress
+from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import CorruptRecordError
-from tallystick.values import TopicPartition
+from tallystick.values import Producer, TopicPartition
 
 COLUMN_BYTES_MAX = 2**31 - 1
 """The most that the 32-bit offsets of an Arrow binary column can address."""
@@ -159,7 +160,7 @@ class _AbortedTransactions:
         self._open: set[int] = set()
 
     def hide(self, header: BatchHeader) -> bool:
-        """Take note of the next batch, and say whether its records are to be left out."""
+        """Take note of the next batch; True if its records are to be left out."""
         while self._later and self._later[-1][1] <= header.last_offset:
             self._open.add(self._later.pop()[0])
         if header.is_control:
@@ -287,3 +288,27 @@ def _readable(keys: pa.Array) -> pa.Array:
         distinct = keys.dictionary_encode()
         texts = [key.decode(errors="replace") for key in distinct.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(distinct.indices)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache."""
+    header_type = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    batch = pa.record_batch(
+        {
+            "key": pa.array([b"k"]),
+            "value": pa.array([b"v"]),
+            "headers": pa.array([[("h", b"v")]], header_type),
+        }
+    )
+    producer = Producer("warm-up", 1, 0)
+    (encoded,) = encode(batch, now_ms=0)
+    decoded = decode(
+        stamp(encoded.data, producer, 0),
+        topic_partition=TopicPartition("warm-up", 0),
+        start_offset=0,
+        stop_offset=1,
+        aborted=None,
+        headers=True,
+    )
+    assert decoded.batch.num_rows == 1, decoded
+    kernels.control_type(0, 0)

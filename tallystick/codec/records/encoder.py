@@ -101,7 +101,7 @@ def stamp(data: bytes, producer: Producer, sequence: int) -> bytes:
 
     Args:
         data: an `EncodedBatch`'s bytes.
-        producer: who writes it.
+        producer: the writer of the batch.
         sequence: how many records the producer wrote to the partition before (modulo 2^31).
     """
     assert 0 <= sequence < 2**31, sequence
@@ -170,7 +170,7 @@ def _timestamps(column: pa.Array, now_ms: int) -> NDArray[np.int64]:
 
 
 def _header_spans(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64], Spans, Spans]:
-    """For each record its first header and the number of them; the keys and values of all."""
+    """Return each record's first header and header count, and the keys and values of all."""
     nothing = spans_of(pa.nulls(0), "headers")
     none = np.zeros(0, np.int64)
     if pa.types.is_null(column.type) or column.null_count == len(column):
@@ -190,7 +190,7 @@ def _header_spans(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64
         )
     offsets = column.offsets.to_numpy().astype(np.int64)
     counts = np.diff(offsets)
-    if column.null_count:  # Arrow allows garbage behind a null list
+    if column.null_count:  # Arrow allows garbage under a null list
         counts[column.is_null().to_numpy(zero_copy_only=False)] = 0
     structs = column.values
     if counts.min() < 0 or offsets[0] < 0 or offsets[-1] > len(structs):

@@ -3,7 +3,7 @@
 The functions work on memory addresses, so that one compiled version serves all buffers.
 
 Invariants
-    Nothing is read outside the `[at, end)` that the caller passes, whatever the bytes say, and
+    Nothing is read outside the `[at, end)` that the caller passes, even with damaged bytes, and
     nothing is written beyond a capacity.
     A read that would leave its range yields the address `FAILED`, which every later read yields
     again: a record needs one check at its end, not one per field.
@@ -14,7 +14,7 @@ Source of the format: https://kafka.apache.org/documentation/#record
 import numba
 import numpy as np
 
-from tallystick.codec.memory import copy, load8, store8
+from tallystick.codec.memory import copy, inner_kernel, load8, store8
 
 FAILED = 1 << 62
 """Larger than any address, and far enough from 2^63 that adding a length cannot overflow."""
@@ -26,7 +26,6 @@ NEEDS_LARGER_BUFFER = 1
 HEADER_WITHOUT_KEY = 2
 RECORD_TOO_LARGE = 3
 
-_BYTE = np.uint64(0xFF)
 _SEVEN_BITS = np.uint64(0x7F)
 _CONTINUE = np.uint64(0x80)
 _SEVEN = np.uint64(7)
@@ -38,7 +37,7 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 # ---- reading ------------------------------------------------------------------------------------
 
 
-@_kernel
+@inner_kernel
 def _read_varint(at, end):  # type: ignore[no-untyped-def]
     """(value, address after it); (0, FAILED) when it leaves the range or 64 bits."""
     value = np.uint64(0)
@@ -57,7 +56,7 @@ def _read_varint(at, end):  # type: ignore[no-untyped-def]
     return np.int64(value >> _ONE) ^ -np.int64(value & _ONE), after
 
 
-@_kernel
+@inner_kernel
 def _skip(at, size, end):  # type: ignore[no-untyped-def]
     """Return the address after `size` bytes (-1 means null and takes none), or FAILED."""
     if size < -1 or size > end - at:
@@ -65,7 +64,7 @@ def _skip(at, size, end):  # type: ignore[no-untyped-def]
     return at + max(size, 0)
 
 
-@_kernel
+@inner_kernel
 def _skip_headers(at, count, end):  # type: ignore[no-untyped-def]
     """Return the address after `count` headers, or FAILED."""
     if count < 0:
@@ -227,12 +226,12 @@ def control_type(at, size):  # type: ignore[no-untyped-def]
 # ---- writing ------------------------------------------------------------------------------------
 
 
-@_kernel
+@inner_kernel
 def _zigzag(value):  # type: ignore[no-untyped-def]
     return np.uint64((value << 1) ^ (value >> 63))
 
 
-@_kernel
+@inner_kernel
 def _varint_size(value):  # type: ignore[no-untyped-def]
     rest = _zigzag(value) >> _SEVEN
     size = 1
@@ -242,7 +241,7 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
     return size
 
 
-@_kernel
+@inner_kernel
 def _write_varint(at, value):  # type: ignore[no-untyped-def]
     rest = _zigzag(value)
     while rest >= _CONTINUE:
@@ -253,12 +252,12 @@ def _write_varint(at, value):  # type: ignore[no-untyped-def]
     return at + 1
 
 
-@_kernel
+@inner_kernel
 def _blob_size(length):  # type: ignore[no-untyped-def]
     return _varint_size(length) + max(length, 0)
 
 
-@_kernel
+@inner_kernel
 def _write_blob(at, source, length):  # type: ignore[no-untyped-def]
     at = _write_varint(at, length)
     if length > 0:

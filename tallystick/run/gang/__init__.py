@@ -1,1 +1,1 @@
-"""The work of a resident task on an order, whoever gives it."""
+"""The work of a resident task on an order."""

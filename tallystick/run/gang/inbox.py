@@ -1,6 +1,6 @@
 """Frames that wait for the tasks of a member: by run of an epoch, stage, target and source.
 
-Whoever sends never waits for the tasks here, so no two members can wait for each other: what does
+A sender never waits for the tasks here, so no two members can wait for each other: what does
 not fit into memory waits in a file, as in Spark's shuffle.
 """
 
@@ -15,11 +15,11 @@ from tallystick.run.exchange import Frame
 from tallystick.run.keyed_slices import overflow_file
 
 HELD_BYTES_MAX = 256 << 20
-"""How many bytes of frames wait in a member's memory."""
+"""The bytes of frames that wait in a member's memory."""
 
 
 class EpochCancelledError(Exception):
-    """The epoch is given up: another task failed."""
+    """The epoch is cancelled: another task failed."""
 
 
 class _SpilledFrame(NamedTuple):
@@ -38,7 +38,7 @@ class ChangeSignal(Protocol):
         ...
 
     def __exit__(self, kind: Any, value: Any, traceback: Any, /) -> object:
-        """Let go of the lock."""
+        """Release the lock."""
         ...
 
     def wait(self) -> object:
@@ -46,7 +46,7 @@ class ChangeSignal(Protocol):
         ...
 
     def notify_all(self) -> None:
-        """Wake who waits."""
+        """Wake the threads that wait."""
         ...
 
 
@@ -71,11 +71,6 @@ class Inbox:
         self._held_bytes = 0
         self._error: Exception | None = None
 
-    @property
-    def held_bytes(self) -> int:
-        """How many bytes of frames wait in memory."""
-        return self._held_bytes
-
     def begin(self, run: int) -> None:
         """Forget what came for earlier runs."""
         assert run > self._run, f"run {run} begins after run {self._run}"
@@ -96,7 +91,7 @@ class Inbox:
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """End every wait: frames cannot be taken any more."""
+        """End every wait: no frame can be taken from here on."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -120,7 +115,7 @@ class Inbox:
             self._changed.notify_all()
 
     def end(self, run: int, stage: int, source: int) -> None:
-        """A source has sent all that it has, to all targets here."""
+        """Note that a source has sent everything, to all targets here."""
         with self._changed:
             self._ended.add((run, stage, source))
             self._changed.notify_all()
@@ -139,7 +134,7 @@ class Inbox:
 
         Raises:
             EpochCancelledError: the run is given up.
-            what `fail` was told.
+            what `fail` was given.
         """
         turns = [range(each, each + 1) for each in range(source_count)]
         for sources in turns if by_source else [range(source_count)]:

@@ -17,7 +17,7 @@ class Replies:
 
     Args:
         run: the order's number; answers to others are not counted.
-        members: who has got it.
+        members: those that have got it.
         read: makes reports, or an error, of what a member sent along.
     """
 
@@ -43,7 +43,7 @@ class Replies:
             found: what came along.
 
         Returns:
-            Whether it is the first failure: the others are to be told to stop.
+            Whether it is the first failure: the others must be stopped.
         """
         if run != self._run:
             return False

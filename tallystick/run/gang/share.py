@@ -32,7 +32,7 @@ class PeerStream(Protocol):
         ...
 
     def end(self, run: int, stage: int, source: int) -> None:
-        """Say that a source has no more frames."""
+        """Report that a source has no more frames."""
         ...
 
     def flush(self) -> None:
@@ -41,7 +41,7 @@ class PeerStream(Protocol):
 
 
 class Share:
-    """The tasks that fall to one of several members.
+    """The tasks that one of several members runs.
 
     Args:
         index: which member it is.
@@ -49,7 +49,7 @@ class Share:
         inbox: gets the frames of this member itself, and of its peers.
         send_to: begins to send to a peer.
         peers: the indices of the others.
-        on_task: told the index of each task before it runs.
+        on_task: called with the index of each task before it runs.
         beside: runs the writing tasks while the others run.
     """
 
@@ -89,7 +89,7 @@ class Share:
             made: what the readers send.
             source_count: how many readers there are.
             plans: of the keyed steps.
-            writer_count: how many tasks write; 0: the last ones before them tell what they did.
+            writer_count: how many tasks write; 0: the last ones before them report.
             write: what those tasks do.
             attempt_number: of tasks that send to sinks of their own.
             is_cut: several readers read parts of one partition, whose order is kept.
@@ -115,7 +115,7 @@ class Share:
         except BaseException:
             self._inbox.cancel(run)
             with contextlib.suppress(Exception):
-                written()  # whoever is told of the error may begin the next run
+                written()  # the driver may begin the next run once it gets the error
             raise
         return written()
 
@@ -129,11 +129,11 @@ class Share:
         return lambda at: self._inbox.frames(run, stage, at, source_count, by_source=by_source)
 
     def _tasks(self, task_count: int) -> range:
-        """The tasks of a stage that this member runs."""
+        """Return the tasks of a stage that this member runs."""
         return range(self._index, task_count, self._count)
 
     def _mine(self, task_count: int) -> Iterator[int]:
-        """The same, told of one by one."""
+        """Yield the same indexes, and report each one before its task runs."""
         for index in self._tasks(task_count):
             self._on_task(index)
             yield index
@@ -163,7 +163,7 @@ def _written(write: WriteStep, made: Iterable[Frame]) -> Report:
 
 @contextlib.contextmanager
 def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
-    """Yield what a task makes, and let go of everything when it is not taken to its end."""
+    """Yield what a task makes, and release everything when it is not read to its end."""
     frames = iter(made)
     try:
         yield frames

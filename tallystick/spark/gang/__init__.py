@@ -9,6 +9,6 @@ by `gang.inbox`: frames of a stage by target, in order of (source, sequence).
 Invariants:
     * An order goes once, over one connection, to one process: it has no second attempt. If a member
       is lost the driver gives the whole gang up; the epoch is aborted, and runs in a new one.
-    * A member that loses the driver ends at once, whatever it is doing.
+    * A member that loses the driver ends at once, in the middle of any work.
     * Nothing is unpickled from a peer that has not proved that it knows the gang's secret.
 """

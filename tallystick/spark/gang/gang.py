@@ -36,11 +36,11 @@ from tallystick.spark.tasks import Shipment
 logger = logging.getLogger(__name__)
 
 STOP_MAX_S = 10.0
-"""How long members may take to stop what they do for an epoch that is given up, or to leave."""
+"""The time members have to stop what they do for an epoch that is given up, or to leave."""
 START_MAX_S = 20.0
-"""How long the others may come later than the first member; then another gang is started."""
+"""The time the others may need after the first member; then another gang is started."""
 WARN_EVERY_S = 10.0
-"""How often a start that waits says what for."""
+"""The interval at which a start that waits reports the reason."""
 LOST = "lost"
 
 
@@ -66,7 +66,7 @@ class GangTooLargeError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How a gang is spread.
+    """The spread of a gang over executors.
 
     Args:
         tasks: how many tasks of Spark's it is; each holds a slot.
@@ -78,7 +78,7 @@ class Size:
 
     @property
     def members(self) -> int:
-        """How many there are in all."""
+        """The number of members in all."""
         return self.tasks * self.processes
 
 
@@ -136,11 +136,11 @@ class Gang:
 
     @property
     def is_lost(self) -> bool:
-        """True if a member is gone, so that nothing can be run here any more."""
+        """True if a member is gone, so that nothing can be run here from now on."""
         return self._is_lost
 
     def run(self, order: Order) -> list[Report]:
-        """Have the members run an epoch; every one has stopped when this returns, or raises.
+        """Run an epoch in the members; every one has stopped when this returns, or raises.
 
         Args:
             order: with a run number that is larger than those before.
@@ -168,14 +168,14 @@ class Gang:
         return replies.reports
 
     def leave(self) -> None:
-        """Let the members go: none has anything to do."""
+        """Release the members: none has anything to do."""
         for link in self._links.values():
             self._send(link, LEAVE)
         self._job_ended.wait(STOP_MAX_S)
         self.give_up()
 
     def give_up(self) -> None:
-        """End the members at once, whatever they do; whoever waits for them gets an error."""
+        """End the members at once, whatever they do; threads that wait for them get an error."""
         self._is_lost = True
         stop_listening(self._listener)
         for link in self._links.values():
@@ -193,7 +193,7 @@ class Gang:
             return CUT, -1, 0, dumps(LinkBrokenError("a member did not stop in time"))
 
     def _raise_lost(self, failure: Exception | None, kind: str, found: bytes) -> None:
-        """A member, or the job, is gone: end them all, and say what became of the epoch."""
+        """End all members, since one or the job is gone, and raise what became of the epoch."""
         self.give_up()
         if failure is not None:
             raise failure
@@ -205,7 +205,7 @@ class Gang:
         )
 
     def _send(self, link: Link, *message: Any) -> None:
-        with contextlib.suppress(LinkBrokenError):  # whoever listens to it says so
+        with contextlib.suppress(LinkBrokenError):  # the thread that listens to it says so
             link.say(*message)
 
     def _run_job(self, host: str) -> None:
@@ -302,7 +302,7 @@ class Gang:
             raise GangLostError(f"{there} of {self.size.members} resident tasks came up{self._end}")
 
     def _raise_late(self, there: int) -> None:
-        """Say what becomes of a gang of which some members do not come."""
+        """Raise the error for a gang of which some members do not come."""
         if self.size.processes == 1:
             raise GangTooLargeError(there)
         # They are forked together: the others hang.
@@ -321,7 +321,7 @@ class Gang:
         )
 
     def _answer(self, calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]]) -> None:
-        """Take calls until all members are there; strangers do not hold up others."""
+        """Take calls until all members are there; unknown callers do not hold up members."""
         with contextlib.suppress(OSError):  # closed
             while True:
                 raw, _ = self._listener.accept()
@@ -351,7 +351,7 @@ def _read(found: bytes) -> Any:
 
 
 _held_slots: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()
-"""How many slots the gangs of an application hold, or wait for."""
+"""Return the slots that the gangs of an application hold, or wait for."""
 _slots_lock = Lock()
 
 
@@ -370,7 +370,7 @@ def _addresses(context: SparkContext) -> tuple[str, str]:
 
 
 def _end_progress_bar(context: SparkContext) -> None:
-    """Have Spark draw no bar on the console: this job would stand there for ever."""
+    """Keep Spark from drawing a bar on the console: this job would show one for ever."""
     with contextlib.suppress(Exception):  # of another release, perhaps: then there is a bar
         bar = context._jsc.sc().progressBar()
         if bar.isDefined():

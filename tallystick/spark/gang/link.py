@@ -3,8 +3,8 @@
 Invariants:
     * Nothing is unpickled before the other side has proved the secret.
     * A lost host is noticed in `SILENCE_MAX_S`: the kernels of both sides probe an idle connection,
-      and whoever only receives finds out even if the other side's data is what got lost.
-    * A process that is paused, or computes without letting go of the interpreter, is not taken for
+      and a side that only receives finds out even if the other side's data is what got lost.
+    * A process that is paused, or computes without releasing the interpreter, is not taken for
       lost: its kernel answers. What is sent to it waits.
     * A process that a user's function forks keeps no connection open.
 """
@@ -26,10 +26,10 @@ from tallystick.spark.gang.messages import dumps, loads
 
 HANDSHAKE_MAX_S = 10.0
 SILENCE_MAX_S = 10
-"""How long a host may be out of reach before its connections end."""
+"""The time a host may be out of reach before its connections end."""
 BUFFER_BYTES = 1 << 18
 VIEWS_MAX = 512
-"""How many buffers one call may send; Linux takes 1,024."""
+"""The number of buffers that one call may send; Linux takes 1,024."""
 LENGTH = struct.Struct("!Q")
 NONCE_BYTES = 16
 CALLER, CALLED = b"caller", b"called"
@@ -100,7 +100,7 @@ class Link:
     def expect_prompt_reading(self) -> None:
         """End the connection too where nothing that was sent is taken for `SILENCE_MAX_S`.
 
-        For messages to a process that always reads. Without it, who sends to a lost host learns of
+        For messages to a process that always reads. Without it, a sender to a lost host learns of
         that when the other members do.
         """
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -152,9 +152,9 @@ class Link:
         return data
 
     def close(self) -> None:
-        """Hang up; whoever waits for the other side is woken."""
+        """Close the connection, and wake the threads that wait for the other side."""
         with contextlib.suppress(OSError):
-            self._raw.shutdown(socket.SHUT_RDWR)  # wakes who reads, and so lets go of the file
+            self._raw.shutdown(socket.SHUT_RDWR)  # wakes the reader, which so releases the file
         with contextlib.suppress(OSError):
             self._file.close()  # the descriptor closes with the last of both: then senders learn it
         self._raw.close()
@@ -164,7 +164,7 @@ _links: WeakSet[Link] = WeakSet()
 
 
 def _close_in_fork() -> None:
-    """Close the copies that a fork has: with them, nobody would see the end of this process."""
+    """Close the copies that a fork has: they would hide the end of this process."""
     for link in _links:
         with contextlib.suppress(OSError):
             os.close(link._raw.detach())
@@ -192,7 +192,7 @@ def _proof(secret: bytes, word: bytes, nonce: bytes) -> bytes:
 
 
 def _notice_silence(raw: socket.socket) -> None:
-    """Have the kernel probe an idle connection, and end it when the other host is silent."""
+    """Make the kernel probe an idle connection, and end it when the other host is silent."""
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

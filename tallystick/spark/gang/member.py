@@ -23,7 +23,7 @@ from tallystick.run.exchange import Frame
 from tallystick.run.gang.inbox import EpochCancelledError, Inbox
 from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
 from tallystick.run.gang.share import Share
-from tallystick.run.task import Report, send
+from tallystick.run.task import Report
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
 from tallystick.spark.tasks import Parcel
@@ -36,7 +36,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed, for the next batch: up to `KEPT_BYTES`.
+    """Make malloc keep what is freed, for the next batch: up to `KEPT_BYTES`.
 
     By default a block of some hundred kilobytes, as batches are made of, comes from the kernel and
     goes back to it each time, and each of its pages is cleared and mapped again: a tenth of the CPU
@@ -86,7 +86,7 @@ class Spec:
 def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     """Fork members, and wait for their end; when one is lost, so are they all.
 
-    They are no process that Spark started: whatever becomes of them, its own worker lives, and ends
+    They are no process that Spark started: independent of them, its own worker lives, and ends
     those that hang.
 
     Returns:
@@ -196,7 +196,7 @@ class Member:
             self._driver.say(said, self._index, run, found)
 
     def close(self) -> None:
-        """Hang up; Spark has other tasks for this process, perhaps."""
+        """Leave the gang; Spark has other tasks for this process, perhaps."""
         self._writer.shutdown()
         for link in (self._driver, *self._peers.values(), *self._calls):
             link.close()
@@ -206,8 +206,7 @@ class Member:
         number = order.attempt_number
 
         def read_share(at: int) -> Iterable[Frame]:
-            rows = read.read_both(shares[at])
-            return send(order.first, rows, source=at, attempt_number=number)
+            return read.send(shares[at], order.first, at, number)
 
         return self._share.run(
             order.run,
@@ -221,7 +220,7 @@ class Member:
         )
 
     def _listen(self) -> None:
-        """Hear the driver; when it is gone, so is this process, whatever it is doing."""
+        """Listen to the driver; when it is gone, end this process, whatever it is doing."""
         try:
             while True:
                 said = self._driver.hear()
@@ -236,7 +235,7 @@ class Member:
             _end_process()
 
     def _accept(self, listener: socket) -> None:
-        """Take calls until all peers are there; strangers do not hold up others."""
+        """Take calls until all peers are there; unknown callers do not hold up peers."""
         with contextlib.suppress(OSError):  # closed
             while True:
                 raw, _ = listener.accept()
@@ -259,7 +258,7 @@ class Member:
                 frame = Frame(target, source, sequence, topic, partition, records, data, attempt)
                 self._inbox.put(run, stage, frame)
         except LinkBrokenError as error:
-            # Members leave one after another: then the driver does not listen any more.
+            # Members leave one after another: then the driver no longer listens.
             self._inbox.fail(error)
             with contextlib.suppress(LinkBrokenError):
                 self._driver.say(CUT, self._index, 0, dumps(error))
@@ -289,7 +288,7 @@ class _PeerStream:
             self.flush()
 
     def end(self, run: int, stage: int, source: int) -> None:
-        """Say that a source has no more frames."""
+        """Report that a source has no more frames."""
         self._parts.append(HEAD.pack(END, run, stage, 0, source, 0, 0, 0, 0, 0, 0))
 
     def flush(self) -> None:
@@ -299,14 +298,14 @@ class _PeerStream:
 
 
 def _show_task(index: int) -> None:
-    """Let the user's functions see which task this is: Spark's number is that of the gang's."""
+    """Show the user's functions which task this is: Spark's number is that of the gang's."""
     context: Any = TaskContext.get()
     if context is not None:
         context._partitionId = index
 
 
 def _portable(error: BaseException) -> bytes:
-    """An error as the driver can have it; see `messages.Failure`."""
+    """Return an error as the driver can have it; see `messages.Failure`."""
     text = "".join(traceback.format_exception(error))
     line = traceback.format_exception_only(error)[-1].strip()
     try:

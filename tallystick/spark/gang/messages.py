@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pyspark import cloudpickle as pyspark_cloudpickle
 
-from tallystick.errors import TallystickError
+from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.sink_task import CollectPlan
 from tallystick.run.task import Outlet, WritePlan
@@ -75,7 +75,7 @@ class Failure:
         try:
             error: Exception = loads(self.pickled)
         except Exception:  # the class may not be importable here
-            error = TallystickError(self.line)
+            error = TallystickError(self.line, without_values=NOT_SHOWN)
         error.add_note(self.note)
         return error
 

@@ -152,7 +152,7 @@ class GangTasks:
             gang.give_up()
 
     def close(self) -> None:
-        """Let the tasks go: there is no further epoch."""
+        """Release the tasks: there is no further epoch."""
         self._stopped.set()
         gang = self._gang
         if gang is not None and not gang.is_lost:
@@ -160,7 +160,7 @@ class GangTasks:
 
 
 def size_of(context: SparkContext, parallelism: int) -> Size:
-    """How a gang is spread over the slots of a cluster.
+    """Return the spread of a gang over the slots of a cluster.
 
     On one machine it holds one slot, whose task forks the other members: the rest of the slots are
     for other jobs of the session, and all cores are used. On a cluster each member holds a slot,

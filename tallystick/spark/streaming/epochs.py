@@ -76,7 +76,7 @@ def _usable(topology: OutputTopology) -> OutputTopology:
 
 
 def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:
-    """The source may be anyone's, so that nobody has listened to the session yet."""
+    """Call `do` at the end of a run; its source may be any, so listen to the session first."""
     listen(session_of(rows.sparkSession), FORMAT)
     at_end(run_id, do, is_active=lambda: run_id in active_runs(rows.sparkSession))
 
@@ -90,7 +90,7 @@ def engine_of(
     keyed: KeyedSteps = NO_STEPS,
     timestamp_ms: int = 0,
 ) -> DataFrameEngine:
-    """Runs an epoch from the rows of a DataFrame, and the malformed records that it leaves out."""
+    """Return the engine of an epoch over a DataFrame, and the malformed records left out of it."""
     return DataFrameEngine(
         spark,
         rows,

@@ -27,7 +27,7 @@ class QueryRun:
 
 
 def current_run(spark: SparkSession) -> QueryRun:
-    """The run that the calling micro-batch belongs to.
+    """Return the run that the calling micro-batch belongs to.
 
     Raises:
         OptionError: the caller is not in `foreachBatch` of a classic (not Connect) session.
@@ -46,7 +46,7 @@ def current_run(spark: SparkSession) -> QueryRun:
 
 
 def current_run_id(spark: SparkSession) -> str:
-    """Spark's id of the run that the calling micro-batch belongs to.
+    """Return Spark's id of the run that the calling micro-batch belongs to.
 
     Not the thread's job group, which is the same at first: a user's function may set its own.
 
@@ -57,7 +57,7 @@ def current_run_id(spark: SparkSession) -> str:
 
 
 def query_id_of(spark: SparkSession) -> str:
-    """Spark's id of the query whose micro-batch a session is of.
+    """Return Spark's id of the query whose micro-batch a session is of.
 
     The session does, for each query has a copy of its own; for rows of another session the thread
     does, if Spark calls it or it takes over the calls meant for the one that Spark calls.
@@ -80,7 +80,7 @@ def query_id_of(spark: SparkSession) -> str:
 
 
 def execution_of(spark: SparkSession, query_id: str) -> Any:
-    """Spark's own object of a running query, in the JVM.
+    """Return Spark's own object of a running query, in the JVM.
 
     Raises:
         QueryEndedError: it runs no more.
@@ -94,17 +94,17 @@ def execution_of(spark: SparkSession, query_id: str) -> Any:
 
 
 def active_runs(spark: SparkSession) -> set[str]:
-    """The ids of all runs in this process that have not ended, of whatever session."""
+    """Return the ids of all runs in this process that have not ended, of any session."""
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     found = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
     return {str(query.runId()) for query in found if query is not None}
 
 
 def runs_in(spark: SparkSession, batch_id: int) -> dict[str, str]:
-    """The runs whose function of `foreachBatch` may be at work on a micro-batch of this number.
+    """Return the runs whose `foreachBatch` function may be at work on a micro-batch of this number.
 
     Returns:
-        Their checkpoints by their ids, of whatever session.
+        Their checkpoints by their ids, of any session.
     """
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     return {
@@ -117,13 +117,13 @@ def runs_in(spark: SparkSession, batch_id: int) -> dict[str, str]:
 
 
 def session_of(spark: SparkSession) -> SparkSession:
-    """The session that the calling micro-batch's query was started in; Spark gives it a clone."""
+    """Return the session in which the micro-batch's query was started; Spark gives it a clone."""
     started_in = execution_of(spark, query_id_of(spark)).sparkSession()
     return SparkSession(spark.sparkContext, started_in)
 
 
 def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
-    """The options of each source of a kind in a running query; they may hold secrets."""
+    """Return the options of each source of a kind in a running query; they may hold secrets."""
     leaves = [
         leaf
         for leaf in _items(execution.analyzedPlan().collectLeaves())
@@ -134,7 +134,7 @@ def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
 
 
 def committed_batch(execution: Any) -> int | None:
-    """The newest micro-batch that Spark's commit log holds; None if there is none.
+    """Return the newest micro-batch that Spark's commit log holds; None if there is none.
 
     The log of a temporary checkpoint goes with its query: then it is the newest of this run.
     """
@@ -149,7 +149,7 @@ def committed_batch(execution: Any) -> int | None:
 
 
 def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOffsets]]:
-    """A committed micro-batch, and the end offsets of those of its sources that are ours."""
+    """Return a committed micro-batch, and the end offsets of those of its sources that are ours."""
     try:
         entry = execution.offsetLog().get(batch_id)
         found = [each for each in _items(entry.get().offsets()) if each.isDefined()]

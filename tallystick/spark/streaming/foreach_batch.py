@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
-    """The id that Spark stored in this checkpoint, which must be the running query's."""
+    """Return the id that Spark stored in this checkpoint, which must be the running query's."""
     stored = CheckpointFolder(storage).lineage()
     if stored != query_id:
         raise DataLossError(
@@ -116,7 +116,7 @@ class _Call:
 
 
 class EpochRunner:
-    """Called by Spark with each micro-batch of one query; runs it as one epoch.
+    """The function that Spark calls with each micro-batch of one query; runs it as one epoch.
 
     Not for several queries at a time: see `RunnerPerRun`.
 
@@ -174,7 +174,7 @@ class EpochRunner:
                 self._close()
 
     def end(self) -> None:
-        """The run is over: close now, or after the epoch that Spark does not wait for any more."""
+        """Close after the run, at once or after the epoch for which Spark no longer waits."""
         with self._lock:
             self._has_ended = True
             is_running = self._is_running
@@ -186,8 +186,8 @@ class EpochRunner:
 
         Raises:
             SecondCallError: always. It is noted as what it is: rows that are missing beside those
-                of the first sink's call, or a micro-batch that failed. Whoever catches it gets no
-                further with the first sink.
+                of the first sink's call, or a micro-batch that failed. A function that catches it
+                gets no further with the first sink.
         """
         self._in_turn(self._refuse_another, _Call(rows, batch_id))
 
@@ -238,7 +238,7 @@ class EpochRunner:
         )
 
     def _note_failure(self, call: _Call, checkpoint: str = "") -> None:
-        """Let the next run know: the function may return all the same, and Spark log its end.
+        """Note it for the next run: the function may return all the same, and Spark log its end.
 
         A call after another one in the same micro-batch is noted as such: the first one may have
         committed it, even if it failed.
@@ -315,7 +315,7 @@ _sink_lock = Lock()
 
 
 class RunnerPerRun:
-    """For a function that may be given to several queries: each of their runs has its own runner.
+    """A function that may be given to several queries: each of their runs has its own runner.
 
     Spark calls it on a thread per query. A runner's parts (driver, storage, cluster) belong to one
     run; with another's, rows of this query would be committed as that query's epoch.
@@ -339,7 +339,7 @@ class RunnerPerRun:
 
         Raises:
             SecondCallError: the function of this run calls another sink too.
-            QueryEndedError: the run is over, so that Spark takes nothing for done any more.
+            QueryEndedError: the run is over, so that Spark takes nothing more for done.
         """
         try:
             run_id = current_run_id(rows.sparkSession)
@@ -366,7 +366,7 @@ class RunnerPerRun:
     def _refuse_all_that_may_call(
         self, rows: DataFrame, batch_id: int, error: BaseException
     ) -> None:
-        """Its function may catch the error, and Spark take its rows for written."""
+        """Refuse further calls: the function may catch the error, and Spark log its batch."""
         at_work, active = runs_in(rows.sparkSession, batch_id), active_runs(rows.sparkSession)
         with _sink_lock:
             for ended in set(_refused) - active:

@@ -1,11 +1,11 @@
 """Positions in consumer groups, for epochs that no transaction of ours commits.
 
 `kafka-consumer-groups` and lag exporters read them; nothing here does, and no restart depends on
-them. So a failure is told and counted, and never stops a query.
+them. So a failure is logged and counted, and never stops a query.
 
 Invariants:
     * Only positions that differ from what the group shows are sent.
-    * A position that nobody has told this run of only moves a group forward: what lies in the log
+    * A position that was not reported to this run only moves a group forward: what lies in the log
       may be another run's, and must not overwrite what a newer one has shown
       (docs/decisions/0007).
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 
-from tallystick.errors import AuthorizationError, OptionError, RetriableError
+from tallystick.errors import AuthorizationError, OptionError, RetriableError, TallystickError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets, requests, shown
@@ -25,14 +25,14 @@ from tallystick.values import TopicPartition
 logger = logging.getLogger(__name__)
 
 CLOSING_PATIENCE_S = 10.0
-"""How long the end of a run waits until its last positions are shown."""
+"""The time the end of a run waits until its last positions are shown."""
 Place = tuple[str, str]
 """A place where positions are committed for monitoring: cluster id and consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceClient:
-    """How one source of a query reaches its cluster."""
+    """The access of one source of a query to its cluster."""
 
     group: str
     config: KafkaConfig
@@ -54,9 +54,9 @@ _with_transactions: dict[str, set[str]] = {}
 
 
 def shown_in_transaction(run_id: str, cluster_id: str) -> None:
-    """Say that transactions of this run show the positions of sources on the cluster.
+    """Note that transactions of this run show the positions of sources on the cluster.
 
-    From now on nobody else in the run may: a driver that was replaced, and does not know it yet,
+    From now on no other part of the run may: a driver that was replaced, and does not know it yet,
     would put its old positions over newer ones, which in a transaction Kafka refuses.
     """
     _with_transactions.setdefault(run_id, set()).add(cluster_id)
@@ -68,7 +68,7 @@ def in_transaction(run_id: str, cluster_id: str) -> bool:
 
 
 def forget_transactions(run_id: str) -> None:
-    """The run is over."""
+    """Forget a run that is over."""
     _with_transactions.pop(run_id, None)
 
 
@@ -91,10 +91,9 @@ class GroupOffsets:
         self._clients = clients
         self._connect = connect
         self._brokers: dict[KafkaConfig, KafkaBroker] = {}
-        self._clusters: dict[KafkaConfig, str] = {}
         self._found: dict[Place, KafkaBroker] = {}
         self._shown: dict[Place, dict[TopicPartition, int]] = {}
-        self._told: set[tuple[Place, str]] = set()
+        self._warned: set[Place] = set()
 
     def show(self, sources: Iterable[SourceOffsets], *, forward_only: bool = False) -> bool:
         """Commit the positions that the groups do not show yet.
@@ -112,10 +111,10 @@ class GroupOffsets:
                 self._show(place, positions, forward_only)
             except Exception as error:
                 self._shown.pop(place, None)  # what was sent may have arrived, or not
-                self._tell(place, error)
+                self._warn(place, error)
                 done = False
             else:
-                self._told = {told for told in self._told if told[0] != place}
+                self._warned.discard(place)
         return done
 
     def close(self) -> None:
@@ -123,7 +122,6 @@ class GroupOffsets:
         for broker in self._brokers.values():
             broker.close()
         self._brokers.clear()
-        self._clusters.clear()
         self._found.clear()
 
     def _show(self, place: Place, positions: Mapping[TopicPartition, int], forward: bool) -> None:
@@ -145,50 +143,41 @@ class GroupOffsets:
             counts.positions += len(part)
 
     def _broker(self, place: Place) -> KafkaBroker:
-        """A connection to the cluster, with the rights of the source whose group it is.
+        """Return a connection to the cluster, with the rights of the source whose group it is.
 
-        A cluster that does not answer is asked again each time, but is in nobody else's way.
+        A cluster that does not answer is asked again each time, but does not delay other clusters.
         """
         if place in self._found:
             return self._found[place]
         cluster_id, group = place
-        silent: RetriableError | AuthorizationError | None = None
-        for client in sorted(self._clients, key=lambda client: client.group != group):
-            try:
-                if self._cluster(client.config) == cluster_id:
-                    return self._found.setdefault(place, self._brokers[client.config])
-            except (RetriableError, AuthorizationError) as error:
-                silent = error
-        if silent is not None:
-            raise silent
-        raise OptionError(
+        trouble: TallystickError = OptionError(
             f"no source of the query is connected to cluster {cluster_id}, whose offsets its "
             f"checkpoint holds: was kafka.bootstrap.servers changed?"
         )
+        for client in sorted(self._clients, key=lambda client: client.group != group):
+            if client.config not in self._brokers:
+                self._brokers[client.config] = self._connect(client.config)
+            broker = self._brokers[client.config]
+            try:
+                if broker.cluster_id() == cluster_id:
+                    return self._found.setdefault(place, broker)
+            except (RetriableError, AuthorizationError) as error:
+                trouble = error
+        raise trouble
 
-    def _cluster(self, config: KafkaConfig) -> str:
-        """The id of the cluster that a configuration leads to; asked until it has answered once."""
-        if config not in self._brokers:
-            self._brokers[config] = self._connect(config)
-        if config not in self._clusters:
-            self._clusters[config] = self._brokers[config].cluster_id()
-        return self._clusters[config]
-
-    def _tell(self, place: Place, error: Exception) -> None:
+    def _warn(self, place: Place, error: Exception) -> None:
         COUNTS[self._query].failures += 1
-        cause = (place, type(error).__name__)
-        if cause in self._told:
-            return
-        self._told.add(cause)
-        logger.warning(
-            "query %s: group %r on cluster %s does not show its positions, which are committed all "
-            "the same; tried again with the next epoch: %s: %s",
-            self._query,
-            place[1],
-            place[0],
-            type(error).__name__,
-            error,
-        )
+        if place not in self._warned:
+            self._warned.add(place)
+            logger.warning(
+                "query %s: group %r on cluster %s does not show its positions, which are committed "
+                "all the same; tried again with the next epoch: %s: %s",
+                self._query,
+                place[1],
+                place[0],
+                type(error).__name__,
+                error,
+            )
 
 
 class GroupOffsetsBeside:
@@ -199,51 +188,68 @@ class GroupOffsetsBeside:
 
     Args:
         groups: what shows them; it belongs to the thread.
+        previous: of earlier runs of the query. They end first, or are given up: two at once could
+            each put the other's positions back.
+        before_end: called in the thread, for a last look; may call `show`.
     """
 
-    def __init__(self, groups: GroupOffsets) -> None:
+    def __init__(
+        self,
+        groups: GroupOffsets,
+        previous: Sequence["GroupOffsetsBeside"] = (),
+        before_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._groups = groups
+        self._previous = previous
+        self._before_end = before_end
         self._changed = Condition()
-        self._wanted: tuple[SourceOffsets, bool] | None = None
+        self._newest: tuple[tuple[SourceOffsets, ...], bool] | None = None
+        self._is_waiting = False
         self._is_busy = False
         self._is_shown = False
         self._is_closing = False
         self._is_given_up = False
         self._thread = Thread(target=self._run, name="tallystick positions", daemon=True)
+        self._thread.start()
 
-    def show(self, source: SourceOffsets, *, forward_only: bool = False) -> None:
-        """Show how far a source is read, soon; returns at once.
+    def show(self, *sources: SourceOffsets, forward_only: bool = False) -> None:
+        """Show how far sources are read, soon; returns at once.
 
         Args:
-            source: its positions.
+            sources: their positions.
             forward_only: see `GroupOffsets.show`.
         """
         with self._changed:
-            self._wanted = (source, forward_only)
-            if not self._thread.is_alive():
-                self._thread.start()
+            self._newest, self._is_waiting = (sources, forward_only), True
             self._changed.notify_all()
+
+    def show_again(self) -> None:
+        """Try again what could not be shown, if there is anything."""
+        with self._changed:
+            if self.is_due and self._newest is not None:
+                self.show(*self._newest[0], forward_only=self._newest[1])
 
     @property
     def is_due(self) -> bool:
-        """True if the newest positions were not shown, and nobody is about to."""
+        """True if the newest positions were not shown, and no thread is about to show them."""
         with self._changed:
-            return self._wanted is None and not self._is_busy and not self._is_shown
+            return not self._is_waiting and not self._is_busy and not self._is_shown
+
+    def end(self) -> None:
+        """Show what was given last, and then nothing more; returns at once."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
 
     def close(self, patience_s: float = CLOSING_PATIENCE_S) -> None:
-        """Show what was given last, and hang up; a cluster that hangs is left to itself.
+        """Show what was given last, and disconnect; a cluster that hangs is left to itself.
 
-        Nothing is sent to that any more: by then another run may show its own positions.
+        Nothing more is sent to that one: by then another run may show its own positions.
 
         Args:
             patience_s: how long to wait for it.
         """
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if not self._thread.is_alive():
-            self._groups.close()
-            return
+        self.end()
         self._thread.join(patience_s)
         with self._changed:
             self._is_given_up = True
@@ -256,28 +262,35 @@ class GroupOffsetsBeside:
 
     def _run(self) -> None:
         try:
-            source: SourceOffsets | None = None
-            while (wanted := self._next()) is not None:
-                source, forward_only = wanted
-                is_shown = self._groups.show([source], forward_only=forward_only)
-                with self._changed:
-                    self._is_busy, self._is_shown = False, is_shown
-            if source is not None and not self._is_shown and not self._is_given_up:
-                self._groups.show([source], forward_only=True)
+            for each in self._previous:
+                each.close()
+            self._previous = ()
+            self._serve()
+            self._before_end()
+            self._serve()
+            if self._newest is not None and not self._is_shown and not self._is_given_up:
+                self._groups.show(self._newest[0], forward_only=True)
         finally:
             self._groups.close()
 
-    def _next(self) -> tuple[SourceOffsets, bool] | None:
+    def _serve(self) -> None:
+        """Show what is given, until the end."""
+        while (given := self._next()) is not None:
+            is_shown = self._groups.show(given[0], forward_only=given[1])
+            with self._changed:
+                self._is_busy, self._is_shown = False, is_shown
+
+    def _next(self) -> tuple[tuple[SourceOffsets, ...], bool] | None:
         """Wait for positions to show, and return them; None: there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._wanted is not None or self._is_closing)
-            wanted, self._wanted = None if self._is_given_up else self._wanted, None
-            self._is_busy = wanted is not None
-            return wanted
+            self._changed.wait_for(lambda: self._is_waiting or self._is_closing)
+            self._is_busy = self._is_waiting and not self._is_given_up
+            self._is_waiting = False
+            return self._newest if self._is_busy else None
 
 
 def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartition, int]]:
-    """The positions to show; where two sources share a group and a partition, the lower one."""
+    """Return the positions to show; of two sources with one group and partition, the lower one."""
     places: dict[Place, dict[TopicPartition, int]] = {}
     for source in sources:
         if not source.group:

@@ -1,4 +1,4 @@
-"""Hears of every epoch that Spark commits, and shows its positions in the sources' groups.
+"""Reports each epoch that Spark commits: shows its positions in the sources' groups.
 
 One listener per session, one thread per query run: a cluster that does not answer holds up neither
 Spark's listeners nor other queries. Only the newest positions of a run wait; older ones are moot.
@@ -11,8 +11,8 @@ moves groups forward.
 import atexit
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from threading import Condition, Thread
+from collections.abc import Callable, Iterable, Mapping
+from threading import Lock, Thread
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -38,6 +38,7 @@ from tallystick.spark.streaming.executions import (
 from tallystick.spark.streaming.group_offsets import (
     COUNTS,
     GroupOffsets,
+    GroupOffsetsBeside,
     SourceClient,
     forget_transactions,
     in_transaction,
@@ -47,17 +48,11 @@ from tallystick.storage.file_storage import FileStorage
 logger = logging.getLogger(__name__)
 
 EXIT_WAIT_S = 10.0
-"""How long the end of the process may wait for positions on their way to Kafka."""
-
-PREVIOUS_WAIT_S = 10.0
-"""How long a run of a query may wait for its last one to show what it knows."""
+"""The time the end of the process may wait for positions on their way to Kafka."""
 
 Observer = Callable[[str, Mapping[str, Any] | None], None]
-"""Told a query's name, or id, and each progress, Spark's or our loop's; None once it has ended."""
+"""A callback for a query's name, or id, and each progress, Spark's or ours; None at the end."""
 OBSERVERS: list[Observer] = []
-
-LoggedBatch = list[SourceOffsets]
-"""From Spark's log: the end offsets of those sources of a micro-batch that are ours."""
 
 _listening: set[str] = set()
 _runs: dict[str, "Run"] = {}
@@ -86,12 +81,12 @@ def listen(spark: SparkSession, source_name: str) -> None:
 
 
 def at_end(run_id: str, do: Callable[[], None], is_active: Callable[[], bool]) -> None:
-    """Do something once when a run has ended, on a thread of its own; its session is listened to.
+    """Do something once when a run has ended, on its own thread; listen to its session.
 
     Args:
         run_id: Spark's id of the run.
         do: what to do.
-        is_active: whether the run has not ended; else there may be no event any more.
+        is_active: whether the run has not ended; else there may be no further event.
     """
     _at_end[run_id] = do
     if not is_active():
@@ -103,19 +98,13 @@ def show_at_exit() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
     runs = list(_runs.values())
     for run in runs:
-        run.end()
+        run.groups.end()
     for run in runs:
-        run.join(max(0.0, deadline - time.monotonic()))
-        if run.is_alive():
-            logger.warning(
-                "query %s: the process ends before its consumer groups show its last positions; "
-                "they are committed all the same, and shown when the query is started again",
-                run.query,
-            )
+        run.groups.close(max(0.0, deadline - time.monotonic()))
 
 
-class Run(Thread):
-    """Shows the positions of one query run.
+class Run:
+    """One run of a query, whose groups show what Spark reports, or has logged.
 
     Args:
         query: its name, or id.
@@ -133,110 +122,45 @@ class Run(Thread):
         run_id: str,
         execution: Any,
         offsets: GroupOffsets,
-        previous: Sequence["Run"] = (),
+        previous: Iterable["Run"] = (),
     ) -> None:
-        super().__init__(name=f"tallystick-offsets-{query}", daemon=True)
         self.query = query
         self.query_id = query_id
         self._run_id = run_id
         self._execution = execution
-        self._offsets = offsets
-        self._previous = tuple(previous)
-        self._first = committed_batch(execution)
-        self._told = -1 if self._first is None else self._first
-        self._caught_up = False
-        self._changed = Condition()
-        self._newest: StreamingQueryProgress | LoggedBatch | None = None
-        self._woken = True
-        self._ending = False
-        self._replaced = False
+        self._newest = -1  # the batch that was shown last
+        self._lock = Lock()
+        self.groups: GroupOffsetsBeside = GroupOffsetsBeside(
+            offsets, [each.groups for each in previous], before_end=self.read_log
+        )
+        self.read_log()
 
     def tell(self, progress: StreamingQueryProgress) -> None:
-        """An epoch is committed."""
-        with self._changed:
-            self._told = progress.batchId
-            self._newest = progress  # parsed in the thread, unless it is moot by then
-        self.wake()
+        """Show the positions of a committed epoch."""
+        self._show(progress.batchId, sources_of(progress), forward_only=False)
 
-    def wake(self) -> None:
-        """Try again what could not be shown, if there is anything."""
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
-
-    def end(self) -> None:
-        """There will be no further epoch."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify()
-
-    def replace(self) -> None:
-        """A newer run of the query takes over: nothing more is shown here."""
-        self._replaced = True
-
-    def run(self) -> None:
-        """Serve until the end."""
+    def read_log(self) -> None:
+        """Show what is committed by now and not reported by Spark: by this run, or by another."""
         try:
-            self._wait_for_previous()
-            while not self._ended():
-                self._try(self._show)
-            self._try(self._read_log)
-            self._try(self._show)
-        finally:
-            self._offsets.close()
-            _forget(self._run_id)
-
-    def _wait_for_previous(self) -> None:
-        """Two runs of a query at work at once could each put the other's positions back."""
-        deadline = time.monotonic() + PREVIOUS_WAIT_S
-        for run in self._previous:
-            run.join(max(0.0, deadline - time.monotonic()))
-            run.replace()
-        self._previous = ()
-
-    def _ended(self) -> bool:
-        """Wait for something to do."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._woken or self._ending)
-            self._woken = False
-            return self._ending
-
-    def _try(self, do: Callable[[], None]) -> None:
-        """Log whatever fails, but for what Kafka refuses, which `GroupOffsets` logs."""
-        try:
-            do()
+            batch_id = committed_batch(self._execution)
+            if batch_id is not None and batch_id > self._newest:
+                batch_id, sources = committed_sources(self._execution, batch_id)
+                self._show(batch_id, sources, forward_only=True)
         except Exception as error:
             COUNTS[self.query].failures += 1
             logger.warning("query %s: its positions could not be shown: %s", self.query, error)
 
-    def _show(self) -> None:
-        """Show the newest epoch; before the first one, what an earlier run may not have shown."""
-        if self._replaced:
-            return
-        with self._changed:
-            newest = self._newest
-        if newest is None:
-            if self._first is not None and not self._caught_up:
-                _, sources = committed_sources(self._execution, self._first)
-                self._caught_up = self._offsets.show(sources, forward_only=True)
-            return
-        is_logged = isinstance(newest, list)
-        sources = newest if isinstance(newest, list) else list(sources_of(newest))
-        left = [s for s in sources if not in_transaction(self._run_id, s.cluster_id)]
-        if self._offsets.show(left, forward_only=is_logged):
-            with self._changed:
-                self._newest = None if self._newest is newest else self._newest
-                self._caught_up = True
+    def end(self) -> None:
+        """Show the positions of the last epoch, and close the connections."""
+        self.groups.close()
+        _forget(self._run_id)
 
-    def _read_log(self) -> None:
-        """Take what is committed by now, and Spark has not told of: by this run, or by another."""
-        batch_id = committed_batch(self._execution)
-        if batch_id is None or batch_id <= self._told:
-            return
-        batch_id, sources = committed_sources(self._execution, batch_id)
-        with self._changed:
-            if batch_id > self._told:
-                self._newest = sources
+    def _show(self, batch_id: int, sources: Iterable[SourceOffsets], *, forward_only: bool) -> None:
+        left = [each for each in sources if not in_transaction(self._run_id, each.cluster_id)]
+        with self._lock:
+            if batch_id > self._newest:
+                self._newest = batch_id
+                self.groups.show(*left, forward_only=forward_only)
 
 
 class Listener(StreamingQueryListener):
@@ -248,7 +172,7 @@ class Listener(StreamingQueryListener):
         self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Called while the query starts, and before its first epoch."""
+        """Prepare the groups of a query that starts, before its first epoch."""
         run_id, query = str(event.runId), event.name or str(event.id)
         self._names[run_id] = query
         query_id = str(event.id)
@@ -259,9 +183,7 @@ class Listener(StreamingQueryListener):
             if any(client.group for client in clients):
                 previous = [run for run in list(_runs.values()) if run.query_id == query_id]
                 groups = GroupOffsets(query, clients)
-                run = Run(query, query_id, run_id, execution, groups, previous)
-                _runs[run_id] = run
-                run.start()
+                _runs[run_id] = Run(query, query_id, run_id, execution, groups, previous)
         except Exception as error:
             logger.warning(
                 "query %s: its consumer groups will not show its positions, as the settings of "
@@ -271,7 +193,7 @@ class Listener(StreamingQueryListener):
             )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Called after an epoch is committed."""
+        """Show the positions of an epoch that was committed."""
         progress = event.progress
         run_id = str(progress.runId)
         if run := _runs.get(run_id):
@@ -279,15 +201,15 @@ class Listener(StreamingQueryListener):
         observe(self._names.get(run_id, str(progress.id)), progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Called now and then while there is nothing to do."""
+        """Show the positions again now and then while there is nothing to do."""
         if run := _runs.get(str(event.runId)):
-            run.wake()
+            run.groups.show_again()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Called after the last epoch."""
+        """End the run after its last epoch."""
         run_id = str(event.runId)
         if run := _runs.get(run_id):
-            run.end()
+            _in_thread(run_id, run.end)
         else:
             _forget(run_id)
         _end(run_id)
@@ -315,7 +237,7 @@ def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:
 
 
 def observe(query: str, progress: Mapping[str, Any] | None) -> None:
-    """Tell all observers; see `Observer`."""
+    """Call all observers; see `Observer`."""
     for observer in OBSERVERS:
         try:
             observer(query, progress)
@@ -326,7 +248,11 @@ def observe(query: str, progress: Mapping[str, Any] | None) -> None:
 def _end(run_id: str) -> None:
     do = _at_end.pop(run_id, None)
     if do is not None:
-        Thread(target=do, name=f"tallystick-end-{run_id}", daemon=True).start()
+        _in_thread(run_id, do)
+
+
+def _in_thread(run_id: str, do: Callable[[], None]) -> None:
+    Thread(target=do, name=f"tallystick-end-{run_id}", daemon=True).start()
 
 
 def _forget(run_id: str) -> None:

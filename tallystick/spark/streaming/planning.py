@@ -1,4 +1,4 @@
-"""The driver side of a stream: asks Kafka what the enumerator wants to know, epoch by epoch.
+"""The driver side of a stream: asks Kafka what the enumerator needs, epoch by epoch.
 
 Lives in the driver of a pipeline, and for `readStream` in the Python process that Spark keeps per
 query. It remembers nothing that matters: each plan starts from where the epoch before has ended.
@@ -38,7 +38,7 @@ from tallystick.values import TopicPartition
 logger = logging.getLogger(__name__)
 
 MISSED_INTERVAL_MS = 30_000
-"""How often to look for a topic whose position is kept, at least."""
+"""The longest interval between looks for a topic whose position is kept."""
 
 
 class StreamPlanner:
@@ -57,7 +57,7 @@ class StreamPlanner:
         self._is_bounded_by_now = False
         self._cannot_start: OptionError | None = None
         self.waiting = 0
-        """How many offsets could be read by the newest plan, those beyond its limit too."""
+        """The number of offsets readable at the newest plan, those beyond its limit too."""
         self._has_looked = False
         self._discovered_at = 0.0
         self._planned_at: float | None = None
@@ -85,7 +85,7 @@ class StreamPlanner:
         return self._initial
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
-        """The offsets of the next epoch; `start` itself when there is none to run.
+        """Return the offsets of the next epoch; `start` itself when there is none to run.
 
         Args:
             start: where the epoch before has ended.
@@ -116,7 +116,7 @@ class StreamPlanner:
         return replace(plan.offsets, group=self._options.shown_group)
 
     def latest(self) -> SourceOffsets | None:
-        """The ends of the logs as last seen, in the form of positions; for progress and lag."""
+        """Return the ends of the logs as last seen, as positions; for progress and lag."""
         if not self._ends:
             return None
         return SourceOffsets(self._known_cluster, self._options.shown_group, self._ends)
@@ -138,7 +138,7 @@ class StreamPlanner:
         self._has_looked, self._discovered_at = True, time.monotonic()
 
     def _is_discovery_due(self) -> bool:
-        """At the interval; and while a topic is missed, since nothing else looks out for it."""
+        """True at each interval; and while a topic is missed, since nothing else looks for it."""
         if self._is_bounded_by_now:
             return False
         interval_ms = self._options.discovery_interval_ms
@@ -175,7 +175,7 @@ class StreamPlanner:
         check_same_cluster(offsets, self._known_cluster, servers)
 
     def _check_end(self, start: SourceOffsets) -> None:
-        """An end is settled when a query is new; options that say otherwise would be ignored."""
+        """Raise if options change the end: it is settled when a query is new."""
         if start.initial or (self._options.stop is None) == (start.stops is None):
             return
         begun, now = ("with", "none") if start.stops is not None else ("without", "one")
@@ -211,7 +211,7 @@ class StreamPlanner:
         return self._enumerator.first(self._broker.cluster_id(), options.shown_group, stops)
 
     def _look(self, start: SourceOffsets) -> None:
-        """Tell the enumerator where logs begin and end."""
+        """Pass the beginnings and ends of logs to the enumerator."""
         enumerator = self._enumerator
         unresolved = enumerator.unresolved
         if unresolved:
@@ -229,7 +229,7 @@ class StreamPlanner:
         self._enumerator.ended(self._ends)
 
     def _tell_truncated_from_uncommitted(self) -> None:
-        """A position beyond the last stable offset is fine as long as the log reaches it.
+        """Accept a position beyond the last stable offset as long as the log reaches it.
 
         A group that read uncommitted records may have left it there.
         """
@@ -242,7 +242,7 @@ class StreamPlanner:
         self._enumerator.ended(self._ends)
 
     def _list_offsets(self, partitions: list[TopicPartition], at: int) -> dict[TopicPartition, int]:
-        return self._broker.list_offsets(partitions, at, absent_after_s=METADATA_LAG_MAX_S)
+        return list_offsets(self._broker.client, partitions, at, absent_after_s=METADATA_LAG_MAX_S)
 
     def _is_ripe(self, plan: Plan) -> bool:
         """True if the epoch is worth its cost; one that changes more than positions always is."""
@@ -263,7 +263,7 @@ class StreamPlanner:
     def _is_tick_due(self, start: SourceOffsets) -> bool:
         """True if timers are to be looked for in an epoch without records.
 
-        Event time moves with records only: what they moved is looked at once, as Spark does, and
+        Event time moves with records only: what they moved is checked once, as Spark does, and
         also under the trigger availableNow. The clock moves always, so such a query never ends by
         itself; under availableNow it ends with its records.
         """

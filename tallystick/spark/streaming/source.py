@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -30,9 +31,10 @@ from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.options.source import SourceOptions, parse_source_options
-from tallystick.run.task import ReadPlan
+from tallystick.run.read_plan import ReadPlan
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import cut_splits, plan_splits
+from tallystick.spark.batch_writer import BatchWriter
 from tallystick.spark.reading import (
     check_named,
     columns_ddl,
@@ -61,31 +63,36 @@ class TallystickSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return FORMAT
 
     def schema(self) -> str:
-        """The columns, which follow from the options."""
+        """Return the columns, which follow from the options."""
         options = parse_source_options(self.options)
         return columns_ddl(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         options = parse_source_options(self.options, streaming=False)
         return BatchReader(options, layout_of(options, to_arrow_schema(schema, timezone="UTC")))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         options = parse_source_options(self.options, streaming=True)
         return StreamReader(options, layout_of(options, to_arrow_schema(schema, timezone="UTC")))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer for `df.write`."""
+        columns = to_arrow_schema(schema, timezone="UTC")
+        return BatchWriter(self.options, columns, is_overwrite=overwrite)
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """For `writeStream`; a topic is appended to in complete mode too."""
+        """Return the writer for `writeStream`; a topic is appended to in complete mode too."""
         return StreamWriter(self.options)
 
 
 def read_split(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one Spark input partition; Spark has one with None where we have none."""
+    """Yield the rows of a Spark input partition; Spark has one with None where we have none."""
     if partition.value is None:
         return
     assert isinstance(partition, SplitPartition)
@@ -101,7 +108,7 @@ class BatchReader(DataSourceReader):
         self._plan = ReadPlan(KafkaFetch(self._config), layout, options.policy)
 
     def partitions(self) -> list[SplitPartition]:
-        """One task per split."""
+        """Return one task per split."""
         broker = KafkaBroker(self._config)
         try:
             splits = self._splits(broker)
@@ -127,7 +134,7 @@ class BatchReader(DataSourceReader):
         return plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop, topic_ids=ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the records of one split."""
+        """Yield the records of one split, in a task."""
         return read_split(self._plan, partition)
 
 
@@ -164,27 +171,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.first().to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next epoch reads; `start` when there is nothing to do."""
+        """Return the end of the next epoch; `start` when there is nothing to do."""
         begin = from_json(start)
         maximum = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         stop = self._planner.next(begin, maximum)
         return start if stop is begin else stop.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends of the logs, for the query's progress: the difference is the lag."""
+        """Return the ends of the logs, for the query's progress: the difference is the lag."""
         latest = self._planner.latest()
         return None if latest is None else latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
-        """One task per split of the epoch."""
+        """Return one task per split of the epoch."""
         stop = from_json(end)
         self._planner.check_cluster(stop)  # a replayed epoch comes here before anything is planned
         splits = plan_splits(from_json(start), stop)
         return [SplitPartition(s) for s in cut_splits(splits, self._options.split_count_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the records of one split."""
+        """Yield the records of one split, in a task."""
         return read_split(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: whoever commits the epoch shows the positions in Kafka."""
+        """Do nothing: the committer of the epoch shows the positions in Kafka."""

@@ -47,7 +47,7 @@ _sinks: dict[Owner, tuple[tuple[KafkaOutput, str, frozenset[str]], KafkaTaskSink
 An owner has the newest only: a query that was started with other settings has one run at a time.
 """
 SINKS_MAX = 8
-"""So many queries find their connections again in a process."""
+"""The number of queries that find their connections again in a process."""
 
 
 class PreparedMessage(WriterCommitMessage):
@@ -58,7 +58,7 @@ class PreparedMessage(WriterCommitMessage):
 
     @classmethod
     def of(cls, planned: PlannedEpoch, committables: Sequence[Committable]) -> "PreparedMessage":
-        """A task's message."""
+        """Make a task's message."""
         held = [each.to_fields() for each in committables]
         return cls(json.dumps({"planned": planned.to_fields(), "committables": held}))
 
@@ -92,7 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return TaskWriter, self._for_tasks
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Never called: tasks have a `TaskWriter`."""
+        """Raise: tasks have a `TaskWriter` instead."""
         raise BrokenInvariantError("the driver's side of a sink was asked to write")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -104,7 +104,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._epochs().decide(planned, committables)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Give up what tasks prepared; what is left over the next run's recovery finds."""
+        """Abort what tasks prepared; the next run's recovery finds what is left over."""
         try:
             planned, committables = read_messages(messages)
             if planned is not None:
@@ -162,7 +162,7 @@ class TaskWriter(DataSourceStreamArrowWriter):
         return PreparedMessage.of(self._planned, _written(self._plan, place, iterator))
 
     def _check(self, context: TaskContext) -> None:
-        """The plan was made for the newest micro-batch of the checkpoint: this has to be it."""
+        """Check that the plan was made for this micro-batch, the checkpoint's newest."""
         found = (context.getLocalProperty(BATCH_ID), context.getLocalProperty(QUERY_ID))
         expected = (str(self._planned.checkpoint_id), self._owner.lineage)
         if found != expected:
@@ -176,7 +176,7 @@ class TaskWriter(DataSourceStreamArrowWriter):
 def _written(
     plan: TransactionPlan, place: Place, batches: Iterator[pa.RecordBatch]
 ) -> Sequence[Committable]:
-    """A task without rows has no transaction."""
+    """Write a task's rows and prepare them; without rows, open no transaction."""
     transaction: Transaction | None = None
     try:
         for rows in batches:
@@ -221,7 +221,7 @@ def _check_epoch(planned: PlannedEpoch, batch_id: int) -> None:
 def open_sink(
     options: WriteOptions, owner: Owner, id_prefix: str, earlier_ids: frozenset[str]
 ) -> TwoPhaseCommitSink:
-    """The sink that the options ask for, connected.
+    """Return the sink that the options ask for, connected.
 
     Args:
         options: of the query.

@@ -11,10 +11,10 @@ memory, with each other or with the user's program; what one knows the other get
 Invariants:
     * No task of an epoch begins before everything that was decided is committed, and all else is
       aborted: tasks run what is pickled by the plan, and it is pickled after the recovery.
-    * The plan takes the log of decisions over. A commit goes on with the plan's hold and takes over
-      from nobody, so a driver that was replaced cannot decide.
+    * The plan takes the log of decisions over. A commit goes on with the plan's hold and does not
+      take over again, so a driver that was replaced cannot decide.
     * An epoch that is decided already has no tasks that write.
-    * `give_up` aborts only what it proved undecided, and cannot be decided any more: Spark calls it
+    * `give_up` aborts only what it proved undecided, and can no longer be decided: Spark calls it
       also when a commit failed, before or after the decision.
 """
 
@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tallystick.checkpoint.decider import claim
 from tallystick.checkpoint.decision_log import (
     DecisionLog,
     Hold,
+    claim,
     newest_entry,
     transactional_ids,
 )
@@ -36,9 +36,8 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import replaced
 from tallystick.epoch.coordinator import RECOVER_EVERY
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.manifest import LOG
-from tallystick.epoch.protocol import Event
-from tallystick.epoch.retention import COLLECT_EVERY
+from tallystick.epoch.manifest import COLLECT_EVERY, LOG
+from tallystick.epoch.protocol import ignore
 from tallystick.epoch.transactional_ids import default_prefix
 from tallystick.epoch.two_phase import (
     Committable,
@@ -147,7 +146,7 @@ class WriteEpochs:
         self._transactional_id = id_prefix or default_prefix(lineage)
         self.owner = Owner(self._identity.pipeline, SINK_UID, lineage)
         self._open_sink = open_sink
-        self._listener = listener or _ignore
+        self._listener = listener or ignore
 
     def plan(self) -> PlannedEpoch:
         """Recover, and settle under which hold the tasks of the next epoch may prepare.
@@ -198,7 +197,7 @@ class WriteEpochs:
             # As the owner: it takes the slot that an unanswered decision may be on its way to.
             self._log_of(planned.hold).fence(producer)
         except FencedError:
-            return  # whoever took over settles everything
+            return  # the new owner settles everything
         named = self._decided_last()
         if named is not None:
             self._sinks().abort(to_abort(committables, named))
@@ -213,7 +212,7 @@ class WriteEpochs:
         return None if manifest is None else manifest.committables
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
-        """The epoch after the one that this process planned last, which is decided since.
+        """Return the epoch after the one that this process planned last, which is decided since.
 
         Spark asks for it only once it has logged that one, so after its commit: all is settled.
         """
@@ -239,7 +238,7 @@ class WriteEpochs:
         return PlannedEpoch(checkpoint_id, hold, digest_of(request.sources), tuple(sinks.lost))
 
     def _taken_over(self) -> DecisionLog:
-        """The log of decisions, of a new run.
+        """Return the log of decisions, of a new run.
 
         Raises:
             OptionError: Kafka decides in this checkpoint.
@@ -338,7 +337,7 @@ class PreparedEpoch:
             raise
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
-        """The plan has checked it."""
+        """Do nothing: the plan has checked it."""
 
 
 class _NotedSinks:
@@ -402,7 +401,3 @@ def newest_batch(folder: CheckpointFolder) -> int:
             f"back."
         )
     return planned[-1]
-
-
-def _ignore(_: Event) -> None:
-    return

@@ -77,6 +77,13 @@ def _is_less(one, two):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
+def _copy(target, source):  # type: ignore[no-untyped-def]
+    """Copy a decimal; an assignment of arrays would compile numba's broadcasts."""
+    target[0] = source[0]
+    target[1] = source[1]
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
 def _add(total, value, bounds):  # type: ignore[no-untyped-def]
     """Add to a decimal in place; whether the sum is within the bounds."""
     before, added = total[1], value[1]
@@ -99,15 +106,15 @@ def fold_decimals(operation, codes, values, valid, totals, known, bounds, out, p
         code = codes[row]
         if len(valid) == 0 or valid[row]:
             if not known[code]:
-                totals[code] = values[row]
+                _copy(totals[code], values[row])
                 known[code] = True
             elif operation == SUM:
                 if not _add(totals[code], values[row], bounds):
                     return row
             elif _is_less(values[row], totals[code]) == (operation == MINIMUM):
-                totals[code] = values[row]
+                _copy(totals[code], values[row])
         if len(out):
-            out[row] = totals[code]
+            _copy(out[row], totals[code])
             present[row] = known[code]
     return -1
 

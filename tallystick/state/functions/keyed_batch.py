@@ -200,7 +200,7 @@ class KeyedBatch:
         return valid_of(found) if found is not None and found.null_count else _ALL_VALID
 
     def _start(self, start: PerKey | None, wide: pa.DataType) -> tuple[NDArray[Any], BoolArray]:
-        """Totals and whether there is one, to begin with."""
+        """Return the totals to begin with, and whether there is one."""
         if start is None:
             return values_of(pa.nulls(len(self), wide)).copy(), np.zeros(len(self), np.bool_)
         column = (start if isinstance(start, pa.Array) else pa.array(start)).cast(wide)
@@ -336,23 +336,23 @@ def _bounds(wide: pa.DataType) -> tuple[int, int] | tuple[float, float]:
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load them from the cache."""
+    """Compile the kernels, or load them from the cache; what most steps need comes first."""
     rows = pa.record_batch({"n": [1, None], "x": [0.5, None], "m": [1, 2]})
     codes = np.zeros(2, np.int32)
     batch = KeyedBatch(rows, codes, rows[:1], rows[:1], np.zeros(1, np.bool_), EpochTime(0))
-    decimals = rows["n"].cast(pa.decimal128(_DIGITS, 0))
-    batch.sum(decimals)
-    for column in rows.schema.names:
-        batch.greatest(1, column, start=pa.array([[1]]).cast(pa.list_(rows[column].type)))
-        batch.sum(column)
-        batch.running_sum(column)
-    batch.count()
     batch.running_count()
     batch.by_key()
     batch.first_rows()
+    batch.count()
+    for column in rows.schema.names:
+        batch.running_sum(column)
+        batch.sum(column)
+    for column in rows.schema.names:
+        batch.greatest(1, column, start=pa.array([[1]]).cast(pa.list_(rows[column].type)))
     order_by_key(codes.astype(np.int64), 1)
     fold_kernels.is_sorted(*np.zeros((2, 1), np.int64))
     fold_kernels.merge_sessions(*np.zeros((4, 1), np.int64), 0)
+    batch.sum(rows["n"].cast(pa.decimal128(_DIGITS, 0)))
 
 
 def _words(decimals: NDArray[Any]) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""The function of a keyed step as its task sees it, whichever way the user wrote it."""
+"""The function of a keyed step as its task sees it, independent of the way the user wrote it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

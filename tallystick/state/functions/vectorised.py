@@ -45,7 +45,7 @@ TIMER = "$timer"
 
 Function = Callable[[KeyedBatch], Update]
 Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
-"""From the columns of the key and those of the rows to the ones that are put out."""
+"""Maps the columns of the key and those of the rows to the ones that are put out."""
 
 
 def vectorised(
@@ -124,7 +124,7 @@ class VectorisedFunction:
 
     @property
     def time_mode(self) -> str:
-        """As given."""
+        """The time mode as given."""
         return self._time_mode
 
     @property
@@ -134,7 +134,7 @@ class VectorisedFunction:
 
     @property
     def reads(self) -> frozenset[str] | None:
-        """As given."""
+        """The columns to read, as given."""
         return self._reads
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
@@ -144,7 +144,7 @@ class VectorisedFunction:
         return (StateDeclaration(STATE, COLUMNS, "", text_of(self._codec.schema)),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
-        """As given."""
+        """Return the output's schema as given."""
         return None if self._output is None else self._output(key, rows)
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
@@ -170,7 +170,7 @@ class VectorisedFunction:
         return work.fields[STATE].state_id if self._codec else 0
 
     def _until_ms(self, work: Work) -> int | None:
-        """Timers are due up to this moment; None: none can be."""
+        """Return the moment up to which timers are due; None: none can be."""
         if self._time_mode == PROCESSING_TIME:
             return work.time.timestamp_ms
         return work.time.watermark_ms if self._time_mode == EVENT_TIME else None
@@ -298,7 +298,7 @@ class _KeyStates:
     timers_before: pa.Int64Array | None
 
     def filter(self, mask: pa.BooleanArray) -> "_KeyStates":
-        """Some of the keys."""
+        """Return some of the keys."""
         assert self.timers is not None
         assert self.timers_before is not None
         return _KeyStates(
@@ -311,7 +311,7 @@ class _KeyStates:
         )
 
     def merged_with(self, other: "_KeyStates") -> "_KeyStates":
-        """These keys and others, in the order of their entries."""
+        """Return these keys and others, in the order of their entries."""
         entries = pa.concat_arrays([self.keys.entries, other.keys.entries])
         order = pc.sort_indices(entries)
         known = np.concatenate([self.known, other.known])
@@ -361,7 +361,7 @@ def _as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ByColumns:
-    """Types that the user did not say are those of the columns.
+    """A function whose types are those of the rows' columns, where the user gave none.
 
     Args:
         make: from the columns of the rows to the function.
@@ -374,7 +374,7 @@ class ByColumns:
     has_timers: bool = False
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Not known yet."""
+        """Raise: the states are not known yet."""
         raise BrokenInvariantError("a function by columns was not made before it was asked")
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:

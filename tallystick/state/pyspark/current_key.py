@@ -192,7 +192,7 @@ class Entries:
 
 
 def expiry_of(data: bytes) -> int:
-    """When an entry with a time to live ends."""
+    """Return the time at which an entry with a time to live ends."""
     if len(data) < _EXPIRY.size:
         raise BrokenInvariantError(f"an entry with a TTL has {len(data)} bytes, too few for one")
     return int(_EXPIRY.unpack_from(data)[0])

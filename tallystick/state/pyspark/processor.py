@@ -92,7 +92,7 @@ class RowTask:
         self._returned: list[Row] = []
 
     def run(self, initial: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
-        """Everything, in order; the overlay is complete at the end.
+        """Run all keys in order; the overlay is complete at the end.
 
         Args:
             initial: the rows of the initial state, in the first epoch.
@@ -285,7 +285,7 @@ class RowProcessor:
 
     @property
     def reads(self) -> None:
-        """All columns: its function sees whole rows."""
+        """None, for all columns: its function sees whole rows."""
         return
 
     @property

@@ -77,7 +77,7 @@ class KeyedRows(NamedTuple):
     starts: Int64Array
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of keys with about `CHUNK_ROWS` rows."""
+        """Yield ranges of keys with about `CHUNK_ROWS` rows."""
         first = 0
         while first < len(self.keys):
             enough = int(self.starts[first]) + CHUNK_ROWS

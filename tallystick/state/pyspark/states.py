@@ -212,7 +212,7 @@ class Fields(Protocol):
         ...
 
     def drop(self, name: str) -> None:
-        """Give up the state."""
+        """Drop the state."""
         ...
 
 
@@ -236,7 +236,7 @@ class DeclaredFields:
         return found
 
     def drop(self, name: str) -> None:
-        """Nothing: the driver did."""
+        """Do nothing: the driver did."""
 
 
 class FieldDeclarations:
@@ -293,7 +293,7 @@ class Handle(StatefulProcessorHandle):
         self._in_init = True
 
     def close_init(self) -> None:
-        """From now on there are keys, and no new states."""
+        """End the declaration of states: there are keys from now on."""
         self._in_init = False
 
     def getValueState(

@@ -100,7 +100,7 @@ _DECIMALS = decimal.Context(prec=2 * _DECIMAL_DIGITS_MAX, rounding=decimal.ROUND
 
 
 class ValueCodec:
-    """How the tuples of one schema are stored.
+    """The storage format of the tuples of one schema.
 
     Args:
         owner: what errors call it, e.g. `state 'count'`.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tallystick.host.stopwatch import WRITE
 from tallystick.run.exchange import Frame
-from tallystick.run.task import OpenOutlet, Report, StatelessOutlet, send
+from tallystick.run.task import OpenOutlet, Outlet, Report, StatelessOutlet, send
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
@@ -116,8 +116,13 @@ class Reading:
     act: Callable[[int], None] = lambda number: None
     at_end: Callable[[], None] = lambda: None
 
-    def read_both(self, share: tuple[int, ...]) -> Iterator[int]:
+    def send(
+        self, share: tuple[int, ...], outlet: Outlet, source: int, attempt_number: int
+    ) -> Iterator[Frame]:
         """See `ReadPlan`."""
+        return send(outlet, self._numbers(share), source, attempt_number=attempt_number)
+
+    def _numbers(self, share: tuple[int, ...]) -> Iterator[int]:
         try:
             for number in share:
                 self.act(number)

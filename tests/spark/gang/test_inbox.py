@@ -55,14 +55,14 @@ def test_frames_come_by_source_and_sequence_however_they_arrive_and_wherever_the
     waiting = [list(own) for own in frames]
     while left := [own for own in waiting if own]:
         inbox.put(1, STAGE, chance.choice(left).pop(0))
-        assert inbox.held_bytes <= held_bytes_max
+        assert inbox._held_bytes <= held_bytes_max
     for source in chance.sample(range(len(sent)), len(sent)):
         inbox.end(1, STAGE, source)
 
     for target in range(3):
         expected = [each for own in frames for each in own if each.target == target]
         assert taken(inbox, 1, len(sent), target) == expected
-    assert inbox.held_bytes == 0
+    assert inbox._held_bytes == 0
     inbox.begin(2)
 
 
@@ -91,7 +91,7 @@ def test_frames_as_they_arrive_keep_the_order_of_each_source(
     for source, own in enumerate(expected):
         assert [each for each in found if each.source == source] == own
     assert len(found) == sum(map(len, expected))
-    assert inbox.held_bytes == 0
+    assert inbox._held_bytes == 0
     inbox.begin(2)
 
 
@@ -105,7 +105,7 @@ def test_what_does_not_fit_waits_in_a_file_which_the_next_epoch_closes(
     frames = [frame(0, at, os.urandom(300)) for at in range(40)]
     for each in frames:
         inbox.put(1, STAGE, each)
-        assert inbox.held_bytes <= 1000
+        assert inbox._held_bytes <= 1000
     (descriptor,) = files(tmp_path) - before
     assert os.fstat(descriptor).st_size == (40 - 3) * 300
     assert os.fstat(descriptor).st_nlink == 0, "nobody has to remove it"
@@ -121,7 +121,7 @@ def test_a_frame_larger_than_all_the_memory_arrives() -> None:
     big = frame(0, 0, os.urandom(3 << 20))
     inbox.put(1, STAGE, big)
     inbox.end(1, STAGE, 0)
-    assert inbox.held_bytes == 0
+    assert inbox._held_bytes == 0
     assert taken(inbox, 1, 1) == [big]
 
 
@@ -133,12 +133,12 @@ def test_memory_is_free_again_for_frames_that_come_later(
     inbox.begin(1)
     for at, size in enumerate((80, 50, 20, 60)):
         inbox.put(1, STAGE, frame(0, at, bytes([at]) * size))
-    assert inbox.held_bytes == 100
+    assert inbox._held_bytes == 100
     frames = inbox.frames(1, STAGE, 0, 1)
     assert next(frames).sequence == 0
-    assert inbox.held_bytes == 20
+    assert inbox._held_bytes == 20
     inbox.put(1, STAGE, frame(0, 4, bytes([4]) * 70))
-    assert inbox.held_bytes == 90
+    assert inbox._held_bytes == 90
     inbox.end(1, STAGE, 0)
     assert [(each.sequence, set(each.data)) for each in frames] == [(n, {n}) for n in (1, 2, 3, 4)]
 
@@ -156,9 +156,9 @@ def test_frames_of_the_next_epoch_may_come_first_and_those_of_earlier_ones_are_f
     assert len(files(tmp_path)) == 2
     inbox.begin(2)
     assert len(files(tmp_path)) == 1
-    assert inbox.held_bytes == 0, "all that is left lies in the file"
+    assert inbox._held_bytes == 0, "all that is left lies in the file"
     inbox.put(1, STAGE, frame(0, 4, b"too late"))
-    assert inbox.held_bytes == 0
+    assert inbox._held_bytes == 0
     assert [each.data for each in taken(inbox, 2, 1)] == [bytes([2]) * 20] * 4
     inbox.begin(3)
     assert files(tmp_path) == set()

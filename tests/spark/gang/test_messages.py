@@ -12,12 +12,13 @@ import pytest
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.codec.rows import RowLayout
-from tallystick.errors import TallystickError
+from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.task import EncodePlan, ReadPlan, WritePlan
+from tallystick.run.read_plan import ReadPlan
+from tallystick.run.task import EncodePlan, WritePlan
 from tallystick.spark.gang.messages import (
     Failure,
     Order,
@@ -177,4 +178,5 @@ def test_an_error_whose_class_the_driver_does_not_have_keeps_its_text() -> None:
     error = Failure(dumps(Elsewhere()), "TheirError: no such row", "in a resident task").to_error()
     assert type(error) is TallystickError
     assert str(error) == "TheirError: no such row"
+    assert error.without_values == NOT_SHOWN
     assert error.__notes__ == ["in a resident task"]

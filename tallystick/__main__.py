@@ -1,0 +1,348 @@
+"""The command line: `tallystick broker start`, and other tools that need no code.
+
+Commands import what they run when they run: `--help` must not wait for Spark or Kafka.
+"""
+
+import signal
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from tallystick.errors import OptionError, TallystickError
+from tallystick.ops.cli_savepoint import (
+    Checkpoint,
+    Json,
+    KafkaOptions,
+    Servers,
+    asking_kafka,
+    errors_as_messages,
+)
+from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_transactions import app as transactions
+from tallystick.ops.cli_ui import ui
+
+if TYPE_CHECKING:
+    from tallystick.api.pipeline import Pipeline
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+
+
+def recover(
+    pipeline: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:PIPELINE",
+            help="Where the pipeline is: a module that can be imported from here, and its name "
+            "there, such as jobs.flights:pipeline.",
+        ),
+    ],
+    checkpoint: Annotated[str, typer.Option(help="Its checkpoint folder, or URI.")],
+) -> None:
+    """Commit and abort what a pipeline that died left in its sinks, without Spark.
+
+    It does what the next start would do first, and ends there: no function of the pipeline is
+    called, and no epoch is planned. It takes the pipeline over as any start does: a run that is at
+    work stops with a FencedError, and has lost nothing.
+
+    The module is imported: keep a start() in it behind `if __name__ == "__main__":`. Exit codes: 0:
+    nothing is left; 1: an error, or an epoch that only the next start can run again.
+    """
+    from tallystick.ops.cli_progress import waiting
+    from tallystick.ops.cli_show import printable
+
+    with errors_as_messages():
+        found = find_pipeline(pipeline)
+        try:
+            with waiting("fencing earlier runs, committing and aborting what they left"):
+                done = found.recover(checkpoint=checkpoint)
+        except TallystickError as error:
+            for note in getattr(error, "__notes__", ()):
+                typer.echo(printable(note))
+            raise
+    typer.echo(printable(str(done)))
+    if done.runs_again is not None:
+        sys.exit(1)
+
+
+def doctor(
+    checkpoint: Checkpoint,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the cluster that the pipeline writes to: host:port,host:port; needed unless "
+            "--pipeline names it."
+        ),
+    ] = None,
+    kafka_options: KafkaOptions = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:PIPELINE",
+            help="Where the pipeline is, as for `recover`: its own settings, topics and rights are "
+            "checked then, also before its first epoch.",
+        ),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            help="The trigger interval that start() is given, such as '10 seconds': timeouts are "
+            "compared with it."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for everything that is wrong, or may be soon, with a checkpoint and its Kafka.
+
+    Changes nothing; the pipeline may run meanwhile, or be dead. Use the pipeline's own login, since
+    its rights are looked at too. Every file of the checkpoint is read. With --pipeline the module
+    is imported: keep a start() in it behind `if __name__ == "__main__":`. Exit codes: 0: nothing is
+    wrong; 1: warnings; 2: errors, or the command was wrong.
+    """
+    from tallystick.ops import cli_doctor
+
+    try:
+        interval_ms = cli_doctor.interval_of(trigger)
+        options, its = ({}, None) if pipeline is None else _declared(pipeline)
+        cli_doctor.examine(
+            checkpoint,
+            bootstrap_servers,
+            kafka_options,
+            as_json=as_json,
+            pipeline=its,
+            options=options,
+            trigger_interval_ms=interval_ms,
+        )
+    except TallystickError as error:
+        cli_doctor.fail(error)
+
+
+def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
+    from tallystick.api.declared import declared
+    from tallystick.api.live_page import connection_of
+
+    found = find_pipeline(where)
+    its = declared(found)
+    return connection_of(found.source, found.sinks), its
+
+
+def find_pipeline(where: str) -> "Pipeline":
+    """Import the module that a pipeline is defined in, and return the pipeline.
+
+    Args:
+        where: `module:name`; the working directory is looked through first.
+
+    Raises:
+        OptionError: there is no such module, no such name in it, or it is no pipeline.
+    """
+    from tallystick.api.pipeline import Pipeline
+
+    module_name, colon, name = where.partition(":")
+    if not (module_name and colon and name):
+        raise OptionError(
+            f"{where!r}: expected MODULE:PIPELINE, such as jobs.flights:pipeline for the variable "
+            f"`pipeline` of jobs/flights.py"
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise OptionError(f"module {module_name!r} needs {error.name!r}: {error}") from error
+        raise OptionError(
+            f"there is no module {module_name!r}: neither in {here} nor on Python's path. Call "
+            f"this where `python -m {module_name}` works, or set PYTHONPATH"
+        ) from None
+    found = getattr(module, name, None)
+    if isinstance(found, Pipeline):
+        return found
+    names = sorted(each for each, value in vars(module).items() if isinstance(value, Pipeline))
+    there = f"The module has {', '.join(names)}." if names else "The module has no Pipeline."
+    if not hasattr(module, name):
+        raise OptionError(f"module {module_name!r} has no {name!r}. {there}")
+    raise OptionError(
+        f"{where} is no Pipeline: it is a {type(found).__name__}. Give the Pipeline itself, with "
+        f"its sinks, before start(). {there}"
+    )
+
+
+POLL_S = 0.5
+"""The interval of the checks that the brokers are alive."""
+
+app = typer.Typer(
+    help="Exactly-once streaming for people who have PySpark and Kafka.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
+app.add_typer(broker, name="broker")
+app.add_typer(savepoint, name="savepoint")
+app.add_typer(transactions, name="transactions")
+app.command("recover")(recover)
+app.command("doctor")(doctor)
+app.command("ui")(ui)
+
+
+@app.command("inspect")
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint folder, or its URI.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its checksums.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    bootstrap_servers: Servers = None,
+    kafka_options: KafkaOptions = None,
+) -> None:
+    """Show epochs, positions, state by key groups, files, damage, and what would be removed.
+
+    Changes nothing; the pipeline may run meanwhile. The exit code is 1 if the newest epoch is not
+    whole.
+    """
+    from tallystick.ops import cli_show, inspection
+    from tallystick.ops.cli_progress import checkpoint_bytes, watched
+
+    with errors_as_messages():
+        ask = asking_kafka(bootstrap_servers, kafka_options)
+        with watched("reading the checkpoint") as work:
+            if verify:
+                work.expect(lambda: checkpoint_bytes(checkpoint))
+            report = inspection.inspect(work.storage(checkpoint), verify=verify, ask=ask)
+    if as_json:
+        typer.echo(cli_show.as_json(report))
+    else:
+        cli_show.show_report(report, cli_show.console())
+    sys.exit(0 if report.is_whole else 1)
+
+
+@broker.callback()
+def _broker() -> None:
+    """A real Kafka for trying things out."""
+
+
+@broker.command("start")
+def start_broker(
+    brokers: Annotated[int, typer.Option(help="How many nodes, 1 to 3.", min=1, max=3)] = 1,
+    port: Annotated[int, typer.Option(help="Of the first node; the others follow.")] = 9092,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where data is kept; without it, all is gone at the end."),
+    ] = None,
+    transaction_version: Annotated[
+        int, typer.Option(help="Kafka's feature transaction.version.", min=0, max=2)
+    ] = 2,
+) -> None:
+    """Run Apache Kafka in the foreground until Ctrl-C."""
+    from tallystick.testing import EmbeddedKafka
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
+    try:
+        _fetch_kafka()
+        kafka = EmbeddedKafka(
+            brokers, port=port, directory=directory, transaction_version=transaction_version
+        )
+        with kafka:
+            typer.echo(kafka.bootstrap_servers)
+            typer.echo("Ctrl-C stops it.", err=True)
+            while all(kafka.is_running(node.node_id) for node in kafka.nodes):
+                time.sleep(POLL_S)
+            dead = [node for node in kafka.nodes if not kafka.is_running(node.node_id)]
+            logs = "\n".join(f"{node.log_path}:\n{node.log_tail()}" for node in dead)
+            _fail(f"A broker has ended by itself. The end of {logs}")
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+    except TallystickError as error:
+        _fail(str(error))
+
+
+@app.command("demo")
+def demo(
+    kills: Annotated[
+        int, typer.Option(help="How often to kill the pipeline; three at its crash points.", min=0)
+    ] = 5,
+    records: Annotated[
+        int | None, typer.Option(help="How many flights; without it, all 336,776.", min=100)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Flights per second while it runs; without it, all at once.", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Repeats a schedule of kills.")] = 1,
+    stateless: Annotated[
+        bool, typer.Option("--stateless", help="Without the counts by destination.")
+    ] = False,
+    ui_port: Annotated[
+        int | None,
+        typer.Option(help="Serve a page about the pipeline there, such as 4050.", min=1, max=65535),
+    ] = None,
+) -> None:
+    """Kill a pipeline of real flights again and again, then audit what came out.
+
+    It counts flights by destination, in keyed state, and starts again with another number of tasks
+    after each kill. The last line is one JSON object; the exit code is 0 only if nothing is lost,
+    duplicated, wrong or out of order.
+    """
+    from rich.console import Console
+
+    from tallystick.ops.cli_progress import waiting
+    from tallystick.spark.warm_up import warm_up
+
+    try:
+        from tallystick.demo.run import DemoError, DemoOptions, run_demo
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+    console = Console()
+    console.print("making kernels ready: about 25 s at the first time on a machine")
+    with waiting("compiling kernels, then archiving classes"):
+        for made in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
+            console.print(made)
+    try:
+        _fetch_kafka()
+        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless, ui_port), console)
+    except (DemoError, TallystickError) as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+    sys.exit(0 if exact else 1)
+
+
+@app.command("warm-up")
+def warm_up() -> None:
+    """Make what shortens every later start: compiled kernels, and an archive of JVM classes.
+
+    Once per machine and user, and again with another Python, Java or PySpark.
+    """
+    from tallystick.ops.cli_progress import waiting
+    from tallystick.spark.warm_up import warm_up
+
+    with waiting("compiling kernels (about 25 s at the first time), then archiving classes"):
+        for made in warm_up():
+            typer.echo(made)
+
+
+def _fetch_kafka() -> None:
+    """Fetch Kafka's jars unless they are there; what is there is verified by who runs it."""
+    from tallystick.ops.cli_progress import counted
+    from tallystick.testing import jars
+
+    version = jars.chosen_version(None)
+    if not jars.jar_folder(version).exists():
+        with counted(f"downloading Apache Kafka {version}") as on_jar:
+            jars.kafka_classpath(version, on_jar)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """SIGTERM ends the command as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,70 @@
+"""`Pipeline.start(ui_port=...)`: the page about a run, in its own process."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tallystick.api.kafka_sink import KafkaSink, topology_of
+from tallystick.api.kafka_source import KafkaSource
+from tallystick.epoch.two_phase import Sink
+from tallystick.errors import OptionError
+from tallystick.options.table import plain_client_options
+from tallystick.run.driver import Listener
+
+if TYPE_CHECKING:
+    from tallystick.ops.ui.live_run import LiveRun
+
+
+def open_live_page(
+    port: int,
+    checkpoint: str,
+    source: KafkaSource | None,
+    sinks: Sequence[Sink],
+    trigger: Mapping[str, Any] | None,
+    listener: Listener | None,
+) -> "LiveRun":
+    """Serve a page about the run that is about to start.
+
+    Args:
+        port: of this machine.
+        checkpoint: the pipeline's.
+        source: what it reads.
+        sinks: what it writes; where none is of Kafka, the source's cluster is asked.
+        trigger: when epochs begin.
+        listener: the user's.
+
+    Returns:
+        The listener of the run, which is to be shown its query.
+
+    Raises:
+        OptionError: the port is taken, or the extra `tallystick[ui]` is missing.
+    """
+    try:
+        from tallystick.ops.ui.live_page import open_page
+        from tallystick.ops.ui.live_run import LiveRun
+    except ModuleNotFoundError as error:
+        raise ui_is_missing(error) from None
+    live = LiveRun(listener, trigger, topology_of(sinks).dead_letter_topic or "")
+    open_page(port, checkpoint, connection_of(source, sinks), live)
+    return live
+
+
+def connection_of(source: KafkaSource | None, sinks: Sequence[Sink]) -> dict[str, str]:
+    """Return how the cluster is reached that an operator asks about a pipeline.
+
+    That of the sink that decides; else of another Kafka sink, or of the source.
+
+    Args:
+        source: what it reads.
+        sinks: what it writes.
+    """
+    ends = (topology_of(sinks).sink, *sinks, source)
+    end = next(each for each in ends if isinstance(each, KafkaSink | KafkaSource))
+    options = {
+        name: value for name, value in end.options.items() if name.startswith("kafka.")
+    }  # a source has other options too
+    return plain_client_options(end.bootstrap_servers, options)
+
+
+def ui_is_missing(error: ModuleNotFoundError) -> OptionError:
+    """Return what to say where a library of the page is not installed."""
+    return OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'")

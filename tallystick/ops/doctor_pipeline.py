@@ -1,0 +1,164 @@
+"""The checks of `tallystick doctor` that need the pipeline's code: what a start would look at.
+
+Each calls what the start calls. Sinks that are not Kafka's are left out: to look at them, a start
+makes tables or writes a file, and the doctor changes nothing.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.rights import Right, lacking, writing
+from tallystick.epoch.transactional_ids import checkpoint_prefix
+from tallystick.epoch.two_phase import Guarantee, Owner
+from tallystick.errors import AuthorizationError, OptionError, TallystickError
+from tallystick.kafka import cluster
+from tallystick.kafka.client import Client
+from tallystick.kafka.outlook import outlook
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check, check_recovery, missing_rights
+from tallystick.kafka.task_sink import rights_of
+from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
+from tallystick.spark.sinks import decider_rights
+from tallystick.storage.file_storage import FileStorage
+
+PATIENCE_S = 30.0
+"""The time each cluster of the pipeline has for its answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredPipeline:
+    """A pipeline as its code has it.
+
+    Args:
+        run: its parts; not started.
+        outputs: its Kafka sinks, by uid.
+        decider: the uid of the one whose transaction decides; "": the checkpoint decides.
+        other_sinks: the uids of those that are not Kafka's.
+    """
+
+    run: PipelineRun
+    outputs: Mapping[str, KafkaOutput]
+    decider: str
+    other_sinks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSubject:
+    """The pipeline and the checkpoint that the checks of this module look at.
+
+    Args:
+        pipeline: as its code has it.
+        storage: the checkpoint.
+        written: topics that the retained epochs have rows in.
+        trigger_interval_ms: see `preflight.check`.
+    """
+
+    pipeline: DeclaredPipeline
+    storage: FileStorage
+    written: Collection[str]
+    trigger_interval_ms: int | None
+
+
+def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
+    """Check that the checkpoint is this pipeline's, and its state fits the steps."""
+    its = subject.pipeline
+    if its.other_sinks:
+        uids = ", ".join(its.other_sinks)
+        text = f"only a start looks at sinks that are not Kafka's: {uids}"
+        yield CheckFinding(Severity.INFO, "pipeline", text)
+    try:
+        manifest = newest_manifest(subject.storage, its.run.name)
+        its.run.keyed.check(() if manifest is None else manifest.state)
+    except TallystickError as error:
+        yield _refusal("pipeline", error)
+
+
+def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:
+    """Check the cluster that is read, the topics, and the rights to read them."""
+    is_new = not CheckpointFolder(subject.storage).manifest_paths()
+    try:
+        subject.pipeline.run.check_source(is_new=is_new)
+    except OptionError as error:
+        yield _refusal("rights" if isinstance(error, AuthorizationError) else "topics", error)
+
+
+def rights(subject: DeclaredSubject) -> Iterator[CheckFinding]:
+    """Ask the brokers which rights each Kafka sink's login lacks; call `source` before."""
+    its = subject.pipeline
+    for uid, output in its.outputs.items():
+        with _asking(output) as client:
+            wanted: list[Right] = [*_wanted(its, uid, output)]
+            if output.topic is None:
+                wanted += writing(subject.written)
+            if uid == its.decider:
+                wanted += its.run.shown_rights(cluster.cluster_id(client))
+            if missing := missing_rights(client, wanted):
+                text = f"sink {uid}: {lacking(missing, output.config.sasl_username)}"
+                yield CheckFinding(
+                    Severity.ERROR,
+                    "rights",
+                    text,
+                    "The next start is refused.",
+                    "Each of the kafka-acls arguments above, with --bootstrap-server SERVERS.",
+                )
+
+
+def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
+    """Make the pre-flight check of a start for each Kafka sink, with its own settings."""
+    its = subject.pipeline
+    for uid, output in its.outputs.items():
+        with _asking(output) as client:
+            there = cluster.describe_topics(client, output.topics | {output.token_topic})
+            for topic in sorted((output.topics | {output.token_topic}) - there.keys()):
+                yield CheckFinding(
+                    Severity.ERROR,
+                    "topics",
+                    f"sink {uid}: topic {topic!r} does not exist",
+                    "The next start is refused.",
+                    f"kafka-topics --bootstrap-server SERVERS --create --topic {topic} "
+                    f"--partitions N",
+                )
+            if output.guarantee is not Guarantee.EXACTLY_ONCE:
+                continue
+            facts = cluster.cluster_facts(client, output.topics & there.keys())
+            found = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
+            problems = list(found.problems)
+            if uid != its.decider:
+                problems += check_recovery(output, subject.trigger_interval_ms)
+            for problem in problems:
+                text = f"sink {uid}: {problem}"
+                yield CheckFinding(Severity.ERROR, "settings", text, "The next start is refused.")
+            for warning in found.warnings:
+                yield CheckFinding(Severity.WARNING, "settings", f"sink {uid}: {warning}")
+            yield from outlook(client, facts)
+
+
+@contextmanager
+def _asking(output: KafkaOutput) -> Iterator[Client]:
+    with closing(Client(output.config)) as client, client.within(time.monotonic() + PATIENCE_S):
+        yield client
+
+
+def _wanted(its: DeclaredPipeline, uid: str, output: KafkaOutput) -> tuple[Right, ...]:
+    if uid == its.decider:
+        return decider_rights(output, its.run.name)
+    owner = Owner(its.run.name, uid, "")
+    prefix = checkpoint_prefix(f"{output.id_prefix}{owner.pipeline}", owner.lineage)
+    return rights_of(output, owner, prefix)
+
+
+def _refusal(name: str, error: TallystickError) -> CheckFinding:
+    return CheckFinding(Severity.ERROR, name, str(error), "The next start is refused.")
+
+
+PIPELINE_CHECKS: dict[str, Callable[[DeclaredSubject], Iterator[CheckFinding]]] = {
+    "pipeline": pipeline,
+    "source": source,
+    "rights": rights,
+    "settings": settings,
+}
+"""In the order in which they are made."""

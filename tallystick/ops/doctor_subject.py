@@ -1,0 +1,61 @@
+"""The checkpoint and the cluster that the checks of `tallystick doctor` look at."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tallystick.epoch.manifest import KAFKA, DeciderName, Manifest
+from tallystick.epoch.transactional_ids import parse
+from tallystick.kafka.client import Client
+from tallystick.ops.checkpoint_view import CheckpointView
+from tallystick.ops.transactions import LingeringTransaction
+from tallystick.source.offsets import SourceOffsets, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The checkpoint that is checked, and the cluster.
+
+    Args:
+        options: of the connection, as the user gave them.
+        client: of the cluster; it knows the cluster's id.
+        open_transactions: lists those of the cluster.
+        view: the checkpoint, with what Kafka knows of it.
+        manifests: those that are retained, oldest first.
+        decider: of the checkpoint; None: nothing was decided yet.
+        trigger_interval_ms: of the pipeline; None: not given.
+    """
+
+    options: Mapping[str, str]
+    client: Client
+    open_transactions: Callable[[], Iterable[LingeringTransaction]]
+    view: CheckpointView
+    manifests: tuple[Manifest, ...]
+    decider: DeciderName | None
+    trigger_interval_ms: int | None = None
+
+    @property
+    def sources(self) -> list[SourceOffsets]:
+        """The positions of the sources that are ours."""
+        newest = self.view.decided or next(reversed(self.manifests), None)
+        texts = () if newest is None else newest.sources
+        found = [json.loads(text) for text in texts if text.startswith("{")]
+        return [from_json(each) for each in found if "tallystick" in each]
+
+    @property
+    def output_topics(self) -> list[str]:
+        """The topics that the retained epochs have rows in."""
+        return sorted({rows.topic for each in self.manifests for rows in each.produced})
+
+    @property
+    def transactional_ids(self) -> list[str]:
+        """The ids that the next start writes with: that of the decider first, then of tasks."""
+        decides = [] if self.decider is None else [self.decider.transactional_id]
+        names = {each.name for manifest in self.manifests for each in manifest.committables}
+        ids = sorted({name.rsplit(":", 2)[0] for name in names})
+        return [*filter(None, decides), *(each for each in ids if parse(each) is not None)]
+
+
+def is_kafkas(decider: DeciderName | None) -> bool:
+    """Return whether Kafka's transactions decide."""
+    return decider is not None and decider.decided_by == KAFKA

@@ -1,0 +1,95 @@
+"""The numbers of the page's charts.
+
+One epoch is often far longer than the others: the first one, which compiles and connects. So that
+these can be distinguished, an axis ends soon after the largest of 19 in 20 values, and what is cut
+off is named.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tallystick.ops.ui.facts import EpochFact, PageFacts
+from tallystick.ops.ui.live_run import PARTS
+
+CUT_AT_TIMES = 2.0
+"""A value that is larger than this many times the largest of the others is cut off."""
+ROOM = 1.2
+VALUES_MIN = 4
+"""In fewer values, none stands out."""
+
+
+def charts(facts: PageFacts) -> dict[str, Any]:
+    """Return all charts as JSON: values of each epoch, where axes end, and what is cut off."""
+    epochs = facts.epochs
+    parts = [dict(each.parts_ms) for each in epochs]
+    took_ms = [each.took_ms for each in epochs]
+    read, rows = [each.read for each in epochs], [each.rows for each in epochs]
+    times = list(_throughput(epochs))
+    per_s = [each[1] for each in times], [each[2] for each in times]
+    numbers = [each.number for each in epochs]
+    return {
+        "readName": facts.read_name,
+        "parts": {
+            "epochs": numbers,
+            "ms": {name: [each.get(name) for each in parts] for name in PARTS},
+            "end": end_of(took_ms),
+            "cut": cut_text(numbers, took_ms, "ms"),
+        }
+        if any(parts)
+        else None,
+        "counts": {
+            "x": numbers,
+            "in": read,
+            "out": rows,
+            "ends": [end_of(read), end_of(rows)],
+            "cut": _both(cut_text(numbers, read, "in"), cut_text(numbers, rows, "out")),
+        },
+        "throughput": {
+            "x": [each[0] for each in times],
+            "in": per_s[0],
+            "out": per_s[1],
+            "ends": [end_of(per_s[0]), end_of(per_s[1])],
+            "cut": "",
+        },
+    }
+
+
+def end_of(values: Sequence[float | None]) -> float | None:
+    """Return where an axis ends; None: with the largest value."""
+    known = sorted(each for each in values if each is not None)
+    if len(known) < VALUES_MIN:
+        return None
+    usual = known[-1 - max(1, len(known) // 20)]
+    return usual * ROOM if 0 < usual * CUT_AT_TIMES < known[-1] else None
+
+
+def cut_text(numbers: Sequence[int], values: Sequence[float | None], unit: str) -> str:
+    """Name the epochs that an axis cuts off; "": none."""
+    end = end_of(values)
+    found = [
+        f"epoch {number}: {value:,.0f} {unit}"
+        for number, value in zip(numbers, values, strict=True)
+        if end is not None and value is not None and value > end
+    ]
+    return ", ".join(found)
+
+
+def _both(*texts: str) -> str:
+    return ", ".join(filter(None, texts))
+
+
+def _throughput(
+    epochs: Sequence[EpochFact],
+) -> Iterator[tuple[float, float | None, float | None]]:
+    """Yield when an epoch was decided, in s, and what it read and put out per s since the last."""
+    known = [each for each in epochs if each.decided_ms is not None]
+    for before, epoch in pairwise(known):
+        took_s = (epoch.decided_ms or 0) / 1000 - (before.decided_ms or 0) / 1000
+        if took_s > 0:
+            read, rows = epoch.read, epoch.rows
+            yield (
+                (epoch.decided_ms or 0) / 1000,
+                None if read is None else read / took_s,
+                None if rows is None else rows / took_s,
+            )

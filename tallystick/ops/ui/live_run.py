@@ -1,0 +1,253 @@
+"""Facts that a running pipeline reports about itself, from its own process."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tallystick.epoch import protocol
+from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.two_phase import Committable
+from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.ops.remedies import remedy_of
+from tallystick.ops.ui.facts import EpochFact, ErrorFact, PageFacts, PartitionFact, RunFact
+from tallystick.run.driver import Listener
+from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
+from tallystick.run.query import PROGRESS_COUNT, Query
+from tallystick.spark.listeners import PIPELINES, EpochOutcome, EpochOutcomes
+from tallystick.spark.progress import source_progress
+from tallystick.values import ProducedRange
+
+ERRORS_KEPT = 20
+BEGINS = CheckFinding(Severity.INFO, "checkpoint", "the first epoch has not ended yet")
+THROUGHPUT_EPOCHS = 20
+"""The throughput is that of this many newest epochs."""
+READ, PROCESS, EXCHANGE, WRITE, WAIT, DECIDE, REST = (
+    "read", "process", "exchange", "write", "wait", "decide", "rest",
+)  # fmt: skip
+PARTS = (PLAN, READ, PROCESS, EXCHANGE, WRITE, WAIT, DECIDE, REST)
+"""The parts of an epoch as the page has them."""
+_OF_TASKS = {"read": READ, "decode": READ, "functions": PROCESS, "state": PROCESS,
+             "exchange": EXCHANGE, "write": WRITE, "wait": WAIT, "other": REST}  # fmt: skip
+_OF_DRIVER = {PLAN: PLAN, **dict.fromkeys((MANIFEST, COUNT, COMMIT, OTHER_SINKS, CONFIRM), DECIDE)}
+
+
+class LiveRun:
+    """A listener that keeps what the page shows of a run, and passes every event on.
+
+    Args:
+        listener: the user's; None: there is none.
+        trigger: when epochs begin, as `start` was given it.
+        dead_letter_topic: where malformed records go; "": nowhere.
+    """
+
+    def __init__(
+        self,
+        listener: Listener | None,
+        trigger: Mapping[str, Any] | None = None,
+        dead_letter_topic: str = "",
+    ) -> None:
+        self._listener = listener
+        self._trigger = _trigger_text(trigger)
+        self._dead_letter_topic = dead_letter_topic
+        self._since_ms = _now_ms()
+        self._query: Query | None = None
+        self._open_ms: int | None = None
+        self._outcomes = EpochOutcomes()
+        self._first_ms: int | None = None
+        self._decided: dict[int, tuple[int, int]] = {}  # epoch: when, and its rows
+        self._rows: Counter[str] = Counter()
+        self._aborted: Counter[str] = Counter()
+        self._errors: deque[tuple[int, type[BaseException], str]] = deque(maxlen=ERRORS_KEPT)
+        self._has_final = False  # among these is what ended the run
+
+    def show(self, query: Query) -> None:
+        """Take the query in, once it is started."""
+        self._query = query
+
+    def __call__(self, event: protocol.Event) -> None:
+        """See `run.driver.Listener`."""
+        if isinstance(event, protocol.EpochPlanned):
+            self._open_ms = None if event.sources is None else _now_ms()
+        if isinstance(event, protocol.ActionFailed):
+            self._errors.append((_now_ms(), type(event.error), _shown(event.error)))
+        match self._outcomes.of(event):
+            case EpochOutcome(number, ran=protocol.EpochRan() as ran):
+                self._commit(number, ran)
+            case EpochOutcome(error=Exception() as error):
+                self._aborted[type(error).__name__] += 1
+                self._open_ms = None
+        if self._listener is not None:
+            self._listener(event)
+
+    def _commit(self, number: int, ran: protocol.EpochRan) -> None:
+        outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
+        for each in outputs:
+            self._rows[_place(each)] += each.record_count
+        self._decided[number] = _now_ms(), sum(each.record_count for each in outputs)
+        while len(self._decided) > PROGRESS_COUNT:
+            del self._decided[next(iter(self._decided))]
+        self._first_ms = self._first_ms or _now_ms()
+        self._open_ms = None
+
+    def add_to(self, facts: PageFacts) -> PageFacts:
+        """Return the facts of a checkpoint with those of the run, which are newer."""
+        query = self._query
+        begins = self._first_ms is None or facts.looked_ms <= self._first_ms
+        # No error where a run begins. In the middle of the look its lineage may be opened (that
+        # is epoch -1), or its first epoch decided.
+        decided = -1 if facts.decided is None else facts.decided.number
+        if begins and facts.kafka and (decided < 0 or decided in self._decided):
+            facts = replace(facts, findings=(BEGINS,))
+        if query is None:
+            return facts
+        epochs = tuple(map(self._epoch, query.recentProgress))
+        newest = query.lastProgress
+        partitions = () if newest is None else _partitions(newest, facts.partitions)
+        return replace(
+            facts,
+            name=query.name,
+            epochs=epochs or facts.epochs,
+            decided=epochs[-1] if epochs else facts.decided,
+            partitions=partitions or facts.partitions,
+            steps=self._steps(facts, query),
+            errors=self._all_errors(query, facts.checkpoint),
+            run=self._run(query, epochs),
+        )
+
+    def _steps(self, facts: PageFacts, query: Query) -> Any:
+        counts, rebuilt, reused = PIPELINES[query.name], Counter[str](), Counter[str]()
+        for progress in query.recentProgress:
+            for its in progress["tasks"]:
+                rebuilt[its["step"]] += its.get("rebuiltCopies", 0)
+                reused[its["step"]] += its.get("reusedCopies", 0)
+        watermarks = {each.uid: each.watermark_ms for each in counts.state}
+        return tuple(
+            replace(
+                step,
+                late_rows=counts.late_rows[step.uid],
+                watermark_ms=watermarks.get(step.uid, step.watermark_ms),
+                rebuilt_copies=rebuilt[step.uid],
+                reused_copies=reused[step.uid],
+            )
+            for step in facts.steps
+        )
+
+    def _all_errors(self, query: Query, checkpoint: str) -> tuple[ErrorFact, ...]:
+        """Return those of epochs, and the one that ended the run."""
+        final = query.exception()
+        if final is not None and not self._has_final:
+            self._has_final = True
+            shown = type(final), _shown(final)
+            if not self._errors or self._errors[-1][1:] != shown:
+                self._errors.append((_now_ms(), *shown))
+        return tuple(
+            ErrorFact(
+                at_ms=at_ms,
+                kind=kind.__name__,
+                text=text,
+                meaning=remedy_of(kind).meaning,
+                action=remedy_of(kind).action,
+                command=remedy_of(kind).command_for(checkpoint),
+            )
+            for at_ms, kind, text in tuple(self._errors)
+        )
+
+    def _epoch(self, progress: Mapping[str, Any]) -> EpochFact:
+        number, size = progress["batchId"], progress["epochSize"]
+        decided_ms, rows = self._decided.get(number, (None, None))
+        return EpochFact(
+            number=number,
+            decided_ms=decided_ms,
+            offsets=None if size is None else size["offsets"],
+            rows=rows,
+            records=progress["numInputRows"],
+            parts_ms=parts_of(progress),
+            size_reason="" if size is None else size["because"],
+        )
+
+    def _run(self, query: Query, epochs: tuple[EpochFact, ...]) -> RunFact:
+        newest = epochs[-THROUGHPUT_EPOCHS:]
+        took_s = sum(each.took_ms for each in newest) / 1000
+        status = "Failed" if query.exception() is not None else query.status["message"]
+        return RunFact(
+            status=status,
+            since_ms=self._since_ms,
+            run_id=query.runId,
+            trigger=self._trigger,
+            execution=(query.lastProgress or {}).get("execution", ""),
+            starts=PIPELINES[query.name].starts,
+            aborted=tuple(sorted(self._aborted.items())),
+            rows_by_topic=tuple(sorted(self._rows.items())),
+            dead_letter_topic=self._dead_letter_topic,
+            records_per_s=sum(each.records or 0 for each in newest) / took_s if took_s else 0.0,
+            rows_per_s=sum(each.rows or 0 for each in newest) / took_s if took_s else 0.0,
+            epoch_open_ms=self._open_ms if query.isActive else None,
+        )
+
+
+def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Return how long an epoch took, by the parts of the page.
+
+    The time of the tasks is divided as the busiest task of each step spent its own.
+
+    Args:
+        progress: of the epoch, as `Query.recentProgress` has it.
+    """
+    spent = dict.fromkeys(PARTS, 0.0)
+    durations: Mapping[str, int] = progress["durationMs"]
+    shares: Counter[str] = Counter()
+    for step in progress["tasks"]:
+        for part, ms in step["busiestMs"].items():
+            shares[_OF_TASKS[part]] += ms
+    total = sum(shares.values())
+    for name, ms in durations.items():
+        if name == TASKS and total:
+            for part, share in shares.items():
+                spent[part] += ms * share / total
+        elif name != "triggerExecution":
+            spent[_OF_DRIVER.get(name, REST)] += ms
+    return tuple((part, round(ms, 1)) for part, ms in spent.items())
+
+
+def _partitions(
+    progress: Mapping[str, Any], looked: Iterable[PartitionFact]
+) -> tuple[PartitionFact, ...]:
+    """Return the positions of a run; the end of a partition is the newer one of two looks.
+
+    A run that hangs no longer looks.
+    """
+    ends = {(each.topic, each.partition): each.end for each in looked}
+    found = []
+    for source in source_progress(progress):
+        for each, position in sorted(source.positions.items()):
+            known = (source.latest.get(each), ends.get((each.topic, each.partition)))
+            end = max((it for it in known if it is not None), default=None)
+            found.append(PartitionFact(each.topic, each.partition, position, end))
+    return tuple(found)
+
+
+def _place(output: ProducedRange | Committable) -> str:
+    """Name where rows went."""
+    if isinstance(output, ProducedRange):
+        return output.topic
+    return output.sink
+
+
+def _shown(error: BaseException) -> str:
+    """Return what a page may show of an error: nothing of records or state."""
+    return error.without_values if isinstance(error, TallystickError) else NOT_SHOWN
+
+
+def _trigger_text(trigger: Mapping[str, Any] | None) -> str:
+    """Name the trigger."""
+    if not trigger:
+        return "none: as soon as there is something to read"
+    return ", ".join(
+        name if value is True else f"{name}: {value}" for name, value in trigger.items()
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

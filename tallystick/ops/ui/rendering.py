@@ -1,0 +1,78 @@
+"""The page's HTML: a frame that stays, and sections that are sent again when they have changed."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tallystick.epoch.findings import Severity
+from tallystick.ops.cli_show import printable, size_text, time_text
+from tallystick.ops.ui.facts import PageFacts
+
+HERE = Path(__file__).parent
+SECTIONS = ("summary", "findings", "epochs", "sources", "state", "transactions", "errors")
+"""Each is a template, and an element of the page."""
+SHOWN_MAX = 50
+"""At most this many rows of a table; the JSON at `/facts.json` has them all."""
+
+
+def page(facts: PageFacts) -> str:
+    """Return the whole page."""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(facts=facts, sections=sections(facts), title=facts.name or "Tallystick")
+    )
+
+
+def sections(facts: PageFacts) -> dict[str, str]:
+    """Return the HTML of each section, by its name."""
+    environment = _environment()
+    return {
+        name: environment.get_template(f"{name}.html").render(
+            facts=facts, run=facts.run, now_ms=facts.looked_ms, SHOWN_MAX=SHOWN_MAX
+        )
+        for name in SECTIONS
+    }
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    made.filters |= {"count": _count, "size": size_text, "duration": time_text, "utc": _utc}
+    made.globals |= {"worst": _worst, "Severity": Severity}
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Names and messages may come from a file, or from Kafka."""
+    return printable(value) if type(value) is str else value
+
+
+def _count(value: float | None) -> str:
+    """Write a number with its thousands apart; what is not known, in words."""
+    return "not known" if value is None else f"{value:,.0f}"
+
+
+def _utc(ms: int | None) -> str:
+    if ms is None:
+        return "not known"
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _worst(facts: PageFacts) -> Mapping[str, int]:
+    """Count the findings that need attention."""
+    return {
+        "errors": sum(each.severity == Severity.ERROR for each in facts.findings),
+        "warnings": sum(each.severity == Severity.WARNING for each in facts.findings),
+    }

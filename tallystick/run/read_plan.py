@@ -1,0 +1,130 @@
+"""The reading task: from splits of partitions to frames on their way."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tallystick.codec.formats import DEADLETTER, DROPMALFORMED
+from tallystick.codec.layout import Layout, LayoutRows
+from tallystick.host import stopwatch as clock
+from tallystick.ports import Fetch
+from tallystick.run.event_times import TimesRead
+from tallystick.run.exchange import Frame
+from tallystick.run.task import BatchFunction, DeadLetters, Outlet, apply, send
+from tallystick.source.losses import LossPolicy
+from tallystick.values import SplitRange, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+STRICT = LossPolicy()
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """The reading of splits by a task, and the functions that it applies in place.
+
+    Args:
+        fetch: reads them from Kafka.
+        layout: makes rows of records.
+        policy: for records that are gone.
+        functions: what rows pass through.
+        event_time: the column whose latest value of each partition the driver is told, as the
+            keyed step has it; None: nobody asks.
+    """
+
+    fetch: Fetch
+    layout: Layout
+    policy: LossPolicy = STRICT
+    functions: tuple[BatchFunction, ...] = ()
+    event_time: pa.Field | None = None
+
+    def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
+        """The well-formed rows of all splits, in order within each.
+
+        Raises:
+            DataLossError: records are gone before they were read, and that is not accepted.
+            RecordError: a value is malformed, in mode failfast.
+        """
+        for _, built in self._built(splits):
+            yield from apply(self.functions, built.rows)
+
+    def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
+        """The malformed records of all splits, in order within each."""
+        for _, built in self._built(splits):
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def send(
+        self,
+        splits: Iterable[SplitRange],
+        outlet: Outlet,
+        source: int,
+        attempt_number: int = 0,
+    ) -> Iterator[Frame]:
+        """Yield all frames of one attempt of a reader: what `read` and `read_dead_letters` do.
+
+        Args:
+            splits: that it reads.
+            outlet: where they go.
+            source: the task's index.
+            attempt_number: Spark's.
+        """
+        times = TimesRead(self.event_time)
+        read = self._read_both(splits, times)
+        return send(outlet, read, source, times.notes, attempt_number)
+
+    def _read_both(
+        self, splits: Iterable[SplitRange], times: TimesRead
+    ) -> Iterator[pa.RecordBatch | DeadLetters]:
+        for partition, built in self._built(splits):
+            for rows in apply(self.functions, built.rows):
+                times.note(partition, rows)
+                yield rows
+            if built.dead_letters is not None:
+                yield DeadLetters(built.dead_letters)
+
+    def _built(self, splits: Iterable[SplitRange]) -> Iterator[tuple[TopicPartition, LayoutRows]]:
+        left_out = _LeftOut(self.layout.mode)
+        try:
+            fetched = self.fetch.read(
+                splits, headers=self.layout.fetches_headers, policy=self.policy
+            )
+            for split, records in clock.timed(clock.READ, fetched):
+                clock.count(clock.READ_RECORDS, records.num_rows)
+                with clock.counted_as(clock.DECODE):
+                    built = self.layout.build(records, split.topic_partition)
+                left_out.note(split.topic_partition, built.reasons)
+                yield split.topic_partition, built
+        finally:
+            left_out.tell()
+
+
+class _LeftOut:
+    """Counts the malformed records that a task leaves out, and tells of them once."""
+
+    def __init__(self, mode: str) -> None:
+        self._fate = {
+            DROPMALFORMED: "dropped, as asked",
+            DEADLETTER: "left to the dead-letter topic",
+        }.get(mode)
+        self._count = 0
+        self._first = ""
+
+    def note(self, partition: TopicPartition, reasons: Mapping[int, str]) -> None:
+        """Take in the malformed records of a batch: offset → reason."""
+        if reasons and not self._count:
+            offset, reason = next(iter(reasons.items()))
+            self._first = (
+                f"topic {partition.topic}, partition {partition.partition}, offset {offset}: "
+                f"{reason}"
+            )
+        self._count += len(reasons)
+
+    def tell(self) -> None:
+        """One warning, if there was anything."""
+        if self._count and self._fate:
+            logger.warning(
+                "%d malformed values %s; the first: %s", self._count, self._fate, self._first
+            )

@@ -1,0 +1,51 @@
+"""The facts that a running pipeline tells, in the order in which they come to be known."""
+
+from dataclasses import replace
+
+import pytest
+
+from tallystick.epoch import protocol
+from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.ops.ui.facts import EpochFact, PageFacts
+from tallystick.ops.ui.live_run import BEGINS, LiveRun
+from tallystick.values import Producer
+
+EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")
+LOOKED = PageFacts("", "checkpoint", looked_ms=0, findings=(EMPTY,), kafka=True)
+EPOCH = [
+    protocol.EpochPlanned(("end",)), protocol.EpochRan(()), protocol.ManifestWritten("0-a.json"),
+    protocol.TransactionCommitted(Producer("t", 1, 0)),
+]  # fmt: skip
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time of the page; a test sets it."""
+    now = [1000]
+    monkeypatch.setattr("tallystick.ops.ui.live_run._now_ms", lambda: now[0])
+    return now
+
+
+def test_a_checkpoint_looked_at_before_the_first_epoch_ended_is_no_error(clock):
+    live = LiveRun(None)
+    facts = replace(LOOKED, looked_ms=900)
+
+    assert live.add_to(facts).findings == (BEGINS,)
+    for event in EPOCH:
+        live(event)
+    assert live.add_to(facts).findings == (BEGINS,), "what was looked at is older than the epoch"
+    for number in (-1, next(iter(live._decided))):
+        midway = replace(facts, decided=EpochFact(number, decided_ms=950, offsets=0, rows=0))
+        assert live.add_to(midway).findings == (BEGINS,), "decided in the middle of the look"
+
+
+def test_a_checkpoint_that_is_empty_after_an_epoch_is_an_error(clock):
+    live = LiveRun(None)
+    for event in EPOCH:
+        live(event)
+
+    assert live.add_to(replace(LOOKED, looked_ms=1001)).findings == (EMPTY,)
+
+
+def test_what_was_found_counts_where_kafka_was_not_asked(clock):
+    assert LiveRun(None).add_to(replace(LOOKED, kafka=False)).findings == (EMPTY,)

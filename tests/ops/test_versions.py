@@ -1,0 +1,75 @@
+"""Versions are judged by what is supported, and by what `make matrix` tries."""
+
+from dataclasses import replace
+
+import pytest
+
+from tallystick.epoch.findings import Severity
+from tallystick.ops import versions
+from tallystick.spark import PYSPARK_VERSION_MIN, streaming
+from tallystick.testing.jars import KAFKA_VERSIONS
+from tests.kafka.test_preflight import FACTS
+from tests.matrix import PYTHONS, SPARKS
+
+
+def number(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+def test_what_is_called_tried_is_what_the_matrix_tries() -> None:
+    assert (number(PYTHONS[0]), number(PYTHONS[-1])) == versions.PYTHONS
+    assert (number(SPARKS[0]), number(SPARKS[-1])) == versions.PYSPARKS
+    assert versions.PYSPARKS[0] == PYSPARK_VERSION_MIN
+    assert versions.PYSPARK_FOR_QUERIES == streaming.PYSPARK_VERSION_MIN
+    releases = [number(each) for each in versions.KAFKA_RELEASES.values()]
+    assert {number(each) for each in KAFKA_VERSIONS} <= set(releases)
+    assert releases == sorted(releases)
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"), [("3.11.7", None), ("3.13.1", None), ("3.14.0", Severity.WARNING)]
+)
+def test_a_python_that_nobody_has_tried_is_a_warning(text: str, severity: Severity | None) -> None:
+    found = [each.severity for each in versions.judge_python(text)]
+
+    assert found == ([] if severity is None else [severity])
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "says"),
+    [
+        ("", Severity.ERROR, "PySpark is not installed"),
+        ("3.4.4", Severity.ERROR, "3.5 is the oldest that works"),
+        ("3.5.9", Severity.INFO, "queries of your own need 4.2"),
+        ("4.1.1", Severity.INFO, "queries of your own need 4.2"),
+        ("4.2.0", None, ""),
+        ("4.3.0", None, ""),
+        ("4.4.0", Severity.WARNING, "newer than 4.3, the newest that was tried"),
+        ("5.0.0.dev1", Severity.WARNING, "newer than 4.3"),
+    ],
+)
+def test_pyspark_is_judged(text: str, severity: Severity | None, says: str) -> None:
+    found = list(versions.judge_pyspark(text))
+
+    assert [each.severity for each in found] == ([] if severity is None else [severity])
+    assert all(says in each.found for each in found)
+    assert all(each.remedy for each in found if each.is_logged)
+
+
+@pytest.mark.parametrize(
+    ("level", "severity", "says"),
+    [
+        (11, Severity.ERROR, "older than Kafka 3.6"),
+        (12, Severity.INFO, "of Kafka 3.6 (metadata.version 12)"),
+        (19, Severity.INFO, "of Kafka 3.7 (metadata.version 19)"),
+        (25, Severity.INFO, "of Kafka 4.0 (metadata.version 25)"),
+        (30, Severity.INFO, "of Kafka 4.3 (metadata.version 30)"),
+        (33, Severity.INFO, "of Kafka 4.3 or later (metadata.version 33)"),
+        (None, None, ""),
+    ],
+)
+def test_brokers_are_judged(level: int | None, severity: Severity | None, says: str) -> None:
+    found = list(versions.judge_brokers(replace(FACTS, metadata_version=level)))
+
+    assert [each.severity for each in found] == ([] if severity is None else [severity])
+    assert all(says in each.found for each in found)

@@ -1,0 +1,315 @@
+"""Event times by partition, and the watermark that follows from them."""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.errors import EpochAbortedError, RecordError
+from tallystick.run.event_times import InputState, TimesRead, advanced, latest_of
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.sink_task import split_notes
+from tallystick.run.task import send
+from tallystick.state.catalog import PartitionTime, StepState
+from tallystick.state.functions.keyed_batch import Update
+from tallystick.state.functions.processing import EVENT_TIME
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.values import TopicPartition
+from tests.keyed_job import EVENTS, Job, by_user, events, finish, routed, step
+
+A, B, C = (TopicPartition("t", index) for index in range(3))
+STATE = StepState("step", max_parallelism=128, parallelism=2, key_schema="k", hash_version=1)
+NOW = 1_000_000
+AT = pa.field("at", pa.int64())
+
+
+def after(
+    base: StepState,
+    read: dict[TopicPartition, int],
+    unfinished: set[TopicPartition] = frozenset(),
+    *,
+    partitions: set[TopicPartition] = frozenset({A, B, C}),
+    begun: set[TopicPartition] = frozenset(),
+    at: int = NOW,
+    delay: int = 0,
+    idle_after: int = 0,
+) -> StepState:
+    source = InputState(frozenset(partitions), frozenset(unfinished), frozenset(begun))
+    return advanced(base, read, source, at, delay, idle_after)
+
+
+def test_the_watermark_is_below_the_earliest_of_the_partitions_that_have_more_to_read():
+    state = after(STATE, {A: 100, B: 500, C: 900}, {A, B}, delay=10)
+    assert state.watermark_ms == 89, "a row at 90 is late by 10 at most, and may come"
+    state = after(state, {A: 700}, {A, B}, delay=10)
+    assert state.watermark_ms == 489, "B has not been read since, and has more"
+    state = after(state, {B: 800}, {A}, delay=10)
+    assert state.watermark_ms == 689, "A has: its times are of an earlier epoch"
+
+
+def test_partitions_read_to_their_ends_are_not_waited_for_and_the_latest_counts():
+    state = after(STATE, {A: 100, B: 900})
+    assert state.watermark_ms == 900
+    state = after(state, {A: 200})
+    assert state.watermark_ms == 900, "it never goes back"
+
+
+def test_where_a_partitions_times_are_not_known_yet_the_watermark_waits():
+    state = after(STATE, {B: 900}, {A})
+    assert state.watermark_ms is None
+    state = after(state, {A: 50}, {A})
+    assert state.watermark_ms == 49
+    state = after(state, {B: 950}, {A, C})
+    assert state.watermark_ms == 49, "C is new"
+
+
+def test_a_partition_without_records_is_waited_for_until_it_is_idle():
+    both = {"partitions": {A, B}, "idle_after": 1000}
+    state = after(STATE, {A: 100, B: 900}, **both)
+    assert state.watermark_ms == 99
+    state = after(state, {B: 950}, at=NOW + 999, **both)
+    assert state.watermark_ms == 99
+    state = after(state, {}, at=NOW + 1000, **both)
+    assert state.watermark_ms == 949, "A is idle"
+    state = after(state, {}, at=NOW + 5000, **both)
+    assert state.watermark_ms == 950, "all are: the latest counts"
+
+
+def test_a_partition_that_never_had_a_record_is_waited_for_as_well_from_when_it_was_found():
+    state = after(STATE, {A: 100}, idle_after=1000)
+    assert state.watermark_ms is None
+    assert PartitionTime(*B, None, NOW) in state.partition_times
+    state = after(state, {A: 500, B: 70}, at=NOW + 999, idle_after=1000)
+    assert state.watermark_ms is None, "C may have earlier ones yet"
+    state = after(state, {}, at=NOW + 1000, idle_after=1000)
+    assert state.watermark_ms == 69, "C is idle"
+
+
+def test_a_partition_that_is_gone_is_forgotten():
+    state = after(STATE, {A: 100, B: 900}, idle_after=1000)
+    state = after(state, {}, partitions={B}, idle_after=1000)
+    assert state.watermark_ms == 899
+    assert state.partition_times == (PartitionTime(*B, 900, NOW),)
+
+
+def test_the_times_of_a_topic_that_was_created_again_are_those_of_its_own_records():
+    state = after(STATE, {A: 900, B: 50}, {A, B})
+    state = after(state, {B: 800}, {A}, begun={A})
+    assert state.watermark_ms == 49, "what A holds now may be earlier than what it held"
+    state = after(state, {A: 60}, {A})
+    assert state.watermark_ms == 59
+
+
+def test_earlier_rows_leave_a_partitions_latest_time_as_it_was():
+    state = after(STATE, {A: 500}, {A})
+    state = after(state, {A: 300}, {A}, at=NOW + 7)
+    assert state.partition_times == (PartitionTime(*A, 500, NOW + 7),)
+    assert state.watermark_ms == 499
+
+
+def test_a_checkpoint_without_partition_times_keeps_its_watermark_until_all_are_known():
+    old = replace(STATE, watermark_ms=400)
+    state = after(old, {B: 900}, {A, B})
+    assert state.watermark_ms == 400
+    state = after(state, {A: 300}, {A, B})
+    assert state.watermark_ms == 400, "it never goes back"
+    state = after(state, {A: 600}, {A, B})
+    assert state.watermark_ms == 599
+
+
+def test_without_rows_there_is_no_watermark():
+    assert after(STATE, {}) == STATE
+    assert after(STATE, {}, {A}) == STATE
+
+
+PARTITIONS = st.lists(st.lists(st.integers(0, 30), max_size=12), min_size=1, max_size=3)
+
+
+@given(
+    PARTITIONS,
+    st.integers(0, 5),
+    st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=3, max_size=3), st.booleans())),
+)
+def test_no_row_of_a_backlog_is_late_however_it_is_cut_into_epochs_and_runs(logs, delay, epochs):
+    """Each partition is in order but for the delay, equal times included; all of it is there.
+
+    Between any two epochs the job may be restored from what was written down.
+    """
+    times = [_nearly_in_order(log, delay) for log in logs]
+    names = [TopicPartition("t", index) for index in range(len(times))]
+    positions = [0] * len(times)
+    state, marks = STATE, []
+    for counts, is_restored in [*epochs, ([99] * 3, False)]:
+        read = [log[at : at + n] for log, at, n in zip(times, positions, counts, strict=False)]
+        late = [t for rows in read for t in rows if t <= _mark(state)]
+        assert not late, (late, state)
+        positions = [at + len(rows) for at, rows in zip(positions, read, strict=True)]
+        latest = {name: max(rows) for name, rows in zip(names, read, strict=True) if rows}
+        left = {n for n, at, log in zip(names, positions, times, strict=True) if at < len(log)}
+        state = after(state, latest, left, partitions=set(names), delay=delay)
+        if is_restored:
+            state = StepState.from_json(json.loads(json.dumps(state.to_json())))
+        marks.append(_mark(state))
+    assert marks == sorted(marks), "it never goes back"
+    if any(times):
+        assert state.watermark_ms == max(map(max, filter(None, times))) - delay, "nothing is left"
+
+
+def _nearly_in_order(log: list[int], delay: int) -> list[int]:
+    """The times of a partition, none of which is later than one before it by more than delay."""
+    return [max(at, *log[: index + 1]) - at % (delay + 1) for index, at in enumerate(log)]
+
+
+def _mark(state: StepState) -> int:
+    return -(10**9) if state.watermark_ms is None else state.watermark_ms
+
+
+def test_it_is_written_down_and_read_back():
+    state = after(STATE, {A: 100, B: 900}, {A}, idle_after=5)
+    assert {each.latest_ms for each in state.partition_times} == {100, 900, None}
+    assert StepState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert "partition_times" not in STATE.to_json()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(["t", 0, 1], ["t", 0, 1, 2, 3], ["t", "0", 1, 2], [1, 0, 1, 2], ["t", 0, 1.5, 2], 7),
+        *(["t", 0, True, 2], ["t", 0, 1, None], ["t", None, 1, 2]),
+    ],
+)
+def test_a_foreign_one_is_refused(found):
+    with pytest.raises((ValueError, TypeError)):
+        StepState.from_json({**STATE.to_json(), "partition_times": [found]})
+
+
+# --- what readers say ---------------------------------------------------------------------------
+
+KINDS = {
+    "bigint in ms": pa.int64(),
+    "double in ms": pa.float64(),
+    **{unit: pa.timestamp(unit, tz="UTC") for unit in ("s", "ms", "us", "ns")},
+    "us, of no zone": pa.timestamp("us"),
+    "us, in Tokyo": pa.timestamp("us", tz="Asia/Tokyo"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_tell_the_latest_time_of_each_partition(kind):
+    """In the type that the step has, whatever of that kind a function returned."""
+    of_rows = KINDS[kind]
+    in_ms = not pa.types.is_timestamp(of_rows)
+    declared = pa.field("at", pa.int64() if in_ms else pa.timestamp("us", tz="UTC"))
+
+    def rows(*seconds: int | None) -> pa.RecordBatch:
+        moments = [None if s is None else datetime.fromtimestamp(s, UTC) for s in seconds]
+        whole = [None if s is None else s * 1000 for s in seconds]
+        column = pa.array(whole if in_ms else moments, of_rows)
+        return pa.record_batch({"k": pa.nulls(len(seconds)), "at": column})
+
+    first, second = TimesRead(declared), TimesRead(declared)
+    first.note(A, rows(5, 9, None))
+    first.note(A, rows(7))
+    first.note(B, rows(None))
+    second.note(A, rows(8))
+    second.note(B, rows(-3))
+
+    notes = split_notes([*first.notes(), *second.notes()])
+    assert latest_of(notes.event_times) == {A: 9000, B: -3000}
+    assert (notes.keyed, notes.sinks, notes.times) == ([], [], [])
+
+
+def test_readers_are_asked_for_the_column_of_the_first_step():
+    timed, other = step(TIMED, event_time="at"), step(TIMED, uid="other", event_time="n")
+    assert KeyedSteps((timed, other)).event_time.equals(AT)
+    assert KeyedSteps((step(TIMED), timed)).event_time is None
+    assert KeyedSteps().event_time is None
+
+
+def test_a_reader_that_is_not_asked_says_nothing():
+    times = TimesRead(None)
+    times.note(A, pa.record_batch({"at": pa.array([1])}))
+    assert times.notes() == []
+
+
+def test_a_column_of_another_kind_is_an_error_and_not_a_partition_without_times():
+    """Such a partition would be waited for, and hold up all others."""
+    with pytest.raises(RecordError, match="column 'at' is string, and was declared int64"):
+        TimesRead(AT).note(A, pa.record_batch({"at": pa.array(["never"])}))
+
+
+# --- through the tasks of a keyed step ----------------------------------------------------------
+
+TIMED = vectorised(
+    lambda batch: Update(batch.rows), state="n bigint", time_mode=EVENT_TIME, output=EVENTS
+)
+
+
+@dataclass
+class Input:
+    """A keyed job whose readers each read a partition, and note its times."""
+
+    job: Job
+    state: InputState
+    attempts: dict[int, int] = field(default_factory=dict)
+
+    def run(self, *sources: pa.RecordBatch, again: int | None = None, **settings) -> list[dict]:
+        """Run an epoch; a reader may be run again after the first task of the step had its rows."""
+        planned = replace(self.job.plan(**settings), source=self.state)
+
+        def frames_of(index: int) -> list:
+            times = TimesRead(AT)
+            times.note(TopicPartition("t", index), sources[index])
+            return list(send(planned.first, [sources[index]], index, times.notes))
+
+        frames = [frame for index in range(len(sources)) for frame in frames_of(index)]
+        (plan,) = planned.plans
+        shares = routed(frames, plan.base.parallelism)
+        if again is not None:
+            others = [frame for frame in frames if frame.source != again]
+            shares[1:] = routed([*others, *frames_of(again)], plan.base.parallelism)[1:]
+        out = [frame for index, mine in enumerate(shares) for frame in plan.run(mine, index)]
+        prepared, rows = finish(planned, routed(out, planned.writer_count))
+        self.job.state, self.job.late = prepared.state, prepared.late
+        return rows
+
+
+def timed_input(unfinished: set[TopicPartition]) -> Input:
+    job = Job((step(TIMED, event_time="at", watermark_delay_ms=10),))
+    return Input(job, InputState(frozenset({A, B}), frozenset(unfinished)))
+
+
+def test_a_step_takes_its_watermark_from_the_readers_notes_whatever_its_parallelism():
+    read = timed_input({A})
+    read.run(events(("a", 1, 100)), events(("b", 1, 900)), parallelism=3)
+    assert read.job.state[0].watermark_ms == 89
+    rows = read.run(events(("c", 2, 95)), events(("d", 2, 80)), parallelism=2)
+    assert by_user(rows) == {"c": [2]}
+    assert read.job.late == (("count", 1),)
+    read.state = InputState(frozenset({A, B}), frozenset())
+    read.run(events(("a", 3, 120)), events(), parallelism=1)
+    assert read.job.state[0].watermark_ms == 890
+
+
+def test_an_epoch_whose_tasks_saw_two_attempts_of_a_reader_leaves_no_times():
+    """The second attempt may have other rows, and so other times."""
+    read = timed_input({A, B})
+    read.run(events(("a", 1, 100)), events(("b", 1, 900)), parallelism=2)
+    before = read.job.state
+    with pytest.raises(EpochAbortedError, match="task 1 of stage 0 ran a second time"):
+        read.run(events(("a", 2, 200)), events(("b", 2, 950)), again=1, parallelism=2)
+    assert read.job.state == before
+
+
+def test_a_step_whose_rows_come_with_no_partition_any_more_forgets_their_times():
+    """A `transform` was put before it: by stale times it would wait for partitions for good."""
+    read = timed_input({A})
+    read.run(events(("a", 1, 100)), events(("b", 1, 900)))
+    assert read.job.state[0].partition_times
+    read.job.run([events(("a", 1, 300))])
+    assert read.job.state[0].partition_times == ()
+    assert read.job.state[0].watermark_ms == 290

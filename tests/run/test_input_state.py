@@ -1,0 +1,144 @@
+"""What a loop knows of a pipeline's input when it plans an epoch, without Kafka and Spark."""
+
+import json
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from tallystick.run.event_times import InputState
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.part_times import PartTimes
+from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.spark import pipeline_loop
+from tallystick.spark.pipeline_loop import PlannedByUs, _text
+from tallystick.state.catalog import PartitionTime, StepState
+from tallystick.state.functions.keyed_batch import Update
+from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.keys import KeyCodec
+from tallystick.values import TopicPartition
+from tests.keyed_job import EVENTS, step
+
+A, B = TopicPartition("in", 0), TopicPartition("in", 1)
+NOW_MS = 100_000
+IDLE_MS = 1000
+
+
+@dataclass
+class Planner:
+    """Ends of logs of which nothing is due to be read."""
+
+    ends: dict[TopicPartition, int] | None
+    waiting: int = 0
+
+    def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        return start
+
+    def latest(self) -> SourceOffsets | None:
+        return None if self.ends is None else SourceOffsets("cluster", "", self.ends)
+
+    def stop_at_what_is_there(self) -> None:
+        return
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(ms=NOW_MS)
+    fake = SimpleNamespace(monotonic=lambda: now.ms / 1000, time_ns=lambda: now.ms * 1_000_000)
+    monkeypatch.setattr(pipeline_loop, "time", fake)
+    return now
+
+
+def loop(planner: Planner, time_mode: str = EVENT_TIME) -> tuple[PlannedByUs, list[InputState]]:
+    """Return a loop, and the states of the input with which epochs are run."""
+    given: list[InputState] = []
+    timed = vectorised(lambda batch: Update(), state="n bigint", time_mode=time_mode, output=EVENTS)
+    run = SimpleNamespace(
+        keyed=KeyedSteps((step(timed, event_time="at", idle_after_ms=IDLE_MS),)),
+        parts=PartTimes(lambda _: None),
+        cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
+        make_engine=lambda batch, source: given.append(source),
+    )
+    return PlannedByUs(run, planner, None), given
+
+
+def at(positions: dict[TopicPartition, int], **further) -> tuple[str, ...]:
+    return (_text(SourceOffsets("cluster", "", positions, **further)),)
+
+
+def held(state: dict[TopicPartition, tuple[int, int]], watermark_ms: int) -> tuple[StepState, ...]:
+    times = tuple(PartitionTime(*name, *value) for name, value in state.items())
+    key = KeyCodec(pa.schema([EVENTS.field("user")])).schema_text
+    found = StepState("count", 128, 2, key, 1, time_mode=EVENT_TIME)
+    return (replace(found, partition_times=times, watermark_ms=watermark_ms),)
+
+
+def test_partitions_with_more_than_the_epoch_reads_are_unfinished():
+    source, given = loop(Planner({A: 10, B: 7}))
+    source.engine(2, at({A: 4, B: 4}), at({A: 9, B: 7}))
+    assert given == [InputState(frozenset({A, B}), frozenset({A}))]
+
+
+def test_what_lies_beyond_the_end_of_a_stream_is_not_waited_for():
+    """It is never read: its partition would hold up the watermark for good."""
+    source, given = loop(Planner({A: 10, B: 7}))
+    source.engine(2, at({A: 4, B: 4}), at({A: 9, B: 4}, stops={A: 9, B: 5}))
+    assert given == [InputState(frozenset({A, B}), frozenset({B}))]
+
+
+def test_a_partition_whose_topic_is_missed_has_nothing_more_to_read():
+    source, given = loop(Planner({B: 7}))
+    source.engine(2, at({A: 4, B: 4}), at({A: 4, B: 6}))
+    assert given == [InputState(frozenset({A, B}), frozenset({B}))]
+
+
+def test_an_epoch_that_begins_partitions_again_says_so():
+    source, given = loop(Planner({A: 3, B: 7}))
+    source.engine(2, at({A: 90, B: 4}), at({A: 3, B: 7}, starts={A: 0}))
+    assert given == [InputState(frozenset({A, B}), frozenset(), frozenset({A}))]
+
+
+def test_an_epoch_of_an_earlier_run_waits_for_all_partitions_since_nobody_has_looked():
+    source, given = loop(Planner(None))
+    source.engine(2, at({A: 4, B: 4}), at({A: 9, B: 7}))
+    assert given == [InputState(frozenset({A, B}), frozenset({A, B}))]
+
+
+def test_one_epoch_without_rows_is_planned_when_a_partition_has_become_idle(clock):
+    planner = Planner({A: 9, B: 7})
+    source, given = loop(planner)
+    start = at({A: 9, B: 7}, tick=1)
+    state = held({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
+
+    assert source.plan(2, start, state).sources is None
+    clock.ms += 1
+    planned = source.plan(2, start, state)
+    assert planned.sources == at({A: 9, B: 7}), "timers get their epochs after it"
+    source.engine(2, planned.start, planned.sources)
+    assert given == [InputState(frozenset({A, B}), frozenset())]
+    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
+    assert source.plan(3, planned.sources, state).sources is None, "it has moved"
+
+
+@pytest.mark.parametrize("reason", ["there is more of it", "clock timers", "availableNow"])
+def test_no_epoch_is_planned_for_a_partition(clock, reason):
+    """One that has more is not idle; and a run that ends with its records ends with them."""
+    planner = Planner({A: 10 if reason == "there is more of it" else 9, B: 7})
+    clock_timers = reason == "clock timers"
+    source, _ = loop(planner, PROCESSING_TIME if clock_timers else EVENT_TIME)
+    if reason == "availableNow":
+        source.stop_at_what_is_there()
+    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=99)
+    if clock_timers:
+        state = tuple(replace(each, time_mode=PROCESSING_TIME) for each in state)
+    assert source.plan(2, at({A: 9, B: 7}, tick=1), state).sources is None
+
+
+def test_an_idle_epoch_reads_nothing():
+    planner = Planner({A: 9, B: 7})
+    source, _ = loop(planner)
+    state = held({A: (100, 0), B: (900, 0)}, watermark_ms=99)
+    (stop,) = source.plan(2, at({A: 9, B: 7}, starts={A: 3}), state).sources
+    assert from_json(json.loads(stop)).starts == {}

@@ -1,0 +1,231 @@
+"""Watermarks that follow from each partition's event times, on Spark and a real broker."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from typer.testing import CliRunner
+
+import tallystick as ts
+from tallystick.__main__ import app
+from tallystick.epoch import manifest as m
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.processing import EVENT_TIME
+from tallystick.state.functions.vectorised import vectorised
+from tests.spark.flow import Flow
+from tests.spark.topics import WAIT_S, produce, read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+COLUMNS = "k string, n bigint"
+OLD = [1000 + number // 7 for number in range(120)]
+"""Equal times lie on both sides of where epochs end."""
+NEW = list(range(900_000, 900_010))
+
+
+def reminder() -> Any:
+    """Made here, so that workers need no tests."""
+
+    def remind(batch: KeyedBatch) -> Update:
+        """Each row as it is; and the watermark that passed the newest event time of a key by 50."""
+        if batch.is_due:
+            past = pa.array([-batch.time.watermark_ms] * len(batch), pa.int64())
+            return Update(pa.record_batch({"k": batch.keys["k"], "n": past}), {"at": past})
+        due = [None if n is None else n + 50 for n in batch.max("n").to_pylist()]
+        return Update(batch.rows.select(["k", "n"]), timers=pa.array(due, pa.int64()))
+
+    return remind
+
+
+def without(dropped: str) -> Any:
+    """Only the columns of the value, and no rows of this key."""
+
+    def some(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["k", "n"]).filter(pc.not_equal(rows["k"], dropped))
+
+    return some
+
+
+@dataclass
+class Timed:
+    """A pipeline with timers by event time, and what it is fed."""
+
+    flow: Flow
+    source: dict[str, Any] = field(default_factory=dict)
+    dropped: str = "nobody"
+    value: ts.Json = field(default_factory=lambda: ts.Json(COLUMNS))
+
+    def pipeline(self, **settings: Any) -> ts.Pipeline:
+        """Return it; settings are of its keyed step."""
+        flow = self.flow
+        return (
+            ts.Pipeline(flow.name)
+            .read(flow.source(value=self.value, **self.source))
+            .map_batches(without(self.dropped), schema=COLUMNS)
+            .key_by("k")
+            .process(
+                vectorised(reminder(), state="at bigint", time_mode=EVENT_TIME),
+                output=COLUMNS,
+                event_time="n",
+                uid="reminders",
+                **settings,
+            )
+            .write(flow.sink(key="k", value=ts.Json()))
+        )
+
+    def feed(self, partition: int, key: str, *times: int) -> None:
+        """Append records to one partition."""
+        records = [(key, json.dumps({"k": key, "n": at})) for at in times]
+        produce(self.flow.confluent, self.flow.topic_in, records, partition=partition)
+
+    def output(self) -> dict[str, list[int]]:
+        """The rows of each key, in order, and behind a minus the watermarks of its timers."""
+        found: dict[str, list[int]] = {}
+        for record in read_committed(self.flow.confluent, self.flow.topic_out):
+            row = json.loads(record.value or "")
+            found.setdefault(row["k"], []).append(row["n"])
+        return found
+
+    def rows(self) -> dict[str, list[int]]:
+        """The output without that of timers."""
+        return {key: [n for n in ns if n > 0] for key, ns in self.output().items()}
+
+    def epochs(self, checkpoint: Path | None = None) -> list[Any]:
+        """The state of the step after each epoch; not those that a checkpoint begins with."""
+        paths = sorted(((checkpoint or self.flow.checkpoint) / m.FOLDER).glob("0*.json"))
+        found = [m.decode(path.read_bytes(), str(path)) for path in paths]
+        return [each.state[0] for each in found if each.state and each.origin is None]
+
+
+def typed(*arguments: object) -> None:
+    """`tallystick savepoint …`, which is done as asked."""
+    result = CliRunner().invoke(app, ["savepoint", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+
+
+def latest(step: Any) -> dict[int, int | None]:
+    return {each.partition: each.latest_ms for each in step.partition_times}
+
+
+@pytest.mark.parametrize(
+    ("execution", "source"),
+    [("jobs", {}), ("resident", {}), ("resident", {"min_partitions": 5})],
+    ids=["jobs", "resident", "in pieces"],
+)
+def test_rows_of_a_partition_that_lags_are_not_late(
+    flow: Flow, execution: Any, source: dict[str, Any]
+) -> None:
+    """One partition has old rows, another one, which is read at the same time, has new ones."""
+    timed = Timed(flow, {"max_offsets_per_trigger": 30, **source})
+    timed.feed(0, "old", *OLD)
+    timed.feed(1, "new", *NEW)
+
+    flow.run(timed.pipeline(), execution=execution)
+
+    steps = timed.epochs()
+    assert any(latest(each).get(1, 0) >= NEW[0] and latest(each)[0] < OLD[-1] for each in steps), (
+        f"the other one was far ahead while this one was being read: {steps}"
+    )
+    assert timed.rows() == {"old": OLD, "new": NEW}
+    assert steps[-1].watermark_ms == NEW[-1], "nothing is left to be waited for"
+    marks = [step.watermark_ms or 0 for step in steps]
+    assert marks == sorted(marks)
+    assert any(OLD[0] <= mark < OLD[-1] for mark in marks), "it followed the partition that lags"
+
+    timed.feed(0, "old", 2000)
+    timed.feed(1, "new", NEW[-1] + 1)
+    flow.run(timed.pipeline())
+    assert timed.rows() == {"old": OLD, "new": [*NEW, NEW[-1] + 1]}, "what comes then is late"
+
+
+def test_a_lag_is_known_after_a_stop_in_a_savepoint_and_with_other_key_groups(
+    flow: Flow, tmp_path: Path
+) -> None:
+    """And with another parallelism, by the other engine."""
+    timed = Timed(flow, {"max_offsets_per_trigger": 30})
+    timed.feed(0, "old", *OLD)
+    timed.feed(1, "new", *NEW)
+    query = timed.pipeline(parallelism=2).start(
+        flow.spark,
+        checkpoint=str(flow.checkpoint),
+        trigger={"processingTime": "10 minutes"},
+        execution="resident",
+    )
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while not timed.epochs():
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, "no epoch ended"
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    (first,) = timed.epochs()
+    assert set(latest(first)) == {0, 1}
+    assert latest(first)[0] < OLD[-1], "the rest of it is still to be read"
+
+    saved, moved, restored = (tmp_path / name for name in ("saved", "moved", "restored"))
+    typed("create", flow.checkpoint, saved)
+    typed("migrate", saved, moved, "--max-parallelism", "reminders=7", "--scratch", tmp_path)
+    typed("restore", moved, restored)
+    flow.run(timed.pipeline(parallelism=1), checkpoint=restored, execution="jobs")
+
+    assert timed.rows() == {"old": OLD, "new": NEW}
+    steps = timed.epochs(restored)
+    assert steps[0].max_parallelism == 7
+    assert latest(steps[-1]) == {0: OLD[-1], 1: NEW[-1]}
+
+
+def test_rows_that_are_dropped_on_their_way_have_no_time(flow: Flow) -> None:
+    """The watermark is about the rows that come to the step, whatever else a partition holds."""
+    value = ts.Json(COLUMNS, mode="dropmalformed")
+    timed = Timed(flow, {"max_offsets_per_trigger": 12}, dropped="noise", value=value)
+    timed.feed(0, "noise", *range(5_000_000, 5_000_030))
+    produce(flow.confluent, flow.topic_in, [("a", "poison")], partition=1)
+    timed.feed(1, "a", *range(100, 130))
+
+    flow.run(timed.pipeline())
+
+    assert timed.output() == {"a": [*range(100, 130)]}
+    assert latest(timed.epochs()[-1]) == {1: 129}
+    assert timed.epochs()[-1].watermark_ms == 129
+
+
+@pytest.mark.parametrize("execution", ["jobs", "resident"])
+def test_a_watermark_waits_for_a_quiet_partition_and_moves_without_rows_when_it_is_idle(
+    flow: Flow, execution: Any
+) -> None:
+    timed = Timed(flow)
+    timed.feed(0, "a", 100)
+    timed.feed(1, "b", 300)
+    timed.feed(2, "c", 400)
+    started = time.time()
+    query = timed.pipeline(idle_after="4 seconds").start(
+        flow.spark,
+        checkpoint=str(flow.checkpoint),
+        trigger={"processingTime": "0 seconds"},
+        execution=execution,
+    )
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while -400 not in timed.output().get("b", []):
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, timed.output()
+            time.sleep(0.3)
+        assert time.time() - started >= 4
+        settled = len(timed.epochs())
+        time.sleep(1.5)
+    finally:
+        query.stop()
+
+    assert timed.output() == {"a": [100, -400], "b": [300, -400], "c": [400]}
+    first, *_, last = timed.epochs()
+    assert first.watermark_ms == 99
+    assert last.watermark_ms == 400
+    assert last.partition_times == first.partition_times, "there were no rows since"
+    assert settled <= 5, "epochs without rows are run where the watermark moves only"
+    assert len(timed.epochs()) == settled
