@@ -6,14 +6,16 @@ import pytest
 
 from tallystick.epoch import protocol
 from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.manifest import epoch_of
 from tallystick.ops.ui.facts import EpochFact, PageFacts
 from tallystick.ops.ui.live_run import BEGINS, LiveRun
 from tallystick.values import Producer
 
 EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")
 LOOKED = PageFacts("", "checkpoint", looked_ms=0, findings=(EMPTY,), kafka=True)
+MANIFEST = protocol.ManifestWritten("0-a.json")
 EPOCH = [
-    protocol.EpochPlanned(("end",)), protocol.EpochRan(()), protocol.ManifestWritten("0-a.json"),
+    protocol.EpochPlanned(("end",)), protocol.EpochRan(()), MANIFEST,
     protocol.TransactionCommitted(Producer("t", 1, 0)),
 ]  # fmt: skip
 
@@ -37,6 +39,17 @@ def test_a_checkpoint_looked_at_before_the_first_epoch_ended_is_no_error(clock):
     for number in (-1, next(iter(live._decided))):
         midway = replace(facts, decided=EpochFact(number, decided_ms=950, offsets=0, rows=0))
         assert live.add_to(midway).findings == (BEGINS,), "decided in the middle of the look"
+
+
+def test_kafka_may_say_that_the_first_epoch_is_decided_before_the_driver_is_told(clock):
+    live = LiveRun(None)
+    said = EpochFact(epoch_of(MANIFEST.path), decided_ms=950, offsets=0, rows=0)
+    facts = replace(LOOKED, looked_ms=900, decided=said)
+
+    assert live.add_to(facts).findings == (EMPTY,), "an epoch of an earlier run"
+    for event in EPOCH[:-1]:
+        live(event)
+    assert live.add_to(facts).findings == (BEGINS,)
 
 
 def test_a_checkpoint_that_is_empty_after_an_epoch_is_an_error(clock):

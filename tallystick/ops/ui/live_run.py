@@ -8,6 +8,7 @@ from typing import Any
 
 from tallystick.epoch import protocol
 from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.ops.remedies import remedy_of
@@ -56,6 +57,7 @@ class LiveRun:
         self._open_ms: int | None = None
         self._outcomes = EpochOutcomes()
         self._first_ms: int | None = None
+        self._written = -1  # the newest epoch with a manifest of this run
         self._decided: dict[int, tuple[int, int]] = {}  # epoch: when, and its rows
         self._rows: Counter[str] = Counter()
         self._aborted: Counter[str] = Counter()
@@ -70,6 +72,8 @@ class LiveRun:
         """See `run.driver.Listener`."""
         if isinstance(event, protocol.EpochPlanned):
             self._open_ms = None if event.sources is None else _now_ms()
+        if isinstance(event, protocol.ManifestWritten):
+            self._written = epoch_of(event.path)
         if isinstance(event, protocol.ActionFailed):
             self._errors.append((_now_ms(), type(event.error), _shown(event.error)))
         match self._outcomes.of(event):
@@ -96,9 +100,10 @@ class LiveRun:
         query = self._query
         begins = self._first_ms is None or facts.looked_ms <= self._first_ms
         # No error where a run begins. In the middle of the look its lineage may be opened (that
-        # is epoch -1), or its first epoch decided.
+        # is epoch -1), or its first epoch decided, which Kafka may say before the driver is told.
         decided = -1 if facts.decided is None else facts.decided.number
-        if begins and facts.kafka and (decided < 0 or decided in self._decided):
+        its_own = decided in (-1, self._written) or decided in self._decided
+        if begins and facts.kafka and its_own:
             facts = replace(facts, findings=(BEGINS,))
         if query is None:
             return facts
