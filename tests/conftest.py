@@ -16,6 +16,10 @@ import tallystick as ts
 from tallystick.spark import PYSPARK_VERSION, streaming
 from tests.spark import jvm
 
+# A failure in what tests share says what differed.
+pytest.register_assert_rewrite(
+    "tests.failover.evidence", "tests.spark.keyed_flights", "tests.spark.sunk", "tests.spark.topics"
+)
 settings.register_profile("untimed", deadline=None)  # speed is shown in benchmarks
 settings.load_profile("untimed")
 

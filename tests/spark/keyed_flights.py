@@ -49,6 +49,7 @@ class Flights:
     def assert_exact(self) -> None:
         """Each flight once, each count from 1 to n in order, and the same n in the state."""
         fed = self._data.iloc[: self._fed]
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
         records = read_committed(self._flow.confluent, self._flow.topic_out)
         rows = [json.loads(record.value or "") for record in records]
         found = pd.DataFrame(rows).assign(partition=[record.partition for record in records])
@@ -59,7 +60,6 @@ class Flights:
         counts = fed.groupby("dest").size().to_dict()
         assert found.groupby("dest")["n"].max().to_dict() == counts
         assert self.state() == counts
-        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
 
     def state(self) -> dict[str, int]:
         """The committed state, by a reader of its own."""

@@ -65,6 +65,8 @@ class Poisoned:
 
     def assert_exact(self, stop: int) -> None:
         """Every record below `stop` is where it belongs, once, and in order."""
+        for topic in (self.flow.topic_out, self.topic):
+            wait_until_nothing_is_pending(self.flow.confluent, topic)
         out = read_committed(self.flow.confluent, self.flow.topic_out)
         dead = read_committed(self.flow.confluent, self.topic)
         numbers = range(stop)
@@ -77,8 +79,6 @@ class Poisoned:
         )
         places = [self.check_letter(letter) for letter in dead]
         assert len(set(places)) == len(places)
-        for topic in (self.flow.topic_out, self.topic):
-            wait_until_nothing_is_pending(self.flow.confluent, topic)
 
     def check_letter(self, letter: Record) -> tuple[bytes, ...]:
         """The place that a dead letter names, after a look at all that it carries."""

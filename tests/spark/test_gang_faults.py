@@ -88,12 +88,12 @@ class Resident:
         if not self.is_keyed:
             self.flow.assert_exact()
             return
+        wait_until_nothing_is_pending(self.flow.confluent, self.flow.topic_out)
         found = read_committed(self.flow.confluent, self.flow.topic_out)
         rows = [(record.key, json.loads(record.value or "")) for record in found]
         assert by_key((key, row["value"]) for key, row in rows) == by_key(self.flow.input)
         for _, numbers in by_key((key, row["n"]) for key, row in rows).items():
             assert numbers == list(range(1, len(numbers) + 1))
-        wait_until_nothing_is_pending(self.flow.confluent, self.flow.topic_out)
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ class Fed:
 
     def assert_numbered(self) -> None:
         """Each row came out once, with its number among those of its key, in order."""
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
         found: dict[str, list[tuple[int, int]]] = {}
         for row in values(self._flow):
             found.setdefault(row["k"], []).append((row["n"], row["seen"]))
@@ -82,7 +83,6 @@ class Fed:
             key: list(zip(numbers, range(1, len(numbers) + 1), strict=True))
             for key, numbers in self.by_key.items()
         }
-        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
 
 
 def values(flow: Flow) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ In real runs, which die between prepare, decision and commits; see `tests/ops/te
 what needs no run.
 """
 
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tallystick.ops.inspection import DECIDED, SETTLED, inspect
 from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Facts, Flow
 from tests.spark.sunk import open_ids
-from tests.spark.topics import read_committed, wait_until_nothing_is_pending
+from tests.spark.topics import WAIT_S, read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -63,9 +64,18 @@ def go_on(flow: Flow, transactions: str, execution: Any) -> None:
     assert open_ids(flow) == []
 
 
+def wait_for_rows(flow: Flow, count: int) -> None:
+    """Wait until the markers of a commit are written, which come after Kafka's answer."""
+    deadline = time.monotonic() + WAIT_S
+    while len(found := read_committed(flow.confluent, flow.topic_out)) < count:
+        assert time.monotonic() < deadline, f"{len(found)} rows are visible"
+        time.sleep(0.1)
+    assert len(found) == count
+
+
 def test_what_a_dead_driver_has_decided_is_committed(flow: Flow, execution: Any) -> None:
     run_and_die(flow, "task", "TransactionCommitted", execution)
-    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    wait_for_rows(flow, 100)
     before = inspect(FileStorage(str(flow.checkpoint))).outputs[-1]
     left = len(open_ids(flow))
 
@@ -121,5 +131,5 @@ def test_a_run_that_is_at_work_is_fenced_and_has_lost_nothing(
     with pytest.raises(ts.FencedError):
         query.awaitTermination(120)
     assert done.epoch is not None
-    assert len(read_committed(flow.confluent, flow.topic_out)) == 100
+    wait_for_rows(flow, 100)
     go_on(flow, transactions, execution)

@@ -245,6 +245,7 @@ def test_complete_mode_writes_the_whole_result_each_time(flow: Flow) -> None:
 
     write(flow, counts, mode="complete", **{"value.format": "json", "key.field": "k"})
 
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     found = read_committed(flow.confluent, flow.topic_out)
     assert sorted((r.key, r.value) for r in found if '"count":20' in (r.value or "")) == sorted(
         (f"k{n}", f'{{"k":"k{n}","count":20}}') for n in range(7)
@@ -282,6 +283,7 @@ def test_rows_choose_their_topics(flow: Flow, tallystick_topic: NewTopic) -> Non
     write(flow, rows, topic=None, **{"token.topic": flow.topic_out})
 
     for topic, expected in ((flow.topic_out, range(10)), (other, range(10, 20))):
+        wait_until_nothing_is_pending(flow.confluent, topic)
         found = read_committed(flow.confluent, topic)
         assert sorted(int(r.value or "") for r in found) == list(expected)
 

@@ -180,8 +180,11 @@ def by_key(records: Iterable[tuple[str | None, str | None]]) -> dict[str | None,
 def assert_exact(
     options: Mapping[str, str], topic: str, expected: Iterable[tuple[str | None, str | None]]
 ) -> None:
-    """The topic holds these records once each, in this order per key, and no reader is stuck."""
+    """The topic holds these records once each, in this order per key, and no reader is stuck.
+
+    Kafka answers a commit before it writes the markers that show the rows to readers.
+    """
+    wait_until_nothing_is_pending(options, topic)
     found = read_committed(options, topic)
     assert by_key((r.key, r.value) for r in found) == by_key(expected)
     assert len({(r.key, r.partition) for r in found}) == len({r.key for r in found})
-    wait_until_nothing_is_pending(options, topic)
