@@ -142,3 +142,16 @@ def check_event_times(column: pa.Array, what: str) -> None:
                 f"time. Is it in micro- or nanoseconds? Divide it in a map_batches before, or make "
                 f"it null."
             )
+
+
+@dataclass(frozen=True)
+class SideRows:
+    """Rows that a processor puts out beside its main output.
+
+    Args:
+        output: the name of the output, as `write` has it.
+        rows: for it, with columns of its own.
+    """
+
+    output: str
+    rows: pa.RecordBatch

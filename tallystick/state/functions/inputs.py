@@ -1,0 +1,135 @@
+"""Rows of several inputs as one table, for keyed steps that have more than one.
+
+    key columns | $input | $time | bids: struct<…> | people: struct<…>
+
+Each row is of one input: its columns are in that input's struct, the other structs are null. The
+key's columns have the names that the first input gives them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.errors import OptionError
+
+INPUT = "$input"
+"""The column that holds the number of a row's input, as int8."""
+TIME = "$time"
+"""The column that holds a row's event time in ms, as int64; null where it has none."""
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """One of the inputs of a keyed step.
+
+    Args:
+        name: of the input.
+        columns: of its rows.
+        key: its columns that are the key.
+        event_time: its column that holds the event time, a timestamp or bigint in ms; None: its
+            rows have none.
+    """
+
+    name: str
+    columns: pa.Schema
+    key: tuple[str, ...]
+    event_time: str | None = None
+
+    def __post_init__(self) -> None:
+        named = (*self.key, *([self.event_time] if self.event_time else []))
+        for name in named:
+            if self.columns.names.count(name) != 1:
+                raise OptionError(
+                    f"input {self.name!r} has no column {name!r}, which key_by or event_time "
+                    f"names; it has {', '.join(self.columns.names)}"
+                )
+
+
+@dataclass(frozen=True)
+class KeyedInputs:
+    """The inputs of a keyed step, in their order.
+
+    Raises:
+        OptionError: their keys are of different types, or names are taken twice.
+    """
+
+    inputs: Sequence[KeyedInput]
+
+    def __post_init__(self) -> None:
+        first = self.inputs[0]
+        kinds = _key_types(first)
+        for each in self.inputs[1:]:
+            if _key_types(each) != kinds:
+                raise OptionError(
+                    f"the key of input {each.name!r} has types {_names(_key_types(each))}, that "
+                    f"of {first.name!r} {_names(kinds)}: rows of equal keys go to one task, so "
+                    f"cast one of them in a map_batches"
+                )
+        names = self.columns.names
+        for name in names:
+            if names.count(name) > 1:
+                raise OptionError(
+                    f"{name!r} is the name of an input and of a key's column: rename the input"
+                )
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """The columns of all rows as one table."""
+        first = self.inputs[0]
+        return pa.schema(
+            [
+                *(first.columns.field(name).with_nullable(True) for name in first.key),
+                pa.field(INPUT, pa.int8()),
+                pa.field(TIME, pa.int64()),
+                *(pa.field(each.name, pa.struct(list(each.columns))) for each in self.inputs),
+            ]
+        )
+
+    def numbered(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of one input, with its columns, as rows of the table."""
+        its = self.inputs[number]
+        count = rows.num_rows
+        time = pa.nulls(count, pa.int64())
+        if its.event_time is not None:
+            time = _in_ms(rows.column(its.event_time))
+        structs = [
+            pa.StructArray.from_arrays(rows.columns, fields=list(each.columns))
+            if each is its
+            else pa.nulls(count, pa.struct(list(each.columns)))
+            for each in self.inputs
+        ]
+        keys = [rows.column(name) for name in its.key]
+        numbers = pa.array(np.full(count, number, np.int8))
+        return pa.RecordBatch.from_arrays([*keys, numbers, time, *structs], schema=self.columns)
+
+    def rows_of(self, number: int, table: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of one input, in their order, with its own columns."""
+        its = self.inputs[number]
+        of_it = table.filter(pc.equal(table.column(INPUT), number))
+        return pa.RecordBatch.from_arrays(
+            of_it.column(its.name).flatten(), schema=pa.schema(list(its.columns))
+        )
+
+
+def _key_types(each: KeyedInput) -> list[pa.DataType]:
+    return [each.columns.field(name).type for name in each.key]
+
+
+def _names(kinds: Sequence[pa.DataType]) -> str:
+    return ", ".join(map(str, kinds))
+
+
+def _in_ms(column: pa.Array) -> pa.Int64Array:
+    """Return event times in ms, rounded down."""
+    if not pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    zone = column.type.tz
+    return (
+        pc.floor_temporal(column, unit="millisecond")
+        .cast(pa.timestamp("ms", zone), safe=False)
+        .cast(pa.int64())
+    )
