@@ -1,0 +1,72 @@
+"""Cases for Flink's window and interval join operators, with its answers: `../flink_operators.jsonl`.
+
+Each case is a script of steps: the watermark that is known when the step begins, and the rows that
+come then, as (side, key, time, value). Rows come out of order, late, at equal times, and after
+pauses. Flink's own operators answer, in its test harness, so that no clock or thread takes part.
+
+To make the file again (a JDK from 17 on, and Maven):
+
+    cd tests/golden/flink_operators
+    mvn -q dependency:copy-dependencies -DoutputDirectory=/tmp/flink-lib
+    javac -cp '/tmp/flink-lib/*' -d /tmp/flink-classes FlinkOperators.java
+    python cases.py | java -cp '/tmp/flink-classes:/tmp/flink-lib/*' \
+        --add-opens java.base/java.util=ALL-UNNAMED FlinkOperators > ../flink_operators.jsonl
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+KEYS = 3
+
+
+def main() -> None:
+    """Print a case per line."""
+    for number, settings in enumerate(_settings()):
+        steps = list(_steps(random.Random(number), settings))
+        print(json.dumps({"number": number, **settings, "steps": steps}, separators=(",", ":")))
+
+
+def _settings() -> Iterator[dict[str, Any]]:
+    for lateness in (0, 7, 40):
+        for offset in (0, 3, -4):
+            yield {"kind": "tumbling", "size": 10, "offset": offset, "lateness": lateness}
+            for size, every in ((12, 4), (10, 5), (9, 9), (20, 2)):
+                hopping = {
+                    "kind": "hopping",
+                    "size": size,
+                    "every": every,
+                    "offset": offset % every,
+                }
+                yield {**hopping, "lateness": lateness}
+        for gap in (1, 5, 12):
+            yield {"kind": "session", "size": gap, "lateness": lateness}
+    for lower, upper in ((0, 0), (-5, 5), (-10, -2), (3, 9), (0, 8), (-6, 0)):
+        for _ in range(2):
+            yield {"kind": "interval_join", "lower": lower, "upper": upper}
+
+
+def _steps(chance: random.Random, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield steps whose watermark follows the latest time by a delay, and at times stands still."""
+    latest, watermark, value = chance.randrange(-30, 30), None, 0
+    sides = 2 if settings["kind"] == "interval_join" else 1
+    delays = (6, 12, 15) if sides == 2 else (0, 4, 8)
+    for _ in range(14):
+        rows = []
+        for _ in range(chance.choice((0, 1, 3, 8))):
+            time = latest + chance.randrange(-12, 6)
+            if chance.random() < 0.03:
+                time += 60  # a pause of the stream
+            value += 1
+            rows.append([chance.randrange(sides), chance.randrange(KEYS), time, value])
+        yield {"watermark": watermark, "rows": rows}
+        latest = max([latest, *(row[2] for row in rows)])
+        if rows and chance.random() < 0.8:
+            after = latest - chance.choice(delays)
+            watermark = after if watermark is None else max(watermark, after)
+    yield {"watermark": latest + 1000, "rows": []}
+
+
+if __name__ == "__main__":
+    main()
