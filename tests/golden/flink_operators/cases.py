@@ -1,4 +1,4 @@
-"""Cases for Flink's window and interval join operators, with its answers: `../flink_operators.jsonl`.
+"""Cases for Flink's window and interval join operators, answered in `../flink_operators.jsonl`.
 
 Each case is a script of steps: the watermark that is known when the step begins, and the rows that
 come then, as (side, key, time, value). Rows come out of order, late, at equal times, and after
