@@ -38,6 +38,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"tests/long.txt: no test is called {name}")
 
 
+RERUNS_MAX = 3
+"""More tests that failed at first are no accident of the machine's."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what each test found that failed and was run again (`--reruns`)."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"UNSTABLE: {report.nodeid} failed first")
+        terminalreporter.write_line(report.longreprtext)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which too many tests needed a second time."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and len(reporter.stats.get("rerun", [])) > RERUNS_MAX:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session")
 def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark of this process, whichever tests run in it; nobody else may stop it."""

@@ -51,7 +51,7 @@ def test_it_installs_what_is_missing_and_goes_on(tmp_path):
     assert [line for line in done.stdout.splitlines() if line.startswith("make ")] == [
         "make check",
         "make sim SEEDS=300",
-        "make test",
+        "make test ARGS=--reruns 1 -raR",
     ]
 
 
