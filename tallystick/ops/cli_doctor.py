@@ -110,6 +110,6 @@ def _show(found: "Diagnosis", out: "Console") -> None:
     made = f"{len(found.checks)} checks: {', '.join(found.checks)}"
     counts = [sum(each.severity == level for each in found.findings) for level in (2, 1)]
     if any(counts):
-        out.print(f"{counts[0]} errors, {counts[1]} warnings. {made}.", soft_wrap=True)
+        out.print(f"Errors: {counts[0]}, warnings: {counts[1]}. {made}.", soft_wrap=True)
     else:
         out.print(f"Nothing is wrong. {made}.", soft_wrap=True)
