@@ -24,6 +24,7 @@ from tallystick.host import kernel_cache
 from tallystick.state import changelog
 from tallystick.state.catalog import Version
 from tallystick.state.compatibility import settle
+from tallystick.state.functions import aggregates
 from tallystick.state.functions import ready_made as ready
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import Processor, Work
@@ -48,7 +49,7 @@ def running_totals(batch: KeyedBatch) -> Update:
     return Update(output, {"n": n, "total": total})
 
 
-COUNT_AND_SUM = {"count": ready.count(), "sum": ready.sum("amount", "double")}
+COUNT_AND_SUM = {"count": aggregates.count(), "sum": aggregates.sum("amount", "double")}
 FUNCTIONS: dict[str, tuple[list[str], Callable[[], Processor]]] = {
     "count, sum per epoch": (["user"], lambda: ready.aggregate(COUNT_AND_SUM, keep=["ts"])),
     "count, sum per record": (
@@ -65,7 +66,7 @@ FUNCTIONS: dict[str, tuple[list[str], Callable[[], Processor]]] = {
     ),
     "last string": (
         ["user"],
-        lambda: ready.aggregate({"item": ready.last_value("item", "string")}),
+        lambda: ready.aggregate({"item": aggregates.last_value("item", "string")}),
     ),
     "duplicates": (["user"], lambda: ready.deduplicate()),
     "top 3": (["user"], lambda: ready.top_n(3, "amount", "double")),

@@ -55,21 +55,36 @@ from .spark.context import (
 )
 from .spark.streaming.registration import kafka_partition as kafka_partition
 from .spark.streaming.registration import register as register
+from .state.functions.aggregates import (
+    approximate_distinct_count as approximate_distinct_count,
+    average as average,
+    collect as collect,
+    count as count,
+    first_value as first_value,
+    last_value as last_value,
+    maximum as maximum,
+    minimum as minimum,
+    quantiles as quantiles,
+    sum as sum,
+    vectorised_aggregate as vectorised_aggregate,
+)
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,
 )
 from .state.functions.ready_made import (
     aggregate as aggregate,
-    count as count,
     deduplicate as deduplicate,
-    last_value as last_value,
-    maximum as maximum,
-    minimum as minimum,
     sessions as sessions,
-    sum as sum,
     top_n as top_n,
 )
 from .state.functions.vectorised import vectorised as vectorised
+from .state.functions.windowed import windowed as windowed
+from .state.functions.windows import (
+    cumulative as cumulative,
+    hopping as hopping,
+    session as session,
+    tumbling as tumbling,
+)
 
 __version__: str

@@ -43,8 +43,9 @@ from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
+from tallystick.state.durations import duration_ms
+from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
-from tallystick.state.functions.ready_made import Aggregate
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -356,8 +357,8 @@ class KeyedPipeline:
             max_parallelism=self.max_parallelism,
             parallelism=parallelism,
             event_time=event_time,
-            watermark_delay_ms=_delay_ms("watermark_delay", watermark_delay),
-            idle_after_ms=_delay_ms("idle_after", idle_after),
+            watermark_delay_ms=duration_ms("watermark_delay", watermark_delay),
+            idle_after_ms=duration_ms("idle_after", idle_after),
         )
         return replace(self.pipeline, steps=(*self.pipeline.steps, step))
 
@@ -390,7 +391,7 @@ def _check_own(
     if isinstance(processor, Aggregate):
         raise OptionError(
             "process(): count(), sum() and the like are columns of an aggregate, not a function by "
-            'themselves. Wrap it: ts.aggregate({"n": ts.count()})'
+            'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
         )
     if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
         raise OptionError(
@@ -403,24 +404,6 @@ def _check_own(
         )
     if rows != "row" or initial_state is not None:
         raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
-
-
-_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
-_UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
-
-
-def _delay_ms(name: str, delay: str | int) -> int:
-    """Return a delay in ms, given as such or as for Spark's `withWatermark`: "10 seconds"."""
-    if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
-        return delay
-    words = str(delay).lower().split()
-    unit = _UNITS_MS.get(words[1].removesuffix("s")) if len(words) == 2 else None
-    if isinstance(delay, str) and unit is not None and words[0].isdecimal():
-        return int(words[0]) * unit
-    raise OptionError(
-        f"{name}={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
-        f"(milliseconds, seconds, minutes, hours, days)"
-    )
 
 
 def _uids(uids: Collection[str]) -> frozenset[str]:

@@ -22,7 +22,7 @@ from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
-from tallystick.state.functions.processing import COLUMNS
+from tallystick.state.functions.processing import COLUMNS, PANES
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
@@ -194,12 +194,19 @@ def _readable(step: StepState) -> Iterator[tuple[int, int]]:
 def _columns_of(state: StateField) -> list[pa.Field]:
     if state.kind == COLUMNS:
         return list(schema_from_text(state.value_schema))
+    if state.kind == PANES:
+        return [pa.field(state.kind, pa.list_(_pane(state)))]
     value = _struct(state.value_schema)
     if state.kind == LIST:
         return [pa.field(state.name, pa.list_(value))]
     if state.kind == MAP:
         return [pa.field(state.name, pa.map_(_struct(state.key_schema), value))]
     return [pa.field(state.name, value)]
+
+
+def _pane(state: StateField) -> pa.StructType:
+    """Return a pane of windows: its start in microseconds, and its accumulators."""
+    return pa.struct([pa.field("start", pa.int64()), *schema_from_text(state.value_schema)])
 
 
 def _struct(text: str) -> pa.StructType:
@@ -227,6 +234,13 @@ def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> 
     if state.kind == COLUMNS:
         rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
         return [column.take(_positions(codes, count)) for column in rows.columns]
+    if state.kind == PANES:
+        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
+        # As a column of a key: a byte that says that there is one, and its order as unsigned.
+        starts = [int.from_bytes(each[1:], "big") - _SIGN for each in found.rest]
+        columns = [pa.array(starts, pa.int64()), *rows.columns]
+        panes = pa.StructArray.from_arrays(columns, fields=list(_pane(state)))
+        return [_lists(panes, codes, count)]
     kind = _struct(state.value_schema)
     if state.kind == VALUE:
         return [_structs(state.value_schema, kind, found.values).take(_positions(codes, count))]

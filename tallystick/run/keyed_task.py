@@ -48,7 +48,9 @@ from tallystick.state.catalog import StateFile, StepState
 from tallystick.state.file_sets import TRAIL_LENGTH, Load
 from tallystick.state.functions.processing import (
     EVENT_TIME,
+    JudgesLateness,
     Processor,
+    SideRows,
     StateDeclaration,
     Work,
     check_event_times,
@@ -304,7 +306,7 @@ class ProcessPlan:
                     left.files += self._rewritten(view, storage, index, nonce)
             if has_work:
                 changes: list[pa.Table] = []
-                yield from self._processed(slices, view, changes)
+                yield from self._processed(slices, view, changes, left)
                 name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
                 with counted_as(STATE):
                     changed = write_changelog(*name, pa.concat_tables(changes))
@@ -367,7 +369,10 @@ class ProcessPlan:
             latest_ms = latest // per_ms
             left.event_time_max_ms = latest_ms if known_ms is None else max(known_ms, latest_ms)
         watermark_ms = self.time.watermark_ms
-        if watermark_ms is None or self.step.processor.time_mode != EVENT_TIME:
+        processor = self.step.processor
+        if watermark_ms is None or processor.time_mode != EVENT_TIME:
+            return rows
+        if isinstance(processor, JudgesLateness) and processor.judges_lateness:
             return rows
         late = pc.less_equal(times, watermark_ms * per_ms).fill_null(False)
         late_count = pc.sum(late).as_py()
@@ -392,7 +397,7 @@ class ProcessPlan:
         )
 
     def _processed(
-        self, slices: Slices, view: StateView, changes: list[pa.Table]
+        self, slices: Slices, view: StateView, changes: list[pa.Table], left: _TaskResult
     ) -> Iterator[pa.RecordBatch]:
         """Yield what the function puts out, slice by slice; what it changed is sorted by key."""
         for groups, rows in slices:
@@ -405,10 +410,17 @@ class ProcessPlan:
                 overlay=Overlay(view),
                 time=self.time,
                 is_first=self.base.version is None,
+                event_time=self.step.event_time,
             )
             for batch in timed(FUNCTIONS, self.step.processor.run(work)):
+                if isinstance(batch, SideRows):
+                    raise OptionError(
+                        f"step {self.step.uid}: its function has rows for the output "
+                        f"{batch.output!r}, and nothing takes them"
+                    )
                 if batch.num_rows:
                     yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+            left.late += sum(work.late)
             with counted_as(STATE):
                 changes.append(work.overlay.changes())
 

@@ -61,6 +61,20 @@ def hash_bytes(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
+def hash_long(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
+    """Compute the 64-bit FNV-1a hash of bytes; 0 for a null."""
+    for row in range(len(codes)):
+        at, end = starts[row], starts[row] + lengths[row]
+        code = np.uint64(0xCBF29CE484222325)
+        if lengths[row] < 0 or at < 0 or end > len(data):
+            codes[row] = 0
+            continue
+        for place in range(at, end):
+            code = (code ^ np.uint64(data[place])) * np.uint64(0x100000001B3)
+        codes[row] = code
+
+
+@numba.njit(cache=True, nogil=True)
 def add_fixed_sizes(valid, width, sizes):  # type: ignore[no-untyped-def]
     """Add what a column of fixed width takes."""
     for row in range(len(sizes)):

@@ -311,6 +311,8 @@ def warm_up() -> None:
     rows = rows.append_column("d", pa.nulls(2, pa.decimal128(38)))
     codec = KeyCodec(rows.schema)
     codec.hash_codes(rows)
+    spans = spans_of(rows["s"], "key")
+    key_kernels.hash_long(spans.data, spans.starts, spans.lengths, np.empty(2, np.uint64))
     codec.decode(codec.encode(rows))
     bodies(entry_keys(np.zeros(2, np.int32), 1, codec.encode(rows)))
 

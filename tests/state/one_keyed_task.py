@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from tallystick.state.catalog import StateField
 from tallystick.state.compatibility import settle
-from tallystick.state.functions.processing import Processor, Work
+from tallystick.state.functions.processing import Processor, SideRows, Work
 from tallystick.state.functions.vectorised import ByColumns
-from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import EpochTime, Overlay
 
@@ -42,38 +42,80 @@ class OneTask:
         processor: what is tested.
         key: the names and types of the key's columns.
         rows: those of the rows, for a function that goes by them.
+        event_time: the column that holds it.
     """
 
-    def __init__(self, processor: Processor, key: pa.Schema, rows: pa.Schema | None = None) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        key: pa.Schema,
+        rows: pa.Schema | None = None,
+        event_time: str | None = None,
+    ) -> None:
         if isinstance(processor, ByColumns):
             assert rows is not None
             processor = processor.make(rows)
         self.entries: dict[bytes, bytes] = {}
         self.written = 0
         self.output: list[pa.RecordBatch] = []
+        self.side: list[SideRows] = []
+        self.late = 0
+        self._event_time = event_time
         self._processor = processor
         self._key = KeyCodec(key)
         fields, _ = settle("step", processor.declared(self._key), None)
         self._fields: dict[str, StateField] = {field.name: field for field in fields}
 
     def epoch(
-        self, rows: pa.RecordBatch, *, timestamp_ms: int = 0, watermark_ms: int | None = None
+        self,
+        rows: pa.RecordBatch,
+        *,
+        timestamp_ms: int = 0,
+        watermark_ms: int | None = None,
+        parallelism: int = 1,
     ) -> list[dict[str, Any]]:
-        """The output of one epoch; its changes become the committed state."""
-        overlay = Overlay(DictView(self.entries))
-        rows = _as_from_a_frame(rows)
+        """The output of one epoch; its changes become the committed state.
+
+        Args:
+            rows: all of the epoch.
+            timestamp_ms: its clock.
+            watermark_ms: of earlier epochs.
+            parallelism: how many tasks share the key groups; it may be another in each epoch.
+        """
+        self.output, self.side, self.late, self.written = [], [], 0, 0
+        changes = [
+            self._task(rows, index, parallelism, EpochTime(timestamp_ms, watermark_ms))
+            for index in range(parallelism)
+        ]
+        for each in changes:
+            self._commit(each)
+        return [row for batch in self.output for row in batch.to_pylist()]
+
+    def _task(
+        self, rows: pa.RecordBatch, index: int, parallelism: int, time: EpochTime
+    ) -> pa.Table:
+        groups = key_group_range(MAX_PARALLELISM, parallelism, index)
+        of_rows = key_groups_of(self._key.hash_codes(rows), MAX_PARALLELISM)
+        is_own = (of_rows >= groups.first) & (of_rows <= groups.last)
         work = Work(
-            rows=rows,
+            rows=_as_from_a_frame(rows.filter(pa.array(is_own))),
             key=self._key,
             max_parallelism=MAX_PARALLELISM,
-            groups=KeyGroupRange(0, MAX_PARALLELISM - 1),
+            groups=groups,
             fields=self._fields,
-            overlay=overlay,
-            time=EpochTime(timestamp_ms, watermark_ms),
+            overlay=Overlay(DictView(self.entries)),
+            time=time,
+            event_time=self._event_time,
         )
-        self.output = list(self._processor.run(work))
-        output = [row for batch in self.output for row in batch.to_pylist()]
-        changes = overlay.changes()
+        for batch in self._processor.run(work):
+            (self.side if isinstance(batch, SideRows) else self.output).append(batch)
+        self.late += sum(work.late)
+        changes = work.overlay.changes()
+        for key in changes["key"].to_pylist():
+            assert groups.first <= int.from_bytes(key[:2], "big") <= groups.last, "not its own"
+        return changes
+
+    def _commit(self, changes: pa.Table) -> None:
         keys = changes["key"].to_pylist()
         assert keys == sorted(set(keys)), "each key is written once"
         for key, value in zip(keys, changes["value"].to_pylist(), strict=True):
@@ -82,8 +124,7 @@ class OneTask:
                 del self.entries[key]
             else:
                 self.entries[key] = value
-        self.written = len(keys)
-        return output
+        self.written += len(keys)
 
 
 def _as_from_a_frame(rows: pa.RecordBatch) -> pa.RecordBatch:

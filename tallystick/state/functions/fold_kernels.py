@@ -209,3 +209,21 @@ def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped
         codes[left], starts[left] = codes[row], starts[row]
         ends[left], counts[left] = ends[row], counts[row]
     return left + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def session_numbers(codes, starts, ends, gap, numbers):  # type: ignore[no-untyped-def]
+    """Number the sessions that intervals make: of a key and at most `gap` apart; how many.
+
+    They are sorted by key, then by start.
+    """
+    count = 0
+    latest = np.int64(0)
+    for row in range(len(codes)):
+        if row and codes[row] == codes[row - 1] and starts[row] - latest <= gap:
+            latest = max(latest, ends[row])
+        else:
+            count += 1
+            latest = ends[row]
+        numbers[row] = count - 1
+    return count

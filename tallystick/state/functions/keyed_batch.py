@@ -352,6 +352,8 @@ def warm_up() -> None:
     order_by_key(codes.astype(np.int64), 1)
     fold_kernels.is_sorted(*np.zeros((2, 1), np.int64))
     fold_kernels.merge_sessions(*np.zeros((4, 1), np.int64), 0)
+    intervals = np.zeros((4, 1), np.int64)
+    fold_kernels.session_numbers(*intervals[:3], 0, intervals[3])
     batch.sum(rows["n"].cast(pa.decimal128(_DIGITS, 0)))
 
 

@@ -1,13 +1,15 @@
 """The function of a keyed step as its task sees it, independent of the way the user wrote it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from tallystick.errors import RecordError
+from tallystick.errors import OptionError, RecordError
 from tallystick.state.catalog import StateField
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
@@ -22,6 +24,9 @@ TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
 
 COLUMNS = "columns"
 """The kind of the one state of a vectorised function: what it keeps per key, as columns."""
+PANES = "panes"
+"""The kind of a state of windows: columns per key and pane, whose start follows the key. What the
+panes are is the declaration's key schema, in words: with others, the state would mean nothing."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 
@@ -50,6 +55,8 @@ class Work:
         overlay: where state is read and written.
         time: the epoch's.
         is_first: the step has no committed state yet: what it starts with is to be put in.
+        event_time: the column of the rows that holds their event time; None: they have none.
+        late: what a processor that `JudgesLateness` drops as late, as counts; they are summed.
     """
 
     rows: pa.RecordBatch
@@ -60,6 +67,8 @@ class Work:
     overlay: Overlay
     time: EpochTime
     is_first: bool = False
+    event_time: str | None = None
+    late: list[int] = field(default_factory=list)
 
 
 class Processor(Protocol):
@@ -97,7 +106,7 @@ class Processor(Protocol):
         """
         ...
 
-    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+    def run(self, work: Work) -> "Iterator[pa.RecordBatch | SideRows]":
         """Process the rows, then the timers that are due; state goes into the overlay.
 
         The overlay is complete when the iterator is exhausted.
@@ -114,8 +123,19 @@ class HasInitialState(Protocol):
         ...
 
 
+@runtime_checkable
+class JudgesLateness(Protocol):
+    """A processor that gets rows behind the watermark too, and decides itself which are late.
+
+    The others with time mode `EventTime` never see a row at or before the watermark.
+    """
+
+    judges_lateness: bool
+
+
 EVENT_TIME_US_MAX = 1 << 62
 """146,000 years; half of what 64 bits hold, so that a delay or a gap may be as long."""
+_US_PER_MS = 1000
 _MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
@@ -142,6 +162,34 @@ def check_event_times(column: pa.Array, what: str) -> None:
                 f"time. Is it in micro- or nanoseconds? Divide it in a map_batches before, or make "
                 f"it null."
             )
+
+
+def event_times(column: pa.Array, what: str) -> NDArray[np.int64]:
+    """Return event times in microseconds.
+
+    Args:
+        column: timestamps, or milliseconds since 1970 as whole numbers.
+        what: it is, for messages.
+
+    Raises:
+        RecordError: a row has none, or one that no event can have had.
+        OptionError: the column is of another type.
+    """
+    if column.null_count:
+        raise RecordError(
+            f"{what}: {column.null_count} rows have no time: give them one, or filter them out in "
+            f"a map_batches before."
+        )
+    is_timestamp = pa.types.is_timestamp(column.type)
+    if not (is_timestamp or pa.types.is_signed_integer(column.type)):
+        raise OptionError(f"{what} is {column.type}, expected timestamps or milliseconds as bigint")
+    check_event_times(column, what)
+    if is_timestamp:
+        micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+        times: NDArray[np.int64] = micros.to_numpy()
+        return times
+    millis: NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    return millis * _US_PER_MS
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,30 @@
-"""Keyed functions that need no code: counts, sums, extremes, duplicates, sessions, the best n.
+"""Keyed functions that need no code: aggregates per key, duplicates, sessions, the best n.
 
 aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.errors import OptionError, RecordError
+from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
+from tallystick.state.functions.aggregates import Aggregate, kind_in
+from tallystick.state.functions.folds import typed
 from tallystick.state.functions.keyed_batch import (
     Int64Array,
     KeyedBatch,
     Update,
     order_by_key,
-    sum_type,
     wide_type,
 )
 from tallystick.state.functions.processing import (
     EVENT_TIME,
     NO_TIME,
     PROCESSING_TIME,
-    check_event_times,
+    event_times,
 )
 from tallystick.state.functions.vectorised import (
     ByColumns,
@@ -43,124 +43,6 @@ _SESSIONS = pa.schema([(name, pa.list_(pa.int64())) for name in ("starts", "ends
 _MOMENT = pa.timestamp("us", tz="UTC")
 _SESSION = pa.schema([("start", _MOMENT), ("end", _MOMENT), ("count", pa.int64())])
 _MICROS = 1000
-
-_PerKey = Callable[[KeyedBatch, str, pa.Array], pa.Array]
-_PerRow = Callable[[KeyedBatch, str, pa.Array], tuple[pa.Array, pa.Array]]
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """One value per key, kept from row to row; made by `count`, `sum` and the like.
-
-    Args:
-        column: of the rows; "" where it takes none.
-        kind: of the value; None: by the column's.
-        kind_of: the kind of the value, from the column's.
-        at_end: the value after all rows, from the batch, the column and the value before.
-        running: the value after each row, and after all.
-    """
-
-    column: str
-    kind: pa.DataType | None
-    kind_of: Callable[[pa.DataType], pa.DataType]
-    at_end: _PerKey
-    running: _PerRow
-
-
-def count() -> Aggregate:
-    """Count rows."""
-    return Aggregate(
-        "",
-        pa.int64(),
-        lambda kind: kind,
-        lambda batch, _, start: pa.array(batch.count(start=start)),
-        lambda batch, _, start: tuple(map(pa.array, batch.running_count(start=start))),
-    )
-
-
-def sum(column: str, type: str | None = None) -> Aggregate:
-    """Sum a column, nulls apart; null as long as there was no value.
-
-    A sum that its type does not hold stops the query, with the column and the key.
-
-    Args:
-        column: numbers.
-        type: in which they are added: bigint, double, or a decimal, which then has 38 digits.
-            None: as the column is: whole numbers, floats or decimals.
-
-    Raises:
-        OptionError: it is another type.
-    """
-    kind = None if type is None else type_of(type, f"sum({column!r})")
-    if kind is not None:
-        if not (kind in (pa.int64(), pa.float64()) or pa.types.is_decimal128(kind)):
-            raise OptionError(
-                f"sum({column!r}): type {type!r}, expected 'bigint', 'double' or a decimal"
-            )
-        kind = sum_type(kind)
-    return Aggregate(
-        column,
-        kind,
-        sum_type,
-        lambda batch, name, start: _typed(batch, name, start.type).sum(name, start),
-        lambda batch, name, start: _typed(batch, name, start.type).running_sum(name, start),
-    )
-
-
-def minimum(column: str, type: str | None = None) -> Aggregate:
-    """Keep the least value of a column, nulls apart.
-
-    Args:
-        column: numbers, dates or timestamps.
-        type: of the value. None: that of the column.
-
-    Raises:
-        OptionError: values of this type are not compared here.
-    """
-    return Aggregate(
-        column,
-        None if type is None else _comparable(type_of(type, f"minimum({column!r})")),
-        _comparable,
-        lambda batch, name, start: _typed(batch, name, start.type).min(name, start),
-        lambda batch, name, start: _typed(batch, name, start.type).running_min(name, start),
-    )
-
-
-def maximum(column: str, type: str | None = None) -> Aggregate:
-    """Keep the greatest value of a column, nulls apart; as `minimum`."""
-    return Aggregate(
-        column,
-        None if type is None else _comparable(type_of(type, f"maximum({column!r})")),
-        _comparable,
-        lambda batch, name, start: _typed(batch, name, start.type).max(name, start),
-        lambda batch, name, start: _typed(batch, name, start.type).running_max(name, start),
-    )
-
-
-def last_value(column: str, type: str | None = None) -> Aggregate:
-    """Keep the newest row's value of a column, a null too.
-
-    Args:
-        column: any that state can hold.
-        type: as in DDL. None: that of the column.
-
-    Raises:
-        OptionError: there is no such type.
-    """
-
-    def at_end(batch: KeyedBatch, name: str, start: pa.Array) -> pa.Array:
-        return _typed(batch, name, start.type).column(name).take(pa.array(batch.last_rows()))
-
-    return Aggregate(
-        column,
-        None if type is None else type_of(type, f"last_value({column!r})"),
-        lambda kind: kind,
-        at_end,
-        lambda batch, name, start: (
-            _typed(batch, name, start.type).column(name),
-            at_end(batch, name, start),
-        ),
-    )
 
 
 def aggregate(
@@ -182,7 +64,13 @@ def aggregate(
     if not columns:
         raise OptionError("aggregate: no columns; name at least one, like {'count': count()}")
     columns, keep = dict(columns), tuple(keep)
-    reads = frozenset({*keep, *(one.column for one in columns.values() if one.column)})
+    for name, one in columns.items():
+        if one.at_end is None:
+            raise OptionError(
+                f"aggregate: {name!r} is an aggregate of windows only: put it into windowed(...), "
+                f"or write a function with vectorised(...)"
+            )
+    reads = frozenset(keep).union(*(one.reads for one in columns.values()))
     if all(one.kind is not None for one in columns.values()):
         return _aggregate(columns, pa.schema([]), each, keep, reads)
     return ByColumns(lambda rows: _aggregate(columns, rows, each, keep, reads), reads)
@@ -196,13 +84,13 @@ def _aggregate(
     reads: frozenset[str],
 ) -> VectorisedFunction:
     """`aggregate`, with all that it needs to know of its rows."""
-    schema = pa.schema([(name, _kind(name, one, rows)) for name, one in columns.items()])
+    schema = pa.schema([(name, kind_in(name, one, rows)) for name, one in columns.items()])
 
     def per_epoch(batch: KeyedBatch) -> Update:
-        state = {
-            name: one.at_end(batch, one.column, batch.state.column(name))
-            for name, one in columns.items()
-        }
+        state = {}
+        for name, one in columns.items():
+            assert one.at_end is not None, "checked when it was made"
+            state[name] = one.at_end(batch, one.column, batch.state.column(name))
         newest = pa.array(batch.last_rows()) if keep else None
         kept = {name: batch.column(name).take(newest) for name in keep}
         return Update(_output(batch.keys, kept, state), state)
@@ -210,6 +98,7 @@ def _aggregate(
     def per_record(batch: KeyedBatch) -> Update:
         state, values = {}, {}
         for name, one in columns.items():
+            assert one.running is not None, "checked when it was made"
             start = batch.state.column(name)
             values[name], state[name] = one.running(batch, one.column, start)
         kept = {name: batch.column(name) for name in keep}
@@ -279,7 +168,7 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
     state = pa.schema([("best", pa.list_(kind))])
 
     def greatest(batch: KeyedBatch) -> Update:
-        lists = _typed(batch, column, kind).greatest(n, column, batch.state.column("best"))
+        lists = typed(batch, column, kind).greatest(n, column, batch.state.column("best"))
         return Update(_output(batch.keys, {}, {column: lists}), {"best": lists})
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -339,7 +228,7 @@ def _sessions_merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int
     codes, held = explode([batch.state.column(name) for name in _SESSIONS.names])
     starts, ends, counts = (column.to_numpy() for column in held)
     if batch.rows.num_rows:
-        times = _event_times(batch, time_column)
+        times = event_times(batch.column(time_column), f"sessions: column {time_column!r}")
         codes = np.concatenate([codes, batch.codes])
         starts, ends = np.concatenate([starts, times]), np.concatenate([ends, times])
         counts = np.concatenate([counts, np.ones(len(times), np.int64)])
@@ -349,29 +238,6 @@ def _sessions_merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int
     intervals = tuple(column[order] for column in (codes, starts, ends, counts))
     left = fold_kernels.merge_sessions(*intervals, gap)
     return tuple(column[:left] for column in intervals)
-
-
-def _event_times(batch: KeyedBatch, name: str) -> Int64Array:
-    """Return the rows' event times in microseconds."""
-    column = batch.column(name)
-    if column.null_count:
-        raise RecordError(
-            f"sessions: {column.null_count} rows have no {name!r}: give them one, or filter them "
-            f"out before."
-        )
-    is_timestamp = pa.types.is_timestamp(column.type)
-    if not (is_timestamp or pa.types.is_signed_integer(column.type)):
-        raise OptionError(
-            f"sessions: column {name!r} is {column.type}, expected timestamps or milliseconds as "
-            f"bigint"
-        )
-    check_event_times(column, f"sessions: column {name!r}")
-    if is_timestamp:
-        micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
-        times: Int64Array = micros.to_numpy()
-        return times
-    millis: Int64Array = column.cast(pa.int64()).to_numpy()
-    return millis * _MICROS
 
 
 def _sessions_kept(
@@ -391,46 +257,6 @@ def _sessions_kept(
     # From the last to the first, so that the first stays; a key's sessions are in order of time.
     timers[codes[::-1]] = closes_ms[::-1]
     return Update(output, state, pa.array(timers, mask=counts == 0))
-
-
-def _kind(name: str, one: Aggregate, rows: pa.Schema) -> pa.DataType:
-    """Return the type of an aggregate's value.
-
-    Raises:
-        OptionError: the column has none that it takes.
-    """
-    if one.kind is not None:
-        return one.kind
-    try:
-        return one.kind_of(rows.field(one.column).type)
-    except OptionError as error:
-        raise OptionError(f"aggregate: {name!r} of column {one.column!r}: {error}") from None
-
-
-def _comparable(kind: pa.DataType) -> pa.DataType:
-    if not pa.types.is_decimal128(kind):
-        wide_type(kind)
-    return kind
-
-
-def _typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
-    """Return the batch with a column of the rows in another type; a double is the nearest.
-
-    Raises:
-        OptionError: it has values that the type does not hold.
-    """
-    column = batch.column(name)
-    if column.type == kind:
-        return batch
-    try:
-        return replace(
-            batch,
-            rows=pa.record_batch({name: column.cast(kind, safe=not pa.types.is_floating(kind))}),
-        )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise OptionError(
-            f"column {name!r} is {column.type}, but the function was made for {kind}: {error}"
-        ) from error
 
 
 def _output(

@@ -32,6 +32,7 @@ from tallystick.state.functions.processing import (
     NO_TIME,
     PROCESSING_TIME,
     TIME_MODES,
+    Processor,
     StateDeclaration,
     Work,
 )
@@ -229,7 +230,7 @@ class VectorisedFunction:
                 f"with {sorted(self._schema.names)}. Return all of them; what stays as it is, "
                 f"from batch.state."
             )
-        columns = [_as_column(state[field.name], field, count) for field in self._schema]
+        columns = [as_column(state[field.name], field, count) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _checked_timers(self, timers: PerKey, count: int) -> pa.Array:
@@ -238,7 +239,7 @@ class VectorisedFunction:
                 "Update.timers is set, but the step was made without timers: give vectorised() a "
                 "time_mode of 'ProcessingTime' or 'EventTime'."
             )
-        return _as_column(timers, pa.field("timers", pa.int64()), count)
+        return as_column(timers, pa.field("timers", pa.int64()), count)
 
     def _split_due(
         self, work: Work, held: "_KeyStates | None", until_ms: int
@@ -336,7 +337,7 @@ def _together(one: pa.RecordBatch, two: pa.RecordBatch, order: pa.Array) -> pa.R
     return pa.RecordBatch.from_arrays(columns, schema=one.schema)
 
 
-def _as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
+def as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
     """Return a column of the type that was declared.
 
     Raises:
@@ -368,8 +369,8 @@ class ByColumns:
         reads: as `Processor.reads`.
     """
 
-    make: Callable[[pa.Schema], VectorisedFunction]
-    reads: frozenset[str]
+    make: Callable[[pa.Schema], Processor]
+    reads: frozenset[str] | None
     time_mode: str = NO_TIME
     has_timers: bool = False
 

@@ -1,0 +1,303 @@
+"""Aggregates per key and window, for windows on a grid.
+
+An epoch first closes windows, then takes its rows in:
+
+    panes that are due ─► their windows, put together from all panes ─► output; done panes go
+    rows ─► panes (late ones apart) ─► accumulators ─► windows that changed, if they are put out
+
+The watermark is that of earlier epochs, so a window that it has passed is put out without the rows
+of this one, as if they had come after it. Invariant: a pane's timer is at the end of the first of
+its windows that is not put out yet; so when a window is due, all of its panes are, and nothing else
+is to be read. After its last window a pane waits for late rows, and goes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.state.functions import panes as stored
+from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.keyed_batch import Int64Array
+from tallystick.state.functions.panes import Due, Panes, numbered
+from tallystick.state.functions.processing import SideRows, StateDeclaration, Work
+from tallystick.state.functions.vectorised import beside_key
+from tallystick.state.functions.window_output import Clock, WindowOutput
+from tallystick.state.functions.windows import NEVER, US_PER_MS, Windows
+from tallystick.state.keys import KeyCodec
+from tallystick.state.row_codec import ColumnsCodec
+
+_OPEN = pa.field("$open", pa.bool_())
+"""In each pane: accumulators may all be null, and such an entry would not be."""
+_LINES_MAX = 1 << 20
+
+Output = Iterator[pa.RecordBatch | SideRows]
+
+
+@dataclass(frozen=True)
+class GridFunction:
+    """Aggregates over windows on a grid, as a processor.
+
+    Args:
+        windows: which.
+        folds: the aggregates.
+        clock: by which windows close.
+        result: what is put out, and when.
+        reads: as `Processor.reads`.
+    """
+
+    windows: Windows
+    folds: Folds
+    clock: Clock
+    result: WindowOutput
+    reads: frozenset[str] | None
+    has_timers: bool = True
+    judges_lateness: bool = True
+
+    @property
+    def time_mode(self) -> str:
+        """See `Processor.time_mode`."""
+        return self.clock.time_mode
+
+    @cached_property
+    def codec(self) -> ColumnsCodec:
+        """The accumulators of a pane as they are stored."""
+        return ColumnsCodec(pa.schema([_OPEN, *self.folds.schema]))
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Return the panes."""
+        return (stored.declared(self.windows.text, self.codec),)
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """See `Processor.output`."""
+        return beside_key(key, [], self.result.columns(self.folds))
+
+    def run(self, work: Work) -> Output:
+        """See `Processor.run`."""
+        epoch = _Epoch(self, work, Panes(work, self.codec))
+        due = epoch.panes.due(self.clock.until_ms(work.time))
+        if due is not None:
+            yield from epoch.close(due)
+        if work.rows.num_rows:
+            yield from epoch.take_in()
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Accumulators of panes, and the windows that they are in; in the order of keys.
+
+    Args:
+        keys: the distinct keys.
+        codes: the key of each line.
+        ends: the end of the window of each line.
+        accumulators: of panes.
+        panes: the pane of each line.
+    """
+
+    keys: pa.RecordBatch
+    codes: Int64Array
+    ends: Int64Array
+    accumulators: pa.RecordBatch
+    panes: Int64Array
+
+
+class _Epoch:
+    """One task's part of one epoch."""
+
+    def __init__(self, function: GridFunction, work: Work, panes: Panes) -> None:
+        self.panes = panes
+        self._function, self._work = function, work
+        self._windows, self._folds = function.windows, function.folds
+        self._closed = self._edge(function.clock.closed_us(work.time))
+        """Windows that end here or before are closed."""
+        self._gone = self._edge(function.clock.gone_us(work.time))
+        """Windows that end here or before take no late rows any more."""
+
+    def _edge(self, moment_us: int | None) -> int:
+        if moment_us is None:
+            return NEVER
+        return int(self._windows.edges_at(np.array([moment_us]))[0])
+
+    def close(self, due: Due) -> Output:
+        """Yield the windows that the watermark has passed, and set panes to their next timer."""
+        windows, every = self._windows, self._windows.every_us
+        codes, keys = self.panes.distinct_keys(due.keys)
+        _, columns = self.panes.read(due.entries)
+        first, last = windows.ends_of(due.starts)
+        # The first window of each pane that was not put out yet, and those from there.
+        begun = windows.edges_at(due.times_ms * US_PER_MS)
+        begin = first + np.maximum((begun - first) // every + 1, 0) * every
+        counts = np.maximum((np.minimum(last, self._closed) - begin) // every + 1, 0)
+        accumulators = columns.select(self._folds.schema.names)
+        for part in _parts(codes, counts):
+            lines = np.repeat(part, counts[part])
+            ends = begin[lines] + every * _places(counts[part])
+            yield from self._put_out(
+                _Lines(keys, codes[lines].astype(np.int64), ends, accumulators, lines)
+            )
+        is_gone = last <= self._gone
+        self.panes.delete(due.entries.filter(pa.array(is_gone)))
+        self.panes.unset_timers(due.entries, due.times_ms)
+        kept = pa.array(~is_gone)
+        self.panes.set_timers(due.entries.filter(kept), self._next_ms(due.starts[~is_gone]))
+
+    def take_in(self) -> Output:
+        """Add the rows to their panes; yield late ones, and windows that are to be put out now."""
+        work, clock = self._work, self._function.clock
+        codes, keys = self.panes.distinct_keys(work.rows)
+        times = clock.times_us(work)
+        rows, found = work.rows, numbered(codes, self._windows.edges_at(times))
+        late = self._windows.ends_of(found.moments)[1] <= self._gone
+        if late.any():
+            is_late = late[found.numbers]
+            yield from clock.late_rows(work, rows.filter(pa.array(is_late)))
+            if is_late.all():
+                return
+            rows, times = rows.filter(pa.array(~is_late)), times[~is_late]
+            left = (np.cumsum(~late) - 1).astype(np.int32)
+            numbers = left[found.numbers[~is_late]]
+            found = found._replace(
+                numbers=numbers, codes=found.codes[~late], moments=found.moments[~late]
+            )
+        pane_keys = keys.take(pa.array(found.codes))
+        entries = self.panes.entries(pane_keys, found.moments)
+        before, held = self.panes.read(entries)
+        known = before.is_valid().to_numpy(zero_copy_only=False)
+        names = self._folds.schema.names
+        after = self._folds.add(rows, times, found.numbers, pane_keys)
+        if known.any():
+            both = pa.concat_batches([held.select(names).filter(pa.array(known)), after])
+            numbers = np.concatenate([np.flatnonzero(known), np.arange(len(known))])
+            after = self._folds.merge(both, numbers.astype(np.int32), pane_keys)
+        is_open = pa.array(np.ones(len(known), np.bool_))
+        self.panes.put(
+            entries,
+            before,
+            pa.RecordBatch.from_arrays(
+                [is_open, *after.columns], schema=self._function.codec.schema
+            ),
+        )
+        new = pa.array(~known)
+        self.panes.set_timers(entries.filter(new), self._next_ms(found.moments[~known]))
+        yield from self._changed(keys, found.codes, found.moments, after)
+
+    def _next_ms(self, starts: Int64Array) -> Int64Array:
+        """Return when each pane is due next: at the end of a window, or when it is to go."""
+        first, last = self._windows.ends_of(starts)
+        every = self._windows.every_us
+        following = first + np.maximum((self._closed - first) // every + 1, 0) * every
+        at_end = self._windows.closes_ms(np.minimum(following, last))
+        waits = np.where(following > last, self._function.clock.lateness_ms, 0)
+        found: Int64Array = at_end + waits
+        return found
+
+    def _changed(
+        self, keys: pa.RecordBatch, codes: Int64Array, starts: Int64Array, after: pa.RecordBatch
+    ) -> Output:
+        """Yield the windows of panes that changed, if they are to be put out before they close.
+
+        Late rows change windows that are closed; with updates, those that are open are put out too.
+        """
+        windows, every = self._windows, self._windows.every_us
+        first, last = windows.ends_of(starts)
+        begin = first + np.maximum((self._gone - first) // every + 1, 0) * every
+        until = last if self._function.result.has_updates else np.minimum(last, self._closed)
+        counts = np.maximum((until - begin) // every + 1, 0)
+        for part in _parts(codes, counts):
+            touched = np.repeat(part, counts[part])
+            ends = begin[touched] + every * _places(counts[part])
+            whole = numbered(codes[touched], ends)
+            if windows.is_single:
+                lines = _Lines(keys, whole.codes, whole.moments, after, touched)
+            else:
+                lines = self._with_all_panes(
+                    keys, whole.codes, whole.moments, (codes, starts), after
+                )
+            yield from self._put_out(lines)
+
+    def _with_all_panes(
+        self,
+        keys: pa.RecordBatch,
+        codes: Int64Array,
+        ends: Int64Array,
+        changed: tuple[Int64Array, Int64Array],
+        after: pa.RecordBatch,
+    ) -> _Lines:
+        """Return windows with all of their panes: those that changed, and the others as stored."""
+        begins, size = self._windows.starts_of(ends), self._windows.pane_us
+        counts = (ends - begins) // size
+        window = np.repeat(np.arange(len(ends)), counts)
+        starts = begins[window] + size * _places(counts)
+        every = numbered(
+            np.concatenate([changed[0], codes[window]]), np.concatenate([changed[1], starts])
+        )
+        place = np.full(len(every.codes), -1, np.int64)
+        place[every.numbers[: len(changed[0])]] = np.arange(len(changed[0]))
+        others = np.flatnonzero(place < 0)
+        entries = self.panes.entries(
+            keys.take(pa.array(every.codes[others])), every.moments[others]
+        )
+        values, columns = self.panes.read(entries)
+        known = values.is_valid()
+        kept = others[known.to_numpy(zero_copy_only=False)]
+        place[kept] = len(changed[0]) + np.arange(len(kept))
+        accumulators = pa.concat_batches(
+            [after, columns.select(self._folds.schema.names).filter(known)]
+        )
+        places = place[every.numbers[len(changed[0]) :]]
+        there = places >= 0
+        return _Lines(keys, codes[window][there], ends[window][there], accumulators, places[there])
+
+    def _put_out(self, lines: _Lines) -> Output:
+        """Yield the windows of these lines, each once."""
+        if not len(lines.codes):
+            return
+        whole = numbered(lines.codes, lines.ends)
+        keys = lines.keys.take(pa.array(whole.codes))
+        accumulators = lines.accumulators.take(pa.array(lines.panes))
+        if self._windows.is_single:
+            accumulators = accumulators.take(pa.array(np.argsort(whole.numbers)))
+        else:
+            accumulators = self._folds.merge(accumulators, whole.numbers, keys)
+        yield self._function.result.rows(
+            keys,
+            self._windows.instants(self._windows.starts_of(whole.moments)),
+            self._windows.instants(whole.moments),
+            self._folds.results(accumulators),
+            whole.moments <= self._closed,
+        )
+
+
+def _places(counts: Int64Array) -> Int64Array:
+    """Return 0, 1, … for each of some counts, one after the other."""
+    ends = np.cumsum(counts)
+    found: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return found
+
+
+def _parts(
+    codes: NDArray[np.int64] | NDArray[np.int32], counts: Int64Array
+) -> Iterator[Int64Array]:
+    """Yield the numbers of panes in parts, so that few windows are in memory at a time.
+
+    A key's panes stay together: its windows are whole.
+
+    Args:
+        codes: the key of each pane; those of a key stand together.
+        counts: the number of windows of each.
+    """
+    ends = np.cumsum(counts)
+    if not len(ends) or not ends[-1]:
+        return
+    firsts = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
+    stops = np.append(firsts[1:], len(codes))
+    first, done = 0, 0
+    while first < len(codes):
+        wanted = int(np.searchsorted(ends[stops - 1], done + _LINES_MAX, side="right"))
+        place = int(np.searchsorted(stops, first, side="right"))
+        stop = int(stops[max(wanted - 1, place)])
+        yield np.arange(first, stop)
+        first, done = stop, int(ends[stop - 1])

@@ -1,0 +1,345 @@
+"""Aggregates per key and session.
+
+A key has an entry with the bounds of its sessions; each session is a pane that begins with its
+first row. Bounds are small, so an epoch reads those of all its keys, and from them knows which
+sessions it needs:
+
+    rows, and the bounds of their keys' sessions ─► sessions, merged ─► accumulators of those that
+    rows touch: read, put together, written under the start that they have now
+
+Invariant: at the end of an epoch the bounds of a key are those of its panes, and a pane's timer is
+its own column `$timer`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.state.entries import distinct_keys
+from tallystick.state.functions import fold_kernels
+from tallystick.state.functions import panes as stored
+from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.keyed_batch import Int64Array
+from tallystick.state.functions.panes import Due, Panes, numbered
+from tallystick.state.functions.processing import COLUMNS, SideRows, StateDeclaration, Work
+from tallystick.state.functions.vectorised import beside_key
+from tallystick.state.functions.window_output import Clock, WindowOutput
+from tallystick.state.functions.windows import NEVER, Sessions, last_ms
+from tallystick.state.keys import KeyCodec
+from tallystick.state.numpy_columns import explode, lists_of
+from tallystick.state.row_codec import ColumnsCodec, changed_rows
+from tallystick.state.schema import text_of
+
+BOUNDS = "sessions"
+_BOUNDS = ColumnsCodec(
+    pa.schema([(name, pa.list_(pa.int64())) for name in ("session_starts", "session_ends")])
+)
+"""The first and the last row's time of each session of a key, in microseconds."""
+_END, _TIMER = pa.field("$end", pa.int64()), pa.field("$timer", pa.int64())
+
+Output = Iterator[pa.RecordBatch | SideRows]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SessionFunction:
+    """Aggregates over sessions, as a processor; see `GridFunction` for its fields."""
+
+    sessions: Sessions
+    folds: Folds
+    clock: Clock
+    result: WindowOutput
+    reads: frozenset[str] | None
+    has_timers: bool = True
+    judges_lateness: bool = True
+
+    @property
+    def time_mode(self) -> str:
+        """See `Processor.time_mode`."""
+        return self.clock.time_mode
+
+    @cached_property
+    def codec(self) -> ColumnsCodec:
+        """The accumulators of a session as they are stored."""
+        return ColumnsCodec(pa.schema([_END, _TIMER, *self.folds.schema]))
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Return the sessions, and the bounds of each key's."""
+        bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS.schema))
+        return (stored.declared(self.sessions.text, self.codec), bounds)
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """See `Processor.output`."""
+        return beside_key(key, [], self.result.columns(self.folds))
+
+    def run(self, work: Work) -> Output:
+        """See `Processor.run`."""
+        panes = Panes(work, self.codec)
+        due = panes.due(self.clock.until_ms(work.time))
+        if due is not None or work.rows.num_rows:
+            yield from _Epoch(self, work, panes).run(due)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Committed sessions, in the order of their keys and starts."""
+
+    codes: Int64Array
+    starts: Int64Array
+    ends: Int64Array
+
+    def filter(self, mask: BoolArray) -> "_Held":
+        return _Held(self.codes[mask], self.starts[mask], self.ends[mask])
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Sessions as the state has them, or is to have them.
+
+    Args:
+        codes, starts: whose they are.
+        columns: as the codec has them.
+    """
+
+    codes: Int64Array
+    starts: Int64Array
+    columns: pa.RecordBatch
+
+    def column(self, field: pa.Field) -> Int64Array:
+        found: Int64Array = self.columns.column(field.name).to_numpy()
+        return found
+
+    def filter(self, mask: BoolArray) -> "_Stored":
+        return _Stored(self.codes[mask], self.starts[mask], self.columns.filter(pa.array(mask)))
+
+    def joined(self, other: "_Stored") -> "_Stored":
+        columns = pa.concat_batches([self.columns, other.columns])
+        codes = np.concatenate([self.codes, other.codes])
+        starts = np.concatenate([self.starts, other.starts])
+        order = np.lexsort((starts, codes))
+        return _Stored(codes[order], starts[order], columns.take(pa.array(order)))
+
+
+class _Epoch:
+    """One task's part of one epoch."""
+
+    def __init__(self, function: SessionFunction, work: Work, panes: Panes) -> None:
+        self._function, self._work, self._panes = function, work, panes
+        self._folds, self._gap = function.folds, function.sessions.gap_us
+        closed, gone = function.clock.closed_us(work.time), function.clock.gone_us(work.time)
+        self._closed = NEVER if closed is None else closed
+        self._gone = NEVER if gone is None else gone
+
+    def run(self, due: Due | None) -> Output:
+        """Close sessions, then take the rows in."""
+        work = self._work
+        keys_of = [work.rows.select(work.key.names)] + ([] if due is None else [due.keys])
+        codes, keys = distinct_keys(
+            pa.concat_batches(keys_of), work.key, work.max_parallelism, self._bounds_id
+        )
+        row_codes = codes[: work.rows.num_rows].astype(np.int64)
+        values = work.overlay.get_many(keys.entries)
+        bounds = _BOUNDS.decode(values)
+        of_key, held_bounds = explode(bounds.columns)
+        held = _Held(of_key, *(each.to_numpy() for each in held_bounds))
+        is_gone = held.ends + self._gap <= self._gone
+
+        times = self._function.clock.times_us(work) if len(row_codes) else held.starts[:0]
+        merged = self._merged(held.filter(~is_gone), row_codes, times)
+        rows, late = work.rows, merged.is_late[merged.of_rows]
+        if late.any():
+            yield from self._function.clock.late_rows(work, rows.filter(pa.array(late)))
+            rows, times = rows.filter(pa.array(~late)), times[~late]
+        of_rows = merged.of_rows[~late]
+
+        of_held = np.full(len(held.codes), -1, np.int64)
+        of_held[~is_gone] = merged.of_held
+        is_changed = np.zeros(len(merged.codes) + 1, np.bool_)
+        is_changed[of_rows] = True
+        in_changed = is_changed[of_held]  # the last one, never true, is for those that are gone
+        is_due = self._are_due(held, due, codes[work.rows.num_rows :])
+        is_read = is_due | in_changed
+        before, entries, texts = self._read(held.filter(is_read), keys.columns)
+        yield from self._close(before.filter(is_due[is_read]), keys.columns)
+
+        changed = self._changed(
+            merged, is_changed[:-1], rows, times, of_rows, before, of_held[is_read], keys.columns
+        )
+        is_kept = ~is_gone[is_read] & ~in_changed[is_read]
+        after = changed.joined(before.filter(is_kept))
+        self._write(before, entries, texts, self._timed(after), keys.columns)
+        is_left = ~merged.is_late
+        self._write_bounds(
+            keys.entries,
+            values,
+            _Held(merged.codes[is_left], merged.starts[is_left], merged.ends[is_left]),
+        )
+        yield from self._put_out(changed, keys.columns)
+
+    @property
+    def _bounds_id(self) -> int:
+        return self._work.fields[BOUNDS].state_id
+
+    def _merged(self, held: _Held, row_codes: Int64Array, times: Int64Array) -> "_Merged":
+        """Merge sessions and rows that touch."""
+        codes = np.concatenate([held.codes, row_codes])
+        starts, ends = np.concatenate([held.starts, times]), np.concatenate([held.ends, times])
+        order = np.lexsort((starts, codes))
+        numbers = np.empty(len(order), np.int64)
+        ordered = codes[order], starts[order], ends[order]
+        count = fold_kernels.session_numbers(*ordered, self._gap, numbers)
+        firsts = np.searchsorted(numbers, np.arange(count))
+        latest = np.maximum.reduceat(ordered[2], firsts) if count else ends[:0]
+        number_of = np.empty(len(order), np.int64)
+        number_of[order] = numbers
+        return _Merged(
+            ordered[0][firsts],
+            ordered[1][firsts],
+            latest,
+            latest + self._gap <= self._gone,
+            number_of[: len(held.codes)],
+            number_of[len(held.codes) :],
+        )
+
+    def _are_due(self, held: _Held, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
+        if due is None:
+            return np.zeros(len(held.codes), np.bool_)
+        codes = np.concatenate([held.codes, due_codes])
+        found = numbered(codes, np.concatenate([held.starts, due.starts]))
+        is_due = np.zeros(len(found.codes), np.bool_)
+        is_due[found.numbers[len(held.codes) :]] = True
+        which: BoolArray = is_due[found.numbers[: len(held.codes)]]
+        return which
+
+    def _read(
+        self, held: _Held, keys: pa.RecordBatch
+    ) -> tuple[_Stored, pa.BinaryArray, pa.BinaryArray]:
+        """Return sessions as they are stored, their entries, and the values of these."""
+        entries = self._panes.entries(keys.take(pa.array(held.codes)), held.starts)
+        values, columns = self._panes.read(entries)
+        assert not values.null_count, "each session has its pane"
+        return _Stored(held.codes, held.starts, columns), entries, values
+
+    def _close(self, due: _Stored, keys: pa.RecordBatch) -> Output:
+        """Yield the sessions that closed just now: others wait for late rows only."""
+        closes = last_ms(due.column(_END) + self._gap)
+        yield from self._put_out(due.filter(due.column(_TIMER) == closes), keys, is_closing=True)
+
+    def _changed(
+        self,
+        merged: "_Merged",
+        is_changed: BoolArray,
+        rows: pa.RecordBatch,
+        times: Int64Array,
+        of_rows: Int64Array,
+        before: _Stored,
+        of_before: Int64Array,
+        keys: pa.RecordBatch,
+    ) -> _Stored:
+        """Return the sessions that rows came to."""
+        number = np.cumsum(is_changed) - 1
+        codes, starts = merged.codes[is_changed], merged.starts[is_changed]
+        own_keys = keys.take(pa.array(codes))
+        names = self._folds.schema.names
+        lines = before.columns.select(names)
+        if len(of_rows):
+            added = self._folds.add(rows, times, number[of_rows].astype(np.int32), own_keys)
+        else:
+            added = lines[:0]
+        takes_in = np.append(is_changed, np.False_)[of_before]
+        if takes_in.any():
+            numbers = np.concatenate([number[of_before[takes_in]], np.arange(len(codes))])
+            both = pa.concat_batches([lines.filter(pa.array(takes_in)), added])
+            added = self._folds.merge(both, numbers.astype(np.int32), own_keys)
+        ends = pa.array(merged.ends[is_changed])
+        columns = [ends, pa.nulls(len(codes), pa.int64()), *added.columns]
+        schema = self._function.codec.schema
+        return _Stored(codes, starts, pa.RecordBatch.from_arrays(columns, schema=schema))
+
+    def _timed(self, after: _Stored) -> _Stored:
+        """Return sessions with the timers that they are to have."""
+        ends = after.column(_END) + self._gap
+        lateness = self._function.clock.lateness_ms
+        timers = last_ms(ends) + np.where(ends <= self._closed, lateness, 0)
+        columns = after.columns.set_column(1, _TIMER, pa.array(timers))
+        return _Stored(after.codes, after.starts, columns)
+
+    def _write(
+        self,
+        before: _Stored,
+        entries: pa.BinaryArray,
+        values: pa.BinaryArray,
+        after: _Stored,
+        keys: pa.RecordBatch,
+    ) -> None:
+        """Write what differs: sessions, and their timers."""
+        codes = np.concatenate([before.codes, after.codes])
+        found = numbered(codes, np.concatenate([before.starts, after.starts]))
+        old, new = np.full((2, len(found.codes)), -1, np.int64)
+        old[found.numbers[: len(before.codes)]] = np.arange(len(before.codes))
+        new[found.numbers[len(before.codes) :]] = np.arange(len(after.codes))
+        is_over = new[found.numbers[: len(before.codes)]] < 0
+        self._panes.delete(entries.filter(pa.array(is_over)))
+        own = self._panes.entries(keys.take(pa.array(after.codes)), after.starts)
+        place = old[found.numbers[len(before.codes) :]]
+        self._panes.put(own, values.take(pa.array(place, mask=place < 0)), after.columns)
+
+        was, now = before.column(_TIMER), after.column(_TIMER)
+        keeps = np.zeros(len(after.codes), np.bool_)
+        keeps[place >= 0] = was[place[place >= 0]] == now[place >= 0]
+        kept_old = np.zeros(len(before.codes), np.bool_)
+        kept_old[place[keeps]] = True
+        gone = pa.array(~kept_old)
+        self._panes.unset_timers(entries.filter(gone), was[~kept_old])
+        self._panes.set_timers(own.filter(pa.array(~keeps)), now[~keeps])
+
+    def _write_bounds(
+        self, entries: pa.BinaryArray, before: pa.BinaryArray, sessions: _Held
+    ) -> None:
+        counts = np.bincount(sessions.codes, minlength=len(entries))
+        lists = [lists_of(counts, pa.array(each)) for each in (sessions.starts, sessions.ends)]
+        after = _BOUNDS.encode(pa.RecordBatch.from_arrays(lists, schema=_BOUNDS.schema))
+        changed = pa.array(changed_rows(before, after))
+        self._work.overlay.put_many(entries.filter(changed), after.filter(changed))
+
+    def _put_out(
+        self, sessions: _Stored, keys: pa.RecordBatch, *, is_closing: bool = False
+    ) -> Output:
+        """Yield sessions that close, or that rows changed, if these are put out by now."""
+        ends = sessions.column(_END) + self._gap
+        is_closed = ends <= self._closed
+        if not (is_closing or self._function.result.has_updates):
+            sessions, ends = sessions.filter(is_closed), ends[is_closed]
+            is_closed = is_closed[is_closed]
+        if not len(ends):
+            return
+        yield self._function.result.rows(
+            keys.take(pa.array(sessions.codes)),
+            sessions.starts,
+            ends,
+            self._folds.results(sessions.columns.select(self._folds.schema.names)),
+            is_closed,
+        )
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Sessions that rows and sessions make.
+
+    Args:
+        codes, starts, ends: of each; in the order of keys and starts.
+        is_late: it is all of rows that are too late.
+        of_held: the number of that of each session that was.
+        of_rows: the number of each row's.
+    """
+
+    codes: Int64Array
+    starts: Int64Array
+    ends: Int64Array
+    is_late: BoolArray
+    of_held: Int64Array
+    of_rows: Int64Array

@@ -1,0 +1,119 @@
+"""The parts that all kinds of windows share: when they close, and the rows that they put out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.errors import RecordError
+from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.keyed_batch import Int64Array
+from tallystick.state.functions.processing import PROCESSING_TIME, SideRows, Work, event_times
+from tallystick.state.functions.windows import US_PER_MS
+from tallystick.state.overlay import EpochTime
+
+MOMENT = pa.timestamp("us", tz="UTC")
+WINDOW_START, WINDOW_END, IS_FINAL = "window_start", "window_end", "is_final"
+DROP = "drop"
+YEARS_US = (-62_135_510_400_000_000, 253_402_128_000_000_000)
+"""A day within the years 1 to 9999, beyond which time zones and Python's dates know nothing."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time by which windows close and rows are late.
+
+    A window is closed once the watermark has reached its last millisecond, as in Flink
+    (EventTimeTrigger), and gone when it is `lateness_ms` further (WindowOperator.isWindowLate).
+    By processing time all rows of an epoch have its time, and windows that ended before it are
+    closed.
+
+    Args:
+        time_mode: one of `TIME_MODES`.
+        lateness_ms: for how long a closed window takes late rows in.
+        late: `DROP`, or the name of the output for rows that are too late.
+    """
+
+    time_mode: str
+    lateness_ms: int = 0
+    late: str = DROP
+
+    def until_ms(self, time: EpochTime) -> int | None:
+        """Return the watermark: up to which timers are due; None: there is none yet."""
+        if self.time_mode == PROCESSING_TIME:
+            return time.timestamp_ms - 1
+        return time.watermark_ms
+
+    def closed_us(self, time: EpochTime) -> int | None:
+        """Return the moment; a window that ends then or before is closed."""
+        until_ms = self.until_ms(time)
+        return None if until_ms is None else (until_ms + 1) * US_PER_MS
+
+    def gone_us(self, time: EpochTime) -> int | None:
+        """Return the moment; a window that ends then or before is gone."""
+        closed_us = self.closed_us(time)
+        return None if closed_us is None else closed_us - self.lateness_ms * US_PER_MS
+
+    def times_us(self, work: Work) -> Int64Array:
+        """Return the time of each row.
+
+        Raises:
+            RecordError: a row has none, or one that is not within the years 1 to 9999.
+        """
+        if self.time_mode == PROCESSING_TIME:
+            return np.full(work.rows.num_rows, work.time.timestamp_ms * US_PER_MS)
+        assert work.event_time is not None, "checked before the start"
+        what = f"event_time={work.event_time!r}"
+        times = event_times(work.rows.column(work.event_time), what)
+        first, last = int(times.min()), int(times.max())
+        if first < YEARS_US[0] or last > YEARS_US[1]:
+            raise RecordError(
+                f"{what}: {first if first < YEARS_US[0] else last} us since 1970 is not within the "
+                f"years 1 to 9999, in which windows are. Correct it, or filter it out in a "
+                f"map_batches before"
+            )
+        return times
+
+    def late_rows(self, work: Work, rows: pa.RecordBatch) -> Iterator[SideRows]:
+        """Count rows that are too late, or yield them for their output."""
+        if self.late == DROP:
+            work.late.append(rows.num_rows)
+        else:
+            yield SideRows(self.late, rows)
+
+
+@dataclass(frozen=True)
+class WindowOutput:
+    """The rows of windows.
+
+    Args:
+        has_updates: windows are put out whenever they changed, with a column that says which are
+            closed; else only once they are.
+    """
+
+    has_updates: bool
+
+    def columns(self, folds: Folds) -> list[pa.Field]:
+        """Return the columns besides the key's."""
+        final = [pa.field(IS_FINAL, pa.bool_())] if self.has_updates else []
+        bounds = [pa.field(name, MOMENT) for name in (WINDOW_START, WINDOW_END)]
+        return [*bounds, *folds.output, *final]
+
+    def rows(
+        self,
+        keys: pa.RecordBatch,
+        starts: Int64Array,
+        ends: Int64Array,
+        results: pa.RecordBatch,
+        is_final: NDArray[np.bool_],
+    ) -> pa.RecordBatch:
+        """Return a row per window."""
+        moments = [pa.array(each).cast(MOMENT) for each in (starts, ends)]
+        final = [pa.array(is_final)] if self.has_updates else []
+        bounds = [pa.field(name, MOMENT) for name in (WINDOW_START, WINDOW_END)]
+        last = [pa.field(IS_FINAL, pa.bool_())] if self.has_updates else []
+        schema = pa.schema([*keys.schema, *bounds, *results.schema, *last])
+        columns = [*keys.columns, *moments, *results.columns, *final]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)

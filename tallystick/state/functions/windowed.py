@@ -1,0 +1,100 @@
+"""`windowed`: aggregates per key and window, as a function after `key_by`."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from tallystick.errors import OptionError
+from tallystick.state.durations import duration_ms
+from tallystick.state.functions.aggregates import Aggregate
+from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.grid_windows import GridFunction
+from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.functions.session_windows import SessionFunction
+from tallystick.state.functions.vectorised import ByColumns
+from tallystick.state.functions.window_output import (
+    DROP,
+    IS_FINAL,
+    WINDOW_END,
+    WINDOW_START,
+    Clock,
+    WindowOutput,
+)
+from tallystick.state.functions.windows import Sessions, Windows
+
+FINAL, UPDATE = "final", "update"
+_TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}
+
+
+def windowed(
+    windows: Windows | Sessions,
+    aggregates: Mapping[str, Aggregate],
+    *,
+    time: str = "event",
+    emit: str = FINAL,
+    allowed_lateness: str | int = 0,
+    late: str = DROP,
+) -> ByColumns:
+    """Aggregate each key's rows by windows of time.
+
+    Puts out the key's columns, `window_start`, `window_end` and the aggregates. A window without
+    rows is not put out.
+
+    Args:
+        windows: `tumbling`, `hopping`, `cumulative` or `session`.
+        aggregates: the names of the output's columns and what is in them.
+        time: "event": that of the column `process(event_time=…)`; a row without one stops the
+            query. "processing": the epoch's clock; all rows of an epoch have the same time.
+        emit: "final": a window is put out once, when the watermark has passed its end. "update":
+            whenever it changed too, with a column `is_final` that is false for as long as the
+            watermark has not passed its end.
+        allowed_lateness: for how long a window takes rows after that, like "1 minute", or ms; it
+            is put out again in each epoch that has some.
+        late: "drop": rows that are too late for all their windows are dropped and counted. Else
+            the name of the output to which they go, with all their columns.
+
+    Raises:
+        OptionError: something else was given.
+    """
+    if not isinstance(windows, Windows | Sessions):
+        raise OptionError(
+            f"windowed({windows!r}): expected tumbling(...), hopping(...), cumulative(...) or "
+            f"session(...)"
+        )
+    if time not in _TIMES:
+        raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
+    if emit not in (FINAL, UPDATE):
+        raise OptionError(f"windowed: emit={emit!r}, expected {FINAL!r} or {UPDATE!r}")
+    if not late or not isinstance(late, str):
+        raise OptionError(f"windowed: late={late!r}, expected {DROP!r} or the name of an output")
+    lateness_ms = duration_ms("windowed: allowed_lateness", allowed_lateness)
+    if time == "processing" and (lateness_ms or late != DROP):
+        raise OptionError(
+            "windowed: no row is late by processing time: leave allowed_lateness= and late= out"
+        )
+    aggregates = dict(aggregates)
+    _check_columns(aggregates, has_updates=emit == UPDATE)
+    clock = Clock(_TIMES[time], lateness_ms, late)
+    result = WindowOutput(has_updates=emit == UPDATE)
+    reads = None  # rows for an output of their own keep all their columns
+    if late == DROP:
+        reads = frozenset[str]().union(*(each.reads for each in aggregates.values()))
+
+    def make(rows: pa.Schema) -> GridFunction | SessionFunction:
+        folds = Folds({name: each.folded(name, rows) for name, each in aggregates.items()})
+        if isinstance(windows, Sessions):
+            return SessionFunction(windows, folds, clock, result, reads)
+        return GridFunction(windows, folds, clock, result, reads)
+
+    return ByColumns(make, reads, clock.time_mode, has_timers=True)
+
+
+def _check_columns(aggregates: Mapping[str, Aggregate], *, has_updates: bool) -> None:
+    if not aggregates:
+        raise OptionError("windowed: no aggregates; name at least one, like {'count': count()}")
+    taken = {WINDOW_START, WINDOW_END, *([IS_FINAL] if has_updates else [])}
+    for name, one in aggregates.items():
+        if not isinstance(one, Aggregate):
+            raise OptionError(f"windowed: {name!r} is {one!r}, expected an aggregate like count()")
+        if name in taken:
+            raise OptionError(f"windowed: the name {name!r} is taken: give the aggregate another")

@@ -1,0 +1,258 @@
+"""Kinds of windows, and where in time their panes lie.
+
+Windows that share rows share *panes*: each row is in one pane, each window is some panes in a row.
+Times are microseconds since 1970. Panes lie on a *grid*, whose edges are `offset` plus whole panes;
+with a time zone the grid is one of local days, and `instants` says when an edge is.
+
+Source: tumbling, hopping and cumulative windows as Flink's window table-valued functions have them
+(TumblingWindowSpec, HoppingWindowSpec, CumulativeWindowSpec), panes as its PaneWindow.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.errors import OptionError
+from tallystick.state.durations import duration_ms
+from tallystick.state.functions.keyed_batch import Int64Array
+
+US_PER_MS = 1000
+_DAY_US = 24 * 3_600_000 * US_PER_MS
+WINDOWS_PER_PANE_MAX = 10_000
+NEVER = -(1 << 60)
+"""An edge before all others: 36,000 years before 1970."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of a fixed size; made by `tumbling`, `hopping` and `cumulative`.
+
+    Args:
+        kind: its name.
+        size_us: of the longest window.
+        every_us: from one end of a window to the next.
+        offset_us: what edges of windows are shifted by.
+        time_zone: whose days they follow; None: UTC.
+    """
+
+    kind: str
+    size_us: int
+    every_us: int
+    offset_us: int = 0
+    time_zone: str | None = None
+
+    def __post_init__(self) -> None:
+        said = f"{self.kind}: size {self.size_us // US_PER_MS} ms"
+        if not 0 < self.every_us <= self.size_us:
+            raise OptionError(
+                f"{said}, {self._step_name} {self.every_us // US_PER_MS} ms: expected more than 0, "
+                f"and at most the size, or rows between windows would be lost"
+            )
+        if self.kind == CUMULATIVE and self.size_us % self.every_us:
+            raise OptionError(f"{said}: expected whole steps of {self.every_us // US_PER_MS} ms")
+        if not 0 <= self.offset_us < self.size_us:
+            raise OptionError(
+                f"{said}, offset {self.offset_us // US_PER_MS} ms: expected less than the size"
+            )
+        if self.size_us // self.pane_us > WINDOWS_PER_PANE_MAX:
+            raise OptionError(
+                f"{said} in panes of {self.pane_us // US_PER_MS} ms: a window would have more than "
+                f"{WINDOWS_PER_PANE_MAX}. Let {self._step_name} divide the size, or make it longer"
+            )
+        if self.time_zone is None:
+            return
+        if self.size_us % _DAY_US or self.every_us % _DAY_US:
+            raise OptionError(
+                f"{said}: a time zone is for windows of whole days, which there have 23 to 25 "
+                f"hours; shorter ones are the same in each, up to an offset="
+            )
+        try:
+            _at_zone(np.zeros(1, np.int64), self.time_zone)
+        except pa.ArrowInvalid as error:
+            raise OptionError(f"{self.kind}: time_zone={self.time_zone!r}: {error}") from None
+
+    @property
+    def _step_name(self) -> str:
+        return "step" if self.kind == CUMULATIVE else "every"
+
+    @cached_property
+    def pane_us(self) -> int:
+        """The size of a pane."""
+        return math.gcd(self.size_us, self.every_us)
+
+    @property
+    def text(self) -> str:
+        """What they are, in words: part of the state, so it stays the same in every release."""
+        zone = "" if self.time_zone is None else f" in {self.time_zone}"
+        return (
+            f"{self.kind} windows of {self.size_us} us every {self.every_us} us from "
+            f"{self.offset_us} us{zone}"
+        )
+
+    @property
+    def is_single(self) -> bool:
+        """True if each window is one pane."""
+        return self.size_us == self.pane_us
+
+    def edges_at(self, times: Int64Array) -> Int64Array:
+        """Return the last edge of a pane at or before each moment."""
+        if self.time_zone is None:
+            return self._floor(times, self.pane_us)
+        edges = self._floor(_at_zone(times, self.time_zone), self.pane_us)
+        # Where the clock was just put back, the same local time is twice: a day begins once.
+        edges = np.where(times < self.instants(edges), edges - self.pane_us, edges)
+        after = edges + self.pane_us
+        found: Int64Array = np.where(times >= self.instants(after), after, edges)
+        return found
+
+    def instants(self, edges: Int64Array) -> Int64Array:
+        """Return the moment of each edge."""
+        if self.time_zone is None:
+            return edges
+        distinct, numbers = np.unique(edges, return_inverse=True)
+        local = pa.array(distinct).cast(pa.timestamp("us"))
+        moments = pc.assume_timezone(
+            local, self.time_zone, ambiguous="earliest", nonexistent="latest"
+        )
+        found: Int64Array = moments.cast(pa.int64()).to_numpy()[numbers]
+        return found
+
+    def ends_of(self, panes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the end of the first and of the last window that each pane is in.
+
+        The others are between, `every_us` apart.
+        """
+        if self.kind == CUMULATIVE:
+            return panes + self.pane_us, self._floor(panes, self.size_us) + self.size_us
+        behind = (panes - self.offset_us) % self.every_us
+        # Windows end where they begin, plus the size.
+        first = panes + self.pane_us + (self.size_us - self.pane_us - behind) % self.every_us
+        return first, panes + self.size_us - behind
+
+    def starts_of(self, ends: Int64Array) -> Int64Array:
+        """Return the start of the window that has each end."""
+        if self.kind == CUMULATIVE:
+            return self._floor(ends - 1, self.size_us)
+        return ends - self.size_us
+
+    def closes_ms(self, ends: Int64Array) -> Int64Array:
+        """Return the last millisecond of the window that has each end, as the watermark has it."""
+        return last_ms(self.instants(ends))
+
+    def _floor(self, times: Int64Array, size: int) -> Int64Array:
+        return (times - self.offset_us) // size * size + self.offset_us
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Windows without gaps of a key's rows; made by `session`."""
+
+    gap_us: int
+
+    @property
+    def text(self) -> str:
+        """What they are, in words: part of the state, so it stays the same in every release."""
+        return f"session windows with a gap of {self.gap_us} us"
+
+
+TUMBLING, HOPPING, CUMULATIVE = "tumbling", "hopping", "cumulative"
+
+
+def last_ms(ends: Int64Array) -> Int64Array:
+    """Return the last millisecond before each moment, in microseconds."""
+    return (ends - 1) // US_PER_MS
+
+
+def _at_zone(times: Int64Array, zone: str) -> Int64Array:
+    """Return what a clock of the zone shows at each moment, as microseconds."""
+    local = pc.local_timestamp(pa.array(times).cast(pa.timestamp("us", zone)))
+    found: Int64Array = local.cast(pa.int64()).to_numpy()
+    return found
+
+
+def _us(name: str, duration: str | int) -> int:
+    return duration_ms(name, duration) * US_PER_MS
+
+
+def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:
+    """Cut time into windows of one size, one right after the other.
+
+    Args:
+        size: like "1 minute", or ms.
+        offset: by which windows begin later than whole sizes since 1970, which was a Thursday:
+            weeks with "4 days" begin on Mondays.
+        time_zone: like "Europe/Berlin", for windows of whole days: they begin at midnight there.
+
+    Raises:
+        OptionError: no such windows can be.
+    """
+    size_us = _us("tumbling: size", size)
+    return Windows(TUMBLING, size_us, size_us, _us("tumbling: offset", offset), time_zone)
+
+
+def hopping(
+    size: str | int,
+    *,
+    every: str | int,
+    offset: str | int = 0,
+    time_zone: str | None = None,
+) -> Windows:
+    """Begin a window of one size again and again, so that they overlap; each row is in several.
+
+    Others call them sliding windows. What they share is kept once.
+
+    Args:
+        size: like "1 minute", or ms.
+        every: from the start of one window to that of the next; best a part of the size.
+        offset: as of `tumbling`.
+        time_zone: as of `tumbling`.
+
+    Raises:
+        OptionError: no such windows can be.
+    """
+    size_us, every_us = _us("hopping: size", size), _us("hopping: every", every)
+    return Windows(HOPPING, size_us, every_us, _us("hopping: offset", offset), time_zone)
+
+
+def cumulative(
+    size: str | int,
+    *,
+    step: str | int,
+    offset: str | int = 0,
+    time_zone: str | None = None,
+) -> Windows:
+    """Let windows grow by steps up to a size, and begin again: what there is so far today.
+
+    Args:
+        size: of the longest window, like "1 day", or ms.
+        step: by which each is longer than the one before.
+        offset: as of `tumbling`.
+        time_zone: as of `tumbling`.
+
+    Raises:
+        OptionError: no such windows can be.
+    """
+    size_us, step_us = _us("cumulative: size", size), _us("cumulative: step", step)
+    return Windows(CUMULATIVE, size_us, step_us, _us("cumulative: offset", offset), time_zone)
+
+
+def session(gap: str | int) -> Sessions:
+    """Take a key's rows together for as long as no gap is longer.
+
+    A session begins with its first row and ends the gap after its last one. A row that fills the
+    gap between two sessions makes them one.
+
+    Args:
+        gap: like "30 minutes", or ms.
+
+    Raises:
+        OptionError: it is not positive.
+    """
+    gap_us = _us("session: gap", gap)
+    if gap_us <= 0:
+        raise OptionError(f"session: gap={gap!r}, expected more than 0")
+    return Sessions(gap_us)
