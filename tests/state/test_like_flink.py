@@ -1,0 +1,93 @@
+"""Windows against Flink's own operators, on the same rows and watermarks, lateness included.
+
+`tests/golden/flink_operators/` has the cases and the program that has Flink answer them. A step of
+a case is an epoch: the watermark that it begins with, and its rows.
+
+Flink puts a window out again for each late row that it takes, one by one; an epoch of ours does
+once, with all its rows. So of what came out in one step the newest counts, and of sessions that
+grew within it the one that swallowed the others.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from one_keyed_task import OneTask
+
+import tallystick as ts
+from tallystick.state.functions.windows import Sessions, Windows
+
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "golden" / "flink_operators.jsonl").open()
+]
+ROWS = pa.schema([(name, pa.int64()) for name in ("side", "key", "time", "value")])
+KEY = pa.schema([ROWS.field("key")])
+AGGREGATES = {
+    "count": ts.count(),
+    "sum": ts.sum("value"),
+    "first": ts.first_value("value"),
+    "last": ts.last_value("value"),
+}
+
+
+def windows_of(case: dict[str, Any]) -> Windows | Sessions:
+    if case["kind"] == "session":
+        return ts.session(case["size"])
+    if case["kind"] == "tumbling":
+        return ts.tumbling(case["size"], offset=case["offset"] % case["size"])
+    return ts.hopping(case["size"], every=case["every"], offset=case["offset"])
+
+
+def ms(moment: Any) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def newest(rows: Iterable[tuple[int, ...]], kind: str) -> set[tuple[int, ...]]:
+    """What counts of the rows (key, start, end, …) of one step."""
+    by_window = {row[:3]: row for row in rows}
+    if kind != "session":
+        return set(by_window.values())
+    return {
+        row
+        for (key, start, end), row in by_window.items()
+        if not any(
+            other != (key, start, end) and other[0] == key and other[1] <= start and end <= other[2]
+            for other in by_window
+        )
+    }
+
+
+def windows_by_step(case: dict[str, Any]) -> Iterator[list[tuple[int, ...]]]:
+    for step in range(len(case["steps"])):
+        yield [tuple(row[1:]) for row in case["flink"]["out"] if row[0] == step]
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c["kind"] != "interval_join"], ids=lambda c: str(c["number"])
+)
+def test_windows_are_those_of_flink(case: dict[str, Any]) -> None:
+    function = ts.windowed(
+        windows_of(case), AGGREGATES, allowed_lateness=case["lateness"], late="late"
+    )
+    task = OneTask(function, KEY, ROWS, event_time="time")
+    late: Counter[tuple[int, ...]] = Counter()
+    for step, wanted in zip(case["steps"], windows_by_step(case), strict=True):
+        columns = zip(*step["rows"], strict=True) if step["rows"] else [()] * 4
+        arrays = [pa.array(list(column), pa.int64()) for column in columns]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+        found = task.epoch(rows, watermark_ms=step["watermark"])
+
+        keys = ("key", "window_start", "window_end", *AGGREGATES)
+        ours = [tuple(row[k] if "window" not in k else ms(row[k]) for k in keys) for row in found]
+        if not case["lateness"]:
+            assert Counter(ours) == Counter(wanted)
+        assert newest(ours, case["kind"]) == newest(wanted, case["kind"])
+        late.update(tuple(row.values()) for each in task.side for row in each.rows.to_pylist())
+    assert late == Counter(map(tuple, case["flink"]["late"]))
+    assert task.entries == {}, "Flink holds nothing either"
+    assert case["flink"]["entries"] == 0
