@@ -1,9 +1,12 @@
 """Several inputs in one pipeline, on Spark and a real broker: exact, whatever is changed."""
 
 import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -179,3 +182,165 @@ def test_each_group_shows_how_far_its_input_is_read(flow: Flow) -> None:
     assert shown(group, flow.topic_in, 3) == 30
     assert shown(f"{group}/texts", its.text_topic, 2) == 20
     assert shown(group, its.text_topic, 2) == 0
+
+
+def both_sides() -> Any:
+    """Each row, and how many rows of either input its key has had by the end of its epoch."""
+
+    def join(batch: ts.KeyedBatch) -> ts.Update:
+        is_bid = pc.equal(batch.rows["$input"], 0).to_numpy(zero_copy_only=False)
+        count = len(batch.keys)
+        held = {
+            name: batch.held(name) + np.bincount(batch.codes[mask], minlength=count)
+            for name, mask in (("bids", is_bid), ("people", ~is_bid))
+        }
+        what = pc.coalesce(
+            pc.struct_field(batch.rows["bids"], "price").cast(pa.string()),
+            pc.struct_field(batch.rows["people"], "name"),
+        )
+        out = {"bidder": batch.rows["bidder"], "what": what, "at": batch.rows["$time"]}
+        out |= {name: pa.array(its[batch.codes].astype(np.int64)) for name, its in held.items()}
+        state = {name: pa.array(its.astype(np.int64)) for name, its in held.items()}
+        return ts.Update(pa.record_batch(out), state)
+
+    return ts.vectorised(join, state="bids bigint, people bigint", time_mode="EventTime")
+
+
+@dataclass
+class Auction:
+    """Bids and people in topics of other formats, and the pipeline of both."""
+
+    flow: Flow
+    bids: list[tuple[int, int, int]] = field(default_factory=list)
+    people: list[tuple[int, str, int]] = field(default_factory=list)
+    at_once: int = 40
+    bid_settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.topic = f"{self.flow.name}-people"
+        self.flow.kafka.create_topic(self.topic, 2)
+
+    def feed(self, bids: list[tuple[int, int, int]], people: list[tuple[int, str, int]]) -> None:
+        """Append bids (bidder, price, ms) and people (id, name, ms)."""
+        values = [
+            (str(b), json.dumps({"bidder": b, "price": p, "ts": iso(ms)})) for b, p, ms in bids
+        ]
+        produce(self.flow.confluent, self.flow.topic_in, values)
+        texts = [(str(i), f"{i};{name};{ms}") for i, name, ms in people]
+        produce(self.flow.confluent, self.topic, texts)
+        self.bids += bids
+        self.people += people
+
+    def pipeline(self, parallelism: int = 2) -> ts.Pipeline:
+        flow = self.flow
+        bids = flow.source(
+            value=ts.Json("bidder bigint, price bigint, ts timestamp"), **self.bid_settings
+        )
+        people = ts.stream(
+            flow.source(topics=[self.topic], value=ts.Text(), max_offsets_per_trigger=self.at_once)
+        )
+        return (
+            ts.Pipeline(flow.name)
+            .read(
+                bids=bids,
+                people=people.map_batches(parted(), schema="id bigint, name string, since bigint"),
+            )
+            .key_by(bids="bidder", people="id")
+            .process(
+                both_sides(),
+                event_time={"bids": "ts", "people": "since"},
+                output="bidder bigint, what string, at bigint, bids bigint, people bigint",
+                uid="both",
+                parallelism=parallelism,
+            )
+            .write(flow.sink(key="bidder", value=ts.Json()))
+        )
+
+    def run(self, parallelism: int = 2) -> None:
+        self.flow.run(self.pipeline(parallelism), execution=self.flow.execution)
+
+    def assert_exact(self) -> None:
+        """Every row came once, with its time; and the state has counted all of them."""
+        found = [
+            json.loads(each.value or "")
+            for each in read_committed(self.flow.confluent, self.flow.topic_out)
+        ]
+        rows = sorted((row["bidder"], row["what"], row["at"]) for row in found)
+        assert rows == sorted([*((b, str(p), ms) for b, p, ms in self.bids), *self.people])
+        for key in {row["bidder"] for row in found}:
+            newest = max(row["bids"] + row["people"] for row in found if row["bidder"] == key)
+            expected = [b for b, _, _ in self.bids] + [i for i, _, _ in self.people]
+            assert newest == expected.count(key)
+
+
+def parted() -> Any:
+    def split(rows: pa.RecordBatch) -> pa.RecordBatch:
+        parts = pc.split_pattern(rows["value"], ";")
+        of = [pc.list_element(parts, number) for number in range(3)]
+        columns = {"id": of[0].cast(pa.int64()), "name": of[1], "since": of[2].cast(pa.int64())}
+        return pa.record_batch(columns)
+
+    return split
+
+
+def iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+
+
+def test_named_inputs_meet_by_key_and_are_exact_over_a_rescale(flow: Flow) -> None:
+    auction = Auction(flow)
+    at = 1_700_000_000_000
+    for parallelism in (2, 3, 1):
+        first = len(auction.bids)
+        bids = [(n % 9, n, at + n * 1000) for n in range(first, first + 50)]
+        people = [(n % 9, f"p{n}", at + n * 1000) for n in range(first, first + 30)]
+        auction.feed(bids, people)
+        auction.run(parallelism)
+        at += 3_600_000
+    auction.assert_exact()
+    state = Sources(flow).manifest().state[0]
+    assert {each.topic for each in state.partition_times} == {
+        f"bids/{flow.topic_in}",
+        f"people/{auction.topic}",
+    }
+    assert state.watermark_ms == max(ms for _, _, ms in auction.bids)
+
+
+def test_an_input_that_lags_makes_no_row_late(flow: Flow) -> None:
+    """People are a year behind, and read ten at a time; the bids are all there at once."""
+    auction = Auction(flow, at_once=10, bid_settings={"max_offsets_per_trigger": "all"})
+    now, year = 1_700_000_000_000, 365 * 86_400_000
+    auction.feed(
+        [(n % 5, n, now + n) for n in range(100)],
+        [(n % 5, f"p{n}", now - year + 1000 * n) for n in range(60)],
+    )
+    auction.run()
+    auction.assert_exact()
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
+    states = [m.decode(path.read_bytes(), str(path)).state for path in paths]
+    marks = [state[0].watermark_ms for state in states if state and state[0].watermark_ms]
+    assert len(marks) > 3
+    assert marks == sorted(marks)
+    assert sum(mark < now for mark in marks) >= 3, "it followed the one that lags"
+
+
+def test_one_topic_may_be_read_twice(flow: Flow) -> None:
+    its = Sources(flow)
+    its.feed(40)
+
+    def part(uid: str, **settings: Any) -> ts.Stream:
+        source = flow.source(value=ts.Json(ROWS), **settings)
+        return ts.stream(source, uid=uid).map_batches(some(uid == "even"), schema=ROWS)
+
+    with pytest.raises(OptionError, match="one position"):
+        its.run(part("even", group_id="one"), part("odd", group_id="one"))
+    its.run(part("even"), part("odd"))
+    its.assert_exact()
+
+
+def some(is_even: bool) -> Any:
+    def choose(rows: pa.RecordBatch) -> pa.RecordBatch:
+        even = pc.equal(pc.bit_wise_and(rows["n"], 1), 0)
+        return rows.select(["k", "n"]).filter(even if is_even else pc.invert(even))
+
+    return choose
