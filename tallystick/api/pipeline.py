@@ -21,7 +21,7 @@ After `process` the functions run in the task that owns the key.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
@@ -29,13 +29,15 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explained import explained
-from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
+from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
+from tallystick.api.routing import AnySink, routing_of
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
 from tallystick.run.driver import Listener
+from tallystick.run.outputs import MAIN, Selection
 from tallystick.run.query import Query
 from tallystick.run.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.run.task import BatchFunction
@@ -43,6 +45,7 @@ from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.state.functions.ready_made import Aggregate
 
@@ -68,6 +71,8 @@ class Pipeline:
     source: KafkaSource | None = None
     steps: tuple[Step, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    selections: tuple[Selection, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         plain = self.name.replace(".", "").replace("_", "").replace("-", "")
@@ -81,7 +86,13 @@ class Pipeline:
         """Say what is read; the first step."""
         return replace(self, source=source)
 
-    def map_batches(self, function: BatchFunction, *, schema: str | None = None) -> Self:
+    def map_batches(
+        self,
+        function: BatchFunction,
+        *,
+        schema: str | None = None,
+        outputs: Mapping[str, Columns] | None = None,
+    ) -> Self:
         """Pass each Arrow batch through a function, in the task that read it.
 
         Args:
@@ -89,8 +100,11 @@ class Pipeline:
                 It must not keep state between calls: batches may be cut elsewhere when an epoch is
                 run again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
+            outputs: its side outputs, by name: their columns, as DDL or as a schema. The function
+                returns `ts.Rows(main, outputs={name: rows})` where it has rows for one; they pass
+                by all later steps.
         """
-        return replace(self, steps=(*self.steps, MapBatches(function, schema)))
+        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
 
     def transform(self, function: FrameFunction) -> Self:
         """Pass the epoch's rows through Spark: any DataFrame code without streaming state.
@@ -113,13 +127,22 @@ class Pipeline:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
         return KeyedPipeline(self, columns, max_parallelism)
 
-    def write(self, *sinks: Sink) -> Self:
+    def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
         """Say where the rows go; the last step.
 
-        Every sink gets all rows, and none ever shows an epoch that another one has not: what they
-        hold back is committed after one decision.
+        Every sink gets all rows of its output (with `ts.when` some of them), and none ever shows an
+        epoch that another one has not: what they hold back is committed after one decision.
+
+        Args:
+            sinks: of the main output, the rows that the last step returns.
+            outputs: by the name of a side output: its sink, or a list; an empty one drops its rows.
         """
-        return replace(self, sinks=sinks)
+        return replace(self, **routing_of(sinks, outputs)._asdict())
+
+    @property
+    def topology(self) -> OutputTopology:
+        """The sinks in order: which decides, which share its transaction, who gets which rows."""
+        return topology_of(self.sinks, self.selections, self.dropped)
 
     def start(
         self,
@@ -202,7 +225,7 @@ class Pipeline:
                 the sinks until then is in the error's `__notes__`.
         """
         self._check_whole(None)
-        return recover(self.name, topology_of(self.sinks), checkpoint)
+        return recover(self.name, self.topology, checkpoint)
 
     def explain(
         self,
@@ -230,7 +253,7 @@ class Pipeline:
         """
         source = self._check_whole(execution)
         run = self._run(Cluster.at_hand(spark), execution)
-        return explained(run, source, self.steps, topology_of(self.sinks), checkpoint)
+        return explained(run, source, self.steps, self.topology, checkpoint)
 
     def _check_whole(self, execution: str | None) -> KafkaSource:
         """Find mistakes for which nothing but the pipeline need be known."""
@@ -239,7 +262,7 @@ class Pipeline:
         if self.source is None or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
         check_for_pipeline(self.sinks)
-        token = token_group(f"{topology_of(self.sinks).id_prefix}{self.name}")
+        token = token_group(f"{self.topology.id_prefix}{self.name}")
         if self.source.group_id == token:
             raise OptionError(
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
@@ -260,14 +283,12 @@ class Pipeline:
             cluster=cluster,
             source_options=self.source.to_options(self.name),
             steps=self.steps,
-            topology=topology_of(self.sinks),
+            topology=self.topology,
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
         )
-        for sink in self.sinks:
-            if isinstance(sink, KafkaSink) and run.columns is not None:
-                sink.check_columns(run.columns)
+        check_columns(self.sinks, self.selections, {MAIN: run.columns, **run.outputs})
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there

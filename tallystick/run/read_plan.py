@@ -12,7 +12,8 @@ from tallystick.host import stopwatch as clock
 from tallystick.ports import Fetch
 from tallystick.run.event_times import TimesRead
 from tallystick.run.exchange import Frame
-from tallystick.run.task import BatchFunction, DeadLetters, Outlet, apply, send
+from tallystick.run.outputs import DeadLetters
+from tallystick.run.task import BatchFunction, Outlet, Sent, apply, send
 from tallystick.source.losses import LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 
@@ -41,14 +42,16 @@ class ReadPlan:
     event_time: pa.Field | None = None
 
     def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
-        """The well-formed rows of all splits, in order within each.
+        """The well-formed rows of all splits, in order within each; the functions have no others.
 
         Raises:
             DataLossError: records are gone before they were read, and that is not accepted.
             RecordError: a value is malformed, in mode failfast.
         """
         for _, built in self._built(splits):
-            yield from apply(self.functions, built.rows)
+            for rows in apply(self.functions, built.rows):
+                assert isinstance(rows, pa.RecordBatch), "refused before a transform"
+                yield rows
 
     def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
         """The malformed records of all splits, in order within each."""
@@ -75,12 +78,11 @@ class ReadPlan:
         read = self._read_both(splits, times)
         return send(outlet, read, source, times.notes, attempt_number)
 
-    def _read_both(
-        self, splits: Iterable[SplitRange], times: TimesRead
-    ) -> Iterator[pa.RecordBatch | DeadLetters]:
+    def _read_both(self, splits: Iterable[SplitRange], times: TimesRead) -> Iterator[Sent]:
         for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
-                times.note(partition, rows)
+                if isinstance(rows, pa.RecordBatch):
+                    times.note(partition, rows)
                 yield rows
             if built.dead_letters is not None:
                 yield DeadLetters(built.dead_letters)

@@ -43,6 +43,7 @@ from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
 from tallystick.spark.listeners import PIPELINES, EpochCounts
+from tallystick.spark.outputs import check_written, side_outputs, with_columns
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -50,9 +51,10 @@ from tallystick.spark.reading import (
     find_topics,
     layout_of,
 )
-from tallystick.spark.sinks import STRAYS_LIVE_S, OutputTopology, Sinks, is_speculative
+from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
 from tallystick.spark.tasks import Shipment, Unread, share
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import SplitRange
@@ -112,6 +114,7 @@ class PipelineRun:
         self.source_config = options.config
         """The settings with which the source reaches its cluster."""
         self._read = ReadPlan(KafkaFetch(self.source_config), layout, options.policy)
+        steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
         has_transform = frames is not None
@@ -128,7 +131,10 @@ class PipelineRun:
             slice_bytes=options.task_bytes_max,
         )
         self.columns = self._known_columns()
+        self.outputs = side_outputs(steps, self.keyed.steps)
+        """The columns of each side output."""
         check_sendable(steps)
+        check_written(self.outputs, topology)
         self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
         self.source_options = {**source_options, **_ticks(self.keyed)}
@@ -220,8 +226,11 @@ class PipelineRun:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
+        written = self._topology.written_to(self.source_config.bootstrap_servers)
         if cluster is not None and cluster_id == self._source_cluster:
-            self._check_circle(cluster.output)
+            written = (*cluster.outputs, *written)
+        for output in written:
+            self._check_circle(output)
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
@@ -304,6 +313,7 @@ class PipelineRun:
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
+            *self._topology.predicates,
             *steps,
             *(part for step in steps for part in (step.key, step.columns, step.output)),
             *(part for step in steps for part in (step.processor, step.functions, step.declared)),
@@ -372,16 +382,16 @@ class PipelineRun:
 
 def _counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
     """Return a listener that counts what epochs do in these sinks."""
-    decider, others = topology.decider, [uid for uid, _ in topology.others]
+    decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
     if decider is None:
-        return EpochCounts(name, listener, sinks=others)
+        return EpochCounts(name, listener, sinks=uids)
     return EpochCounts(
         name,
         listener,
         timeout_ms=decider.transaction_timeout_ms,
         dead_letter_topic=topology.dead_letter_topic,
         deciding_sink=topology.uid,
-        sinks=[topology.uid, *others],
+        sinks=uids,
     )
 
 

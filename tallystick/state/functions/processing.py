@@ -97,10 +97,24 @@ class Processor(Protocol):
         """
         ...
 
-    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+    def run(self, work: Work) -> "Iterator[pa.RecordBatch | SideRows]":
         """Process the rows, then the timers that are due; state goes into the overlay.
 
         The overlay is complete when the iterator is exhausted.
+        """
+        ...
+
+
+@runtime_checkable
+class HasOutputs(Protocol):
+    """A processor that puts out rows beside its main output, as `SideRows`."""
+
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> Mapping[str, str | pa.Schema]:
+        """Return the columns of each side output, as DDL or as a schema.
+
+        Args:
+            key: the key's columns.
+            rows: all columns of the rows that come to the step.
         """
         ...
 
