@@ -38,17 +38,21 @@ def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
     )
 
 
-def side_outputs(steps: Iterable[Step], keyed: Iterable[KeyedStep]) -> dict[str, pa.Schema]:
-    """Return the columns of each side output of a pipeline.
+def side_outputs(
+    steps: Iterable[Step], keyed: Iterable[KeyedStep], topology: OutputTopology
+) -> dict[str, pa.Schema]:
+    """Return the columns of each side output of a pipeline, checked against its sinks.
 
     Several steps may put out rows for one output, if it has the same columns in each.
 
     Args:
         steps: as `with_columns` returns them.
         keyed: the keyed ones.
+        topology: the sinks.
 
     Raises:
-        OptionError: a name cannot be one, or two steps mean different columns.
+        OptionError: a name cannot be one, two steps mean different columns, no sink writes an
+            output, or the output of a sink is not there.
     """
     functions = [step.function for step in steps if isinstance(step, MapBatches)]
     declared: list[tuple[str, Mapping[str, pa.Schema]]] = [
@@ -69,15 +73,11 @@ def side_outputs(steps: Iterable[Step], keyed: Iterable[KeyedStep]) -> dict[str,
                     f"rows. Rename one, or declare the same columns and types in both"
                 )
             whose.setdefault(name, what)
+    _check_written(found, topology)
     return found
 
 
-def check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -> None:
-    """Refuse outputs that no sink writes, sinks of outputs that are not there, and predicates.
-
-    Raises:
-        OptionError: of one of them.
-    """
+def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -> None:
     written = {each.output for each in topology.selections.values() if each.output}
     for name in sorted({*written, *topology.dropped} - outputs.keys()):
         known = f"the pipeline's are {', '.join(outputs)}" if outputs else "the pipeline has none"

@@ -43,7 +43,7 @@ from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
 from tallystick.spark.listeners import PIPELINES, EpochCounts
-from tallystick.spark.outputs import check_written, side_outputs, with_columns
+from tallystick.spark.outputs import side_outputs, with_columns
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -131,10 +131,9 @@ class PipelineRun:
             slice_bytes=options.task_bytes_max,
         )
         self.columns = self._known_columns()
-        self.outputs = side_outputs(steps, self.keyed.steps)
+        self.outputs = side_outputs(steps, self.keyed.steps, topology)
         """The columns of each side output."""
         check_sendable(steps)
-        check_written(self.outputs, topology)
         self.is_bounded = is_bounded(source_options)
         self._split_count_min = self._pieces(options.split_count_min)
         self.source_options = {**source_options, **_ticks(self.keyed)}

@@ -225,7 +225,9 @@ def test_side_rows_that_are_not_as_declared_are_refused(outputs, error, message)
 
 
 def test_a_function_of_batches_that_declares_nothing_has_no_side_outputs():
-    with pytest.raises(OptionError, match=r"map_batches splitting puts out rows for 'alerts'.*none"):
+    with pytest.raises(
+        OptionError, match=r"map_batches splitting puts out rows for 'alerts'.*none"
+    ):
         list(apply((splitting,), events(("a", 1))))
     with pytest.raises(OptionError, match=r"returned list: expected .*ts\.Rows"):
         list(apply((lambda rows: [rows],), events(("a", 1))))
