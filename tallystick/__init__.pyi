@@ -3,6 +3,7 @@
 from .api.kafka_sink import KafkaSink as KafkaSink
 from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
+from .api.routing import when as when
 from .api.streams import Stream as Stream
 from .api.streams import stream as stream
 from .codec.formats import (
@@ -44,6 +45,7 @@ from .errors import (
 from .files.sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
 from .postgres.sink import PostgresSink as PostgresSink
+from .run.outputs import Rows as Rows
 from .run.query import Query as Query
 from .source.losses import LossPolicy as LossPolicy
 from .spark.progress import (

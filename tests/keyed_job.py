@@ -16,7 +16,8 @@ from tallystick.run.exchange import Frame, FrameSources
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.task import EncodePlan, Report, Sent, send
+from tallystick.run.outputs import OF_DEAD_LETTERS
+from tallystick.run.task import EncodePlan, Report, Route, Sent, send
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
@@ -134,6 +135,7 @@ class Job:
     late: tuple[tuple[str, int], ...] = ()
     epoch: int = -1
     letters: RowLayout = field(default_factory=lambda: RowLayout({"dead": 1}, "dead"))
+    routes: tuple[Route, ...] = ()
     slice_bytes: int = SLICE_BYTES
     shares: list[int] = field(default_factory=list)
 
@@ -148,7 +150,8 @@ class Job:
         """Plan the next epoch."""
         steps = tuple(replace(s, parallelism=parallelism or s.parallelism) for s in self.steps)
         layout = RowLayout({"out": 2}, "out", json=True, key="user")
-        encode = EncodePlan(layout, 2, "none", 900_000, dead_letters=self.letters)
+        letters = Route(self.letters, "none", 900_000, OF_DEAD_LETTERS)
+        encode = EncodePlan((Route(layout, "none", 900_000), letters, *self.routes), 2)
         self.epoch += 1
         keyed = KeyedSteps(
             steps,

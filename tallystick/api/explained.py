@@ -1,7 +1,7 @@
 """Describe what a pipeline will do; nothing is started for it, and Kafka is not asked."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
@@ -10,6 +10,7 @@ from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.outputs import Selection
 from tallystick.run.steps import MapBatches, Process, Step
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.cluster import JOBS, is_local, members_max
@@ -17,7 +18,7 @@ from tallystick.spark.input_planning import dropped_word
 from tallystick.spark.inputs import PipelineInput, by_input
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
-from tallystick.spark.sinks import OutputTopology
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
 
@@ -117,6 +118,8 @@ def _steps(
         if not isinstance(step, Process):
             word = "map_batches" if isinstance(step, MapBatches) else "transform"
             yield name, f"{word} {_name(step.function)}"
+            if isinstance(step, MapBatches):
+                yield from _outputs(run, step.outputs)
             continue
         its = next(keyed)
         start = starts[its.uid]
@@ -128,6 +131,7 @@ def _steps(
         yield name, f"process, uid {its.uid}, key_by {keys}"
         yield "", f"state: {_state(its)}{'' if has_state or manifest is None else ' (new)'}"
         yield "", f"puts out: {ddl_of(its.output)}"
+        yield from _outputs(run, its.outputs)
         groups = f"{start.max_parallelism} key groups"
         if not run.cluster.is_there and its.parallelism is None:
             least = "" if has_state or its.max_parallelism else "at least "
@@ -149,6 +153,12 @@ def _name(function: object) -> str:
     return str(getattr(function, "__name__", repr(function)))
 
 
+def _outputs(run: PipelineRun, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The side outputs of a step."""
+    for name in names:
+        yield "", f"output {name}: {ddl_of(run.outputs[name])}"
+
+
 def _state(step: KeyedStep) -> str:
     found = [
         f"{each.name} {each.kind} {each.value_schema}"
@@ -164,14 +174,29 @@ def _state(step: KeyedStep) -> str:
 
 
 def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
-    if topology.sink is not None:
-        yield f"sink {topology.uid}", f"{_sink(topology.sink)}: one transaction per epoch"
-    for uid, sink in topology.others:
-        yield f"sink {uid}", f"{_sink(sink)}: a transaction per task, committed when all is decided"
+    for uid, sink in topology.by_uid:
+        if uid == topology.uid:
+            how = "one transaction per epoch"
+        elif (uid, sink) in topology.deciding:
+            how = f"in the transaction of {topology.uid}"
+        else:
+            how = "a transaction per task, committed when all is decided"
+        yield f"sink {uid}", f"{_rows(topology.selection(uid))}{_sink(sink)}: {how}"
+    for name in topology.dropped:
+        yield "dropped", f"output {name}: no sink gets it, as write({name}=[]) says"
     decider = "the checkpoint's own log of decisions"
     if topology.sink is not None:
         decider = f"the transaction of {topology.uid}"
     yield "decision", f"{decider} says whether an epoch counts, for all sinks"
+
+
+def _rows(selection: Selection) -> str:
+    """The rows that a sink gets, where it is not all of the main output."""
+    output = f"output {selection.output}" if selection.output else ""
+    if selection.when is None:
+        return f"{output}, to " if output else ""
+    name = getattr(selection.when, "__name__", repr(selection.when))
+    return f"{output or 'main output'} when {name}, to "
 
 
 def _sink(sink: Sink) -> str:
@@ -195,13 +220,16 @@ def _exchange(
     if topology.others:
         uids = ", ".join(uid for uid, _ in topology.others)
         yield "exchange", f"to {uids}: none, each task writes the rows that it has"
-    if topology.decider is None:
-        return
-    to = "topics that rows name" if topology.decider.topic is None else topology.decider.topic
-    text = f"to {topology.uid}: rows go to the task that writes their partition of {to}"
-    if len(sources) == 1 and _readers_write(sources[0], steps):
-        text += "; co-partitioned ones, to a partition of the number they came from, stay in place"
-    yield "" if topology.others else "exchange", f"{text}, {_over(run)}"
+    name = "" if topology.others else "exchange"
+    for (uid, _), (output, _) in zip(topology.deciding, topology.written, strict=True):
+        to = "topics that rows name" if output.topic is None else output.topic
+        text = f"to {uid}: rows go to the task that writes their partition of {to}"
+        if len(sources) == 1 and _readers_write(sources[0], steps):
+            text += (
+                "; co-partitioned ones, to a partition of the number they came from, stay in place"
+            )
+        yield name, f"{text}, {_over(run)}"
+        name = ""
 
 
 def _over(run: PipelineRun) -> str:
@@ -219,7 +247,7 @@ def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str,
     for number, each in enumerate(run.inputs):
         whose = "source" if len(run.inputs) == 1 else each.text
         yield "" if number else "timeouts", f"{whose}: {_calls(each.config)}"
-    for uid, sink in _by_uid(topology):
+    for uid, sink in topology.by_uid:
         if not isinstance(sink, KafkaSink):
             yield "", f"sink {uid}: those of its own system"
             continue
@@ -228,7 +256,7 @@ def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str,
         if sink.guarantee == Guarantee.EXACTLY_ONCE.value:
             text += f"; a transaction {output.transaction_timeout_ms} ms"
             text += f", warned about from {int(output.timeout.warn_share * 100)} % of it on"
-            if uid != topology.uid:
+            if (uid, sink) not in topology.deciding:
                 least = output.max_recovery_ms
                 text += "; recovery " + (f"within {least} ms" if least else "not checked")
             else:
@@ -241,12 +269,6 @@ def _calls(config: KafkaConfig) -> str:
         f"a request {config.request_timeout_ms} ms, a call with all its tries "
         f"{config.delivery_timeout_ms} ms"
     )
-
-
-def _by_uid(topology: OutputTopology) -> Iterator[tuple[str, Sink]]:
-    if topology.sink is not None:
-        yield topology.uid, topology.sink
-    yield from topology.others
 
 
 def _checkpoint(checkpoint: str | None, manifest: Manifest | None) -> str:

@@ -24,9 +24,10 @@ from tallystick.kafka.output import BATCH_BYTES, COMPRESSION, TIMEOUT_WARNING_SH
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.sink import SINK
 from tallystick.options.table import client_config
-from tallystick.spark.sinks import OutputTopology
+from tallystick.run.outputs import OF_MAIN, Selection
 from tallystick.spark.streaming.epochs import foreach_batch_runner
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun
+from tallystick.spark.topology import OutputTopology, SharingSink
 
 EPOCH, TASK = "epoch", "task"
 UID_LENGTH_MAX = 60
@@ -51,8 +52,9 @@ class KafkaSink:
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: how large a record batch becomes before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
-            the whole pipeline. "task": one per task, without an exchange of rows; committed after
-            the decision, so a down time longer than the timeout may lose it.
+            the whole pipeline; several such sinks of a pipeline share it. "task": one per task,
+            without an exchange of rows; committed after the decision, so a down time longer than
+            the timeout may lose it.
         guarantee: "exactly_once", "at_least_once" (rows are visible at once; an epoch that runs
             again writes them again) or "none" (nothing is waited for; rows may be lost too).
         transaction_timeout_ms: the longest that an epoch may take to write; readers of the output
@@ -69,7 +71,8 @@ class KafkaSink:
         transactional_id_prefix: put before the pipeline's name in transactional ids, and in the
             groups of its tokens, for clusters whose ACLs ask for one.
         uid: names the sink in the pipeline, for as long as its transactions may be pending; None:
-            `kafka-1` for the first one, and so on.
+            `kafka-1` for the first one, and so on; those of a side output begin with its name,
+            `alerts-kafka-1`.
         name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
         accept: for foreachBatch only: decisions to state, as an error message names them.
         options: further client settings under the names of Spark's connector.
@@ -231,47 +234,111 @@ def check_for_pipeline(sinks: Sequence[Sink]) -> None:
             )
 
 
-def topology_of(sinks: Sequence[Sink]) -> OutputTopology:
-    """Return which sink decides, and the uids of the others.
+def check_columns(
+    sinks: Sequence[Sink],
+    selections: Sequence[Selection],
+    columns: Mapping[str, pa.Schema | None],
+) -> None:
+    """Refuse outputs of which a Kafka sink cannot make records.
+
+    Args:
+        sinks: of a pipeline.
+        selections: which rows each gets.
+        columns: of each output; None: nobody knows before there are rows.
 
     Raises:
-        OptionError: two could decide, or two have one uid.
+        OptionError: see `KafkaSink.check_columns`.
     """
-    deciders = [each for each in sinks if isinstance(each, KafkaSink) and each.decides]
-    if len(deciders) > 1:
-        topics = ", ".join(str(each.topic) for each in deciders)
-        raise OptionError(
-            f"several KafkaSinks with transactions='epoch' (topics {topics}): one transaction "
-            f"decides an epoch. Give all but one transactions='task'; or write to several topics "
-            f"with one sink, whose rows name theirs in column 'topic'"
-        )
-    by_uid = _by_uid(sinks)
-    others = {uid: each for uid, each in by_uid.items() if each not in deciders}
+    for sink, selection in zip(sinks, selections, strict=True):
+        known = columns.get(selection.output)
+        if isinstance(sink, KafkaSink) and known is not None:
+            sink.check_columns(known)
+
+
+def topology_of(
+    sinks: Sequence[Sink], selections: Sequence[Selection] = (), dropped: tuple[str, ...] = ()
+) -> OutputTopology:
+    """Return which sink decides, which share its transaction, and the uids of all.
+
+    Args:
+        sinks: of a pipeline, those of the main output first: the first that can decide does.
+        selections: which rows each gets; none: all of the main output.
+        dropped: outputs that go to no sink.
+
+    Raises:
+        OptionError: two could decide and cannot share a transaction, or two have one uid.
+    """
+    selections = selections or [OF_MAIN] * len(sinks)
+    by_uid = _by_uid(sinks, selections)
+    found = [
+        (uid, each) for uid, each in by_uid.items() if isinstance(each, KafkaSink) and each.decides
+    ]
+    uid, decider = found[0] if found else ("", None)
+    for sharing, sink in found[1:]:
+        assert decider is not None, "it is the first of them"
+        _check_shared(uid, decider, sharing, sink)
     kafka = [each for each in sinks if isinstance(each, KafkaSink)]
     letters = [each.dead_letter_topic for each in kafka if each.dead_letter_topic is not None]
     if len(letters) > 1:
         raise OptionError(f"several sinks with a dead_letter_topic ({', '.join(letters)}): one may")
-    if letters and deciders and deciders[0].dead_letter_topic is None:
+    if letters and found and all(each.dead_letter_topic is None for _, each in found):
         raise OptionError(
             f"dead_letter_topic={letters[0]!r}: malformed records go with the epoch's own "
             f"transaction: name the topic in the KafkaSink that has transactions='epoch'"
         )
+    own = dict(found)
     return OutputTopology(
-        decider=deciders[0].output if deciders else None,
-        sink=deciders[0] if deciders else None,
-        uid=next((uid for uid, each in by_uid.items() if each in deciders), ""),
-        others=tuple(others.items()),
+        decider=None if decider is None else decider.output,
+        sink=decider,
+        uid=uid,
+        others=tuple((each, sink) for each, sink in by_uid.items() if each not in own),
         dead_letter_topic=letters[0] if letters else None,
-        id_prefix=kafka[0].transactional_id_prefix if kafka else ID_PREFIX,
+        id_prefix=(decider or kafka[0]).transactional_id_prefix if kafka else ID_PREFIX,
+        sharing=tuple(SharingSink(each, sink, sink.output) for each, sink in found[1:]),
+        selections=dict(zip(by_uid, selections, strict=True)),
+        dropped=dropped,
     )
 
 
-def _by_uid(sinks: Sequence[Sink]) -> dict[str, Sink]:
+_SHARED = (
+    "bootstrap_servers",
+    "options",
+    "transaction_timeout_ms",
+    "timeout_warning_share",
+    "transactional_id_prefix",
+)
+"""The settings of the connection and of the transaction, which sinks that share it have alike."""
+
+
+def _check_shared(uid: str, decider: KafkaSink, sharing: str, sink: KafkaSink) -> None:
+    """Refuse a second sink with transactions='epoch' whose settings are of another transaction."""
+    for name in _SHARED:
+        one, other = getattr(decider, name), getattr(sink, name)
+        if one != other:
+            # A value may be a password.
+            values = "" if name == "options" else f" ({one!r} and {other!r})"
+            raise OptionError(
+                f"KafkaSinks {uid!r} and {sharing!r} both have transactions='epoch', and so share "
+                f"the epoch's transaction, but their {name} differ{values}: make them the same. "
+                f"For another cluster, or another timeout, set transactions='task' in {sharing!r}"
+            )
+    token_topic = decider.output.token_topic
+    if sink.token_topic not in (None, token_topic):
+        raise OptionError(
+            f"KafkaSinks {uid!r} and {sharing!r} share the epoch's transaction and its token, "
+            f"which is kept under topic {token_topic!r}: set token_topic={token_topic!r} in "
+            f"{sharing!r}, or leave it out where topic= is set"
+        )
+
+
+def _by_uid(sinks: Sequence[Sink], selections: Sequence[Selection]) -> dict[str, Sink]:
     count: Counter[str] = Counter()
     found: dict[str, Sink] = {}
-    for sink in sinks:
-        count[sink.kind] += 1
-        uid = sink.uid or f"{sink.kind}-{count[sink.kind]}"
+    for sink, selection in zip(sinks, selections, strict=True):
+        # By the output: a sink that is added to another one renames none of it.
+        kind = f"{selection.output}-{sink.kind}" if selection.output else sink.kind
+        count[kind] += 1
+        uid = sink.uid or f"{kind}-{count[kind]}"
         plain = uid.replace(".", "").replace("_", "").replace("-", "")
         if not (plain.isascii() and plain.isalnum()) or len(uid) > UID_LENGTH_MAX:
             raise OptionError(

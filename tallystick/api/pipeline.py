@@ -28,15 +28,17 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explained import explained
-from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
+from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
 from tallystick.api.process_arguments import check_own, is_stateful_processor
+from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
 from tallystick.run.driver import Listener
+from tallystick.run.outputs import MAIN, Selection
 from tallystick.run.query import Query
 from tallystick.run.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.run.task import BatchFunction
@@ -44,6 +46,7 @@ from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.durations import duration_ms
 from tallystick.state.functions.processing import NO_TIME, Processor
 
@@ -69,6 +72,8 @@ class Pipeline:
     inputs: Inputs = NO_INPUTS
     steps: tuple[Step, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    selections: tuple[Selection, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         plain = self.name.replace(".", "").replace("_", "").replace("-", "")
@@ -91,7 +96,13 @@ class Pipeline:
         """
         return replace(self, inputs=inputs_of(sources, named))
 
-    def map_batches(self, function: BatchFunction, *, schema: str | None = None) -> Self:
+    def map_batches(
+        self,
+        function: BatchFunction,
+        *,
+        schema: str | None = None,
+        outputs: Mapping[str, Columns] | None = None,
+    ) -> Self:
         """Pass each Arrow batch through a function, in the task that read it.
 
         Args:
@@ -99,9 +110,12 @@ class Pipeline:
                 It must not keep state between calls: batches may be cut elsewhere when an epoch is
                 run again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
+            outputs: its side outputs, by name: their columns, as DDL or as a schema. The function
+                returns `ts.Rows(main, outputs={name: rows})` where it has rows for one; they pass
+                by all later steps.
         """
         self._refuse_named("map_batches")
-        return replace(self, steps=(*self.steps, MapBatches(function, schema)))
+        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
 
     def transform(self, function: FrameFunction) -> Self:
         """Pass the epoch's rows through Spark: any DataFrame code without streaming state.
@@ -143,13 +157,22 @@ class Pipeline:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
         return KeyedPipeline(self, columns, max_parallelism)
 
-    def write(self, *sinks: Sink) -> Self:
+    def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
         """Say where the rows go; the last step.
 
-        Every sink gets all rows, and none ever shows an epoch that another one has not: what they
-        hold back is committed after one decision.
+        Every sink gets all rows of its output (with `ts.when` some of them), and none ever shows an
+        epoch that another one has not: what they hold back is committed after one decision.
+
+        Args:
+            sinks: of the main output, the rows that the last step returns.
+            outputs: by the name of a side output: its sink, or a list; an empty one drops its rows.
         """
-        return replace(self, sinks=sinks)
+        return replace(self, **routing_of(sinks, outputs)._asdict())
+
+    @property
+    def topology(self) -> OutputTopology:
+        """The sinks in order: which decides, which share its transaction, who gets which rows."""
+        return topology_of(self.sinks, self.selections, self.dropped)
 
     def start(
         self,
@@ -233,7 +256,7 @@ class Pipeline:
                 the sinks until then is in the error's `__notes__`.
         """
         self._check_whole(None)
-        return recover(self.name, topology_of(self.sinks), checkpoint)
+        return recover(self.name, self.topology, checkpoint)
 
     def explain(
         self,
@@ -262,7 +285,7 @@ class Pipeline:
         self._check_whole(execution)
         run = self._run(Cluster.at_hand(spark), execution)
         sources, steps = self.inputs.sources, self._all_steps
-        return explained(run, sources, steps, topology_of(self.sinks), checkpoint)
+        return explained(run, sources, steps, self.topology, checkpoint)
 
     @property
     def _all_steps(self) -> tuple[Step, ...]:
@@ -282,7 +305,7 @@ class Pipeline:
                 f"columns become one stream without names: read(first, second)"
             )
         check_for_pipeline(self.sinks)
-        token = token_group(f"{topology_of(self.sinks).id_prefix}{self.name}")
+        token = token_group(f"{self.topology.id_prefix}{self.name}")
         if any(each.group_id == token for each in self.inputs.sources):
             raise OptionError(
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
@@ -301,14 +324,12 @@ class Pipeline:
             cluster=cluster,
             inputs=self.inputs.declared(self.name),
             steps=self._all_steps,
-            topology=topology_of(self.sinks),
+            topology=self.topology,
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
         )
-        for sink in self.sinks:
-            if isinstance(sink, KafkaSink) and run.columns is not None:
-                sink.check_columns(run.columns)
+        check_columns(self.sinks, self.selections, {MAIN: run.columns, **run.outputs})
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there

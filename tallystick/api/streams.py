@@ -6,7 +6,7 @@ from typing import Self
 
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.errors import OptionError
-from tallystick.run.steps import MapBatches
+from tallystick.run.steps import Columns, MapBatches
 from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.inputs import InputDeclaration
@@ -39,14 +39,21 @@ class Stream:
         if self.uid is not None:
             _check_name("uid", self.uid)
 
-    def map_batches(self, function: BatchFunction, *, schema: str | None = None) -> Self:
+    def map_batches(
+        self,
+        function: BatchFunction,
+        *,
+        schema: str | None = None,
+        outputs: Mapping[str, Columns] | None = None,
+    ) -> Self:
         """Pass each Arrow batch of this input through a function, in the task that read it.
 
         Args:
             function: as for `Pipeline.map_batches`.
             schema: what it returns, as DDL; the last one needs it where there are other inputs.
+            outputs: its side outputs, as for `Pipeline.map_batches`.
         """
-        return replace(self, steps=(*self.steps, MapBatches(function, schema)))
+        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
 
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
         """Return the input as a run needs it.

@@ -38,12 +38,14 @@ class DeclaredPipeline:
         outputs: its Kafka sinks, by uid.
         decider: the uid of the one whose transaction decides; "": the checkpoint decides.
         other_sinks: the uids of those that are not Kafka's.
+        sharing: the uids of those that write into the transaction that decides.
     """
 
     run: PipelineRun
     outputs: Mapping[str, KafkaOutput]
     decider: str
     other_sinks: tuple[str, ...]
+    sharing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
             facts = cluster.cluster_facts(client, output.topics & there.keys())
             found = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
             problems = list(found.problems)
-            if uid != its.decider:
+            if uid != its.decider and uid not in its.sharing:
                 problems += check_recovery(output, subject.trigger_interval_ms)
             for problem in problems:
                 text = f"sink {uid}: {problem}"
@@ -146,6 +148,8 @@ def _asking(output: KafkaOutput) -> Iterator[Client]:
 def _wanted(its: DeclaredPipeline, uid: str, output: KafkaOutput) -> tuple[Right, ...]:
     if uid == its.decider:
         return decider_rights(output, its.run.name)
+    if uid in its.sharing:
+        return writing(output.topics)
     owner = Owner(its.run.name, uid, "")
     prefix = checkpoint_prefix(f"{output.id_prefix}{owner.pipeline}", owner.lineage)
     return rights_of(output, owner, prefix)

@@ -6,7 +6,9 @@ and the order in which it did. Rows of one input partition are read by one sourc
 per input partition, and with it per key, survives any reordering of blobs by Spark.
 
 Between two steps the same frames carry rows to the tasks that own their key groups; such a frame
-has no topic. A step's tasks are sources for the next ones, with a stage number above theirs.
+has no topic. Rows of side outputs pass by those tasks, with the output's name in the topic's place
+(see `outputs.passing`). A step's tasks are sources for the next ones, with a stage number above
+theirs.
 
 All writers must see the same attempt of a source. When Spark runs a source again after some writers
 are done (shuffle files were lost), the new attempt may route rows elsewhere: a function of the user

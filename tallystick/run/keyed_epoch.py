@@ -181,7 +181,7 @@ class KeyedSteps:
             )
             plans.insert(0, plan)
             before = self.steps[at - 1].functions if at else self.functions
-            outlet = RoutePlan(step, base.max_parallelism, base.parallelism, encode, before)
+            outlet = RoutePlan(step, base.max_parallelism, base.parallelism, before)
         writer_count = 0 if encode is None else encode.target_count
         return KeyedEpoch(
             tuple(plans),

@@ -33,10 +33,9 @@ from tallystick.run.event_times import in_units
 from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
 from tallystick.run.frames import conform, from_ipc, to_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
+from tallystick.run.outputs import conformed, passed_by, passing
 from tallystick.run.task import (
     BatchFunction,
-    DeadLetters,
-    EncodePlan,
     OpenOutlet,
     Outlet,
     Sent,
@@ -75,6 +74,7 @@ class KeyedStep:
         processor: its function.
         declared: the states that the function uses.
         output: what the function puts out.
+        outputs: the columns of its side outputs.
         functions: what its output passes through.
         max_parallelism: how many key groups; None: as the state has it.
         parallelism: how many tasks; None: as many as Spark runs at a time.
@@ -96,6 +96,7 @@ class KeyedStep:
     event_time: str | None = None
     watermark_delay_ms: int = 0
     idle_after_ms: int = 0
+    outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
 
     @cached_property
     def routed(self) -> pa.Schema:
@@ -127,15 +128,12 @@ class RoutePlan:
         step: whose tasks they are.
         max_parallelism: its key groups.
         target_count: its tasks.
-        letters: how malformed records become frames, which pass by the keyed tasks; None: there
-            are none.
         functions: what rows pass through first.
     """
 
     step: KeyedStep
     max_parallelism: int
     target_count: int
-    letters: EncodePlan | None
     functions: tuple[BatchFunction, ...] = ()
     part: ClassVar[str] = EXCHANGE
 
@@ -145,19 +143,15 @@ class RoutePlan:
 
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
         """Yield a batch's frames; what only passes through goes by one task, and stays in order."""
-        if isinstance(sent, DeadLetters):
-            assert self.letters is not None, "checked before the start"
-            for frame in self.letters.frames(sent, source, sequence, attempt):
-                yield frame._replace(target=source % self.target_count)
-            return
-        if isinstance(sent, Frame):
-            target = source % self.target_count
-            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
-            return
-        for rows in apply(self.functions, sent):
-            for target, part in self._split(rows):
+        parts = apply(self.functions, sent) if isinstance(sent, pa.RecordBatch) else [sent]
+        for part in parts:
+            if not isinstance(part, pa.RecordBatch):
+                yield passing(part, source % self.target_count, source, sequence, attempt)
+                sequence += 1
+                continue
+            for target, rows in self._split(part):
                 yield Frame(
-                    target, source, sequence, NO_TOPIC, 0, part.num_rows, to_ipc(part), attempt
+                    target, source, sequence, NO_TOPIC, 0, rows.num_rows, to_ipc(rows), attempt
                 )
                 sequence += 1
 
@@ -287,7 +281,9 @@ class ProcessPlan:
             slices = stack.enter_context(self._slices(groups, index))
             for frame in frames:
                 if frame.topic != NO_TOPIC:
-                    yield frame
+                    with counted_as(EXCHANGE):
+                        passed = passed_by(frame)
+                    yield passed
                 else:
                     with counted_as(EXCHANGE):
                         slices.add(self._in_time(from_ipc(frame.data), left))
@@ -398,8 +394,9 @@ class ProcessPlan:
 
     def _processed(
         self, slices: Slices, view: StateView, changes: list[pa.Table], left: _TaskResult
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[pa.RecordBatch | SideRows]:
         """Yield what the function puts out, slice by slice; what it changed is sorted by key."""
+        what = f"step {self.step.uid}"
         for groups, rows in slices:
             work = Work(
                 rows=rows,
@@ -414,12 +411,9 @@ class ProcessPlan:
             )
             for batch in timed(FUNCTIONS, self.step.processor.run(work)):
                 if isinstance(batch, SideRows):
-                    raise OptionError(
-                        f"step {self.step.uid}: its function has rows for the output "
-                        f"{batch.output!r}, and nothing takes them"
-                    )
-                if batch.num_rows:
-                    yield conform(batch, self.step.output, f"step {self.step.uid}: the output")
+                    yield from conformed(batch, self.step.outputs, what, "vectorised")
+                elif batch.num_rows:
+                    yield conform(batch, self.step.output, f"{what}: the output")
             left.late += sum(work.late)
             with counted_as(STATE):
                 changes.append(work.overlay.changes())

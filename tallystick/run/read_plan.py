@@ -12,7 +12,8 @@ from tallystick.host import stopwatch as clock
 from tallystick.ports import Fetch
 from tallystick.run.event_times import TimesRead, of_input
 from tallystick.run.exchange import Frame
-from tallystick.run.task import BatchFunction, DeadLetters, Outlet, apply, send
+from tallystick.run.outputs import DeadLetters
+from tallystick.run.task import BatchFunction, Outlet, Sent, apply, send
 from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.values import SplitRange, TopicPartition
@@ -44,14 +45,16 @@ class ReadPlan:
     input: str = ONLY_INPUT
 
     def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
-        """The well-formed rows of all splits, in order within each.
+        """The well-formed rows of all splits, in order within each; the functions have no others.
 
         Raises:
             DataLossError: records are gone before they were read, and that is not accepted.
             RecordError: a value is malformed, in mode failfast.
         """
         for _, built in self._built(splits):
-            yield from apply(self.functions, built.rows)
+            for rows in apply(self.functions, built.rows):
+                assert isinstance(rows, pa.RecordBatch), "refused before a transform"
+                yield rows
 
     def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
         """The malformed records of all splits, in order within each."""
@@ -69,13 +72,12 @@ class ReadPlan:
         """Yield the frames of a reader that reads nothing else; see `send_read`."""
         return send_read([(self, splits)], outlet, source, attempt_number)
 
-    def read_both(
-        self, splits: Iterable[SplitRange], times: TimesRead
-    ) -> Iterator[pa.RecordBatch | DeadLetters]:
+    def read_both(self, splits: Iterable[SplitRange], times: TimesRead) -> Iterator[Sent]:
         """Yield what `read` and `read_dead_letters` do, and tell `times` the event times."""
         for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
-                times.note(of_input(self.input, partition), rows)
+                if isinstance(rows, pa.RecordBatch):
+                    times.note(of_input(self.input, partition), rows)
                 yield rows
             if built.dead_letters is not None:
                 yield DeadLetters(built.dead_letters)

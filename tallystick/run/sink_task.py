@@ -22,7 +22,8 @@ from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.run.event_times import NOTE
 from tallystick.run.exchange import Attempt, Frame, FrameSources
-from tallystick.run.task import BatchFunction, DeadLetters, EncodePlan, Report, Sent, apply
+from tallystick.run.outputs import OF_MAIN, DeadLetters, Selection
+from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named
 
 
 class Branch(NamedTuple):
@@ -32,11 +33,13 @@ class Branch(NamedTuple):
         owner: whose transactions they are.
         plan: how they are begun.
         takes_dead_letters: malformed records go there.
+        selection: which rows of which output go there.
     """
 
     owner: Owner
     plan: TransactionPlan
     takes_dead_letters: bool = False
+    selection: Selection = OF_MAIN
 
 
 @runtime_checkable
@@ -164,18 +167,21 @@ class _BranchWriter:
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
         """See `OpenOutlet.frames`."""
         encode = self.plan.encode
-        if isinstance(sent, Frame) or (isinstance(sent, DeadLetters) and encode is not None):
-            assert encode is not None, "frames are of the epoch's own transaction"
-            yield from encode.frames(sent, self.source, sequence, self.attempt)
-            return
         if isinstance(sent, DeadLetters):
-            self._write_dead_letters(sent.records)
+            if encode is None:
+                self._write_dead_letters(sent.records)
+            else:
+                yield from encode.frames(sent, self.source, sequence, self.attempt)
             return
-        for rows in apply(self.plan.functions, sent):
-            for index in range(len(self.plan.branches)):
-                self._begun(index).write(rows)
+        is_main = isinstance(sent, pa.RecordBatch)
+        for part in apply(self.plan.functions, sent) if is_main else [sent]:
+            output, rows = named(part)
+            for index, branch in enumerate(self.plan.branches):
+                chosen = branch.selection.of(rows, output)
+                if chosen is not None:
+                    self._begun(index).write(chosen)
             if encode is not None:
-                for frame in encode.frames(rows, self.source, sequence, self.attempt):
+                for frame in encode.frames(part, self.source, sequence, self.attempt):
                     yield frame
                     sequence += 1
 

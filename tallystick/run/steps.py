@@ -8,8 +8,8 @@ steps the rows go on from task to task, as Arrow too:
     … ─► keyed step ─► its functions ─► keyed step ─► its functions ─► encoder
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -31,10 +31,14 @@ Columns: TypeAlias = str | pa.Schema | StructType
 
 @dataclass(frozen=True)
 class MapBatches:
-    """Arrow in, Arrow out; `schema` is what comes out, where Spark or a keyed step must know it."""
+    """Arrow in, Arrow out; `schema` is what comes out, where Spark or a keyed step must know it.
+
+    `outputs` are the columns of what it puts out beside that, by name.
+    """
 
     function: BatchFunction
     schema: str | None = None
+    outputs: Mapping[str, Columns] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_function("map_batches", self.function)
@@ -174,6 +178,17 @@ def arrange(steps: tuple[Step, ...], source: Columns) -> Stages:
     return Stages(stages.before, stages.frames, stages.after, _keyed(steps, keyed_at, known))
 
 
+def refuse_outputs(steps: Iterable[Step]) -> None:
+    """Raise OptionError if one of the steps before DataFrame code has side outputs."""
+    for step in steps:
+        if isinstance(step, MapBatches) and step.outputs:
+            raise OptionError(
+                f"the map_batches before transform has outputs ({', '.join(step.outputs)}): a "
+                f"DataFrame has one kind of rows, and would drop these. Put the function after "
+                f"transform"
+            )
+
+
 def _stateless(steps: tuple[Step, ...], source: Columns) -> Stages:
     frame_positions = [i for i, step in enumerate(steps) if isinstance(step, Transform)]
     if not frame_positions:
@@ -186,6 +201,7 @@ def _stateless(steps: tuple[Step, ...], source: Columns) -> Stages:
             "or use DataFrame.mapInArrow inside one of them"
         )
     before = steps[:first]
+    refuse_outputs(before)
     ddl = before[-1].schema if before and isinstance(before[-1], MapBatches) else source
     if ddl is None:
         raise OptionError(

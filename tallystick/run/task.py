@@ -23,7 +23,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -35,38 +35,67 @@ from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import Produce, Writer
 from tallystick.run.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
+from tallystick.run.outputs import (
+    DEAD_LETTERS,
+    MAIN,
+    OF_MAIN,
+    Batch,
+    DeadLetters,
+    FunctionWithOutputs,
+    Rows,
+    Selection,
+    conformed,
+)
+from tallystick.state.functions.processing import SideRows
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+BatchFunction = Callable[[pa.RecordBatch], Batch | Rows]
 COMBINED_BYTES_MAX = 1 << 31
 """A column of text, or of lists, that is one array holds less; larger tables stay in chunks."""
 
 
-class DeadLetters(NamedTuple):
-    """Malformed records as raw rows for the sink, among the batches that a reader yields."""
+def apply(
+    functions: Iterable[BatchFunction], rows: pa.RecordBatch
+) -> Iterator[pa.RecordBatch | SideRows]:
+    """Pass a batch through the user's functions; an empty or missing result ends the way.
 
-    records: pa.RecordBatch
-
-
-def apply(functions: Iterable[BatchFunction], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Pass a batch through the user's functions; an empty or missing result ends the way."""
-    batches = iter([rows])
+    What a function puts out beside the main output passes by the functions after it.
+    """
+    batches: Iterator[pa.RecordBatch | SideRows] = iter([rows])
     for function in functions:
         batches = _passed(function, batches)
-    return (batch for batch in batches if batch.num_rows)
+    return (each for each in batches if isinstance(each, SideRows) or each.num_rows)
 
 
-def _passed(function: BatchFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _passed(
+    function: BatchFunction, batches: Iterator[pa.RecordBatch | SideRows]
+) -> Iterator[pa.RecordBatch | SideRows]:
     for rows in batches:
-        if rows.num_rows:
+        if isinstance(rows, SideRows):
+            yield rows
+        elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                made = _batches_of(function, function(rows))
+                made = _made(function, function(rows))
             yield from made
 
 
-def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]:
+def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
+    if not isinstance(result, Rows):
+        return [*_batches_of(function, result)]
+    declared = function.outputs if isinstance(function, FunctionWithOutputs) else {}
+    what = f"map_batches {_name_of(function)}"
+    sides = [
+        side
+        for name, batch in result.outputs.items()
+        for rows in _batches_of(function, batch)
+        for side in conformed(SideRows(name, rows), declared, what, "map_batches")
+    ]
+    return [*_batches_of(function, result.main), *sides]
+
+
+def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:
     """Return a function's result, in as few batches as Arrow's limits allow."""
     if result is None:
         return []
@@ -79,14 +108,29 @@ def _batches_of(function: BatchFunction, result: object) -> list[pa.RecordBatch]
         return batches
     if not isinstance(result, pa.RecordBatch):
         raise errors.OptionError(
-            f"map_batches: {getattr(function, '__name__', function)!r} returned "
-            f"{type(result).__name__}: expected a pyarrow RecordBatch or Table, or None for no rows"
+            f"map_batches: {_name_of(function)!r} returned {type(result).__name__}: expected a "
+            f"pyarrow RecordBatch or Table, None for no rows, or ts.Rows with side outputs"
         )
     return [result]
 
 
-Sent: TypeAlias = pa.RecordBatch | DeadLetters | Frame
-"""A task's output: rows, malformed records, or a finished frame that only passes by."""
+def _name_of(function: BatchFunction) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+Sent: TypeAlias = pa.RecordBatch | SideRows | DeadLetters
+"""A task's output: rows of the main output, rows of a side output, or malformed records."""
+
+
+def named(sent: Sent) -> tuple[str, pa.RecordBatch]:
+    """Return the name of an output, and its rows."""
+    match sent:
+        case SideRows(output, rows):
+            return output, rows
+        case DeadLetters(records):
+            return DEAD_LETTERS, records
+        case _:
+            return MAIN, sent
 
 
 class OpenOutlet(Protocol):
@@ -181,27 +225,37 @@ def send(
 
 
 @dataclass(frozen=True)
+class Route:
+    """The way of one sink's rows into the epoch's transaction.
+
+    Args:
+        rows: how rows become records.
+        compression: as `KafkaSink` names it.
+        batch_bytes: how large a record batch becomes before compression.
+        selection: which rows of which output.
+    """
+
+    rows: RowLayout
+    compression: str
+    batch_bytes: int
+    selection: Selection = OF_MAIN
+
+
+@dataclass(frozen=True)
 class EncodePlan:
     """The encoding of rows as frames for the tasks that write them.
 
     Args:
-        rows: how rows become records.
+        routes: the sinks that share the epoch's transaction; malformed records have one too.
         target_count: how many tasks write.
-        compression: as `KafkaSink` names it.
-        batch_bytes: how large a record batch becomes before compression.
-        functions: what rows pass through first.
-        dead_letters: how malformed records become records of the dead-letter topic; None: there
-            is none, and no reader may yield any.
+        functions: what rows of the main output pass through first.
         follows: the input topic whose readers write the partitions of the same numbers: where they
             have the same keys, no row leaves its process. Empty: none.
     """
 
-    rows: RowLayout
+    routes: tuple[Route, ...]
     target_count: int
-    compression: str
-    batch_bytes: int
     functions: tuple[BatchFunction, ...] = ()
-    dead_letters: RowLayout | None = None
     follows: str = ""
     part: ClassVar[str] = clock.WRITE
 
@@ -215,43 +269,45 @@ class EncodePlan:
         return target_of(TopicPartition(topic, partition.partition), self.target_count)
 
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """Partition, encode and compress a batch."""
-        if isinstance(sent, Frame):
-            target = self.target(sent.topic_partition)
-            yield sent._replace(target=target, source=source, sequence=sequence, attempt=attempt)
-            return
-        layout, parts = self._prepared(sent)
-        for rows in parts:
-            now_ms = time.time_ns() // 1_000_000
-            for partition, records in layout.split(rows, spread=source + sequence):
-                target = self.target(partition)
-                for encoded in encode(
-                    records,
-                    compression=self.compression,
-                    batch_bytes=self.batch_bytes,
-                    now_ms=now_ms,
-                ):
-                    clock.count(clock.WRITTEN_BYTES, len(encoded.data))
-                    yield Frame(
-                        target,
-                        source,
-                        sequence,
-                        partition.topic,
-                        partition.partition,
-                        encoded.record_count,
-                        encoded.data,
-                        attempt,
-                    )
+        """Partition, encode and compress a batch, for each sink that gets rows of it."""
+        if isinstance(sent, DeadLetters):
+            has_route = any(each.selection.output == DEAD_LETTERS for each in self.routes)
+            assert has_route, "dead letters, and no topic for them"
+        parts = apply(self.functions, sent) if isinstance(sent, pa.RecordBatch) else [sent]
+        for part in parts:
+            output, rows = named(part)
+            for route in self.routes:
+                chosen = route.selection.of(rows, output)
+                if chosen is None:
+                    continue
+                for frame in self._encoded(route, chosen, source, sequence, attempt):
+                    yield frame
                     sequence += 1
 
-    def _prepared(
-        self, batch: pa.RecordBatch | DeadLetters
-    ) -> tuple[RowLayout, Iterable[pa.RecordBatch]]:
-        """Yield a batch's parts with their targets, after the functions, which see rows only."""
-        if isinstance(batch, DeadLetters):
-            assert self.dead_letters is not None, "dead letters, and no topic for them"
-            return self.dead_letters, [batch.records]
-        return self.rows, apply(self.functions, batch)
+    def _encoded(
+        self, route: Route, rows: pa.RecordBatch, source: int, sequence: int, attempt: int
+    ) -> Iterator[Frame]:
+        now_ms = time.time_ns() // 1_000_000
+        for partition, records in route.rows.split(rows, spread=source + sequence):
+            target = self.target(partition)
+            for encoded in encode(
+                records,
+                compression=route.compression,
+                batch_bytes=route.batch_bytes,
+                now_ms=now_ms,
+            ):
+                clock.count(clock.WRITTEN_BYTES, len(encoded.data))
+                yield Frame(
+                    target,
+                    source,
+                    sequence,
+                    partition.topic,
+                    partition.partition,
+                    encoded.record_count,
+                    encoded.data,
+                    attempt,
+                )
+                sequence += 1
 
 
 @dataclass(frozen=True)

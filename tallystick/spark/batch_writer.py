@@ -20,7 +20,7 @@ from tallystick.errors import EpochAbortedError, OptionError, TallystickError
 from tallystick.kafka.batch_transaction import BatchTransaction
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.options.sink import parse_batch_write_options
-from tallystick.run.task import EncodePlan, Report, WritePlan, send
+from tallystick.run.task import EncodePlan, Report, Route, WritePlan, send
 from tallystick.values import ProducedRange, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -85,12 +85,8 @@ class BatchWriter(DataSourceArrowWriter):
                 f"one succeeds. Look in Spark's log why it failed, or was speculated, and write "
                 f"again"
             )
-        encode = EncodePlan(
-            rows=transaction.rows,
-            target_count=1,
-            compression=output.compression,
-            batch_bytes=output.batch_bytes,
-        )
+        route = Route(transaction.rows, output.compression, output.batch_bytes)
+        encode = EncodePlan((route,), target_count=1)
         produce = KafkaProduce(output.config, transaction.transaction_version)
         frames = send(encode, iterator, context.partitionId())
         report = WritePlan(produce, transaction.producer).write(frames, attempt_number=0)

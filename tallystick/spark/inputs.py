@@ -26,6 +26,7 @@ from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.outputs import with_columns
 from tallystick.spark.reading import (
     check_named,
     check_same_cluster,
@@ -65,7 +66,8 @@ class PipelineInput:
     def __init__(self, declared: InputDeclaration, cluster: Cluster) -> None:
         self.uid = declared.uid
         self.name = declared.name
-        self.steps = declared.steps
+        steps = with_columns(cluster, declared.steps)
+        self.steps = tuple(each for each in steps if isinstance(each, MapBatches))
         self.given: Mapping[str, str] = declared.options
         self.options = parse_source_options(declared.options, streaming=True)
         self.is_bounded = is_bounded(declared.options)

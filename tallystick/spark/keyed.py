@@ -20,7 +20,13 @@ from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
-from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, TIME_MODES, HasInitialState
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    NO_TIME,
+    TIME_MODES,
+    HasInitialState,
+    HasOutputs,
+)
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
 from tallystick.state.keys import KeyCodec
 from tallystick.state.schema import ddl_of
@@ -44,9 +50,9 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
             )
         if stage.columns is not None:
             with _named(stage.uid):
-                columns = _schema(cluster, stage.columns, "the columns that come to it")
+                columns = columns_of(cluster, stage.columns, "the columns that come to it")
         else:
-            columns = steps[-1].output if steps else _schema(cluster, _of(cluster, stages))
+            columns = steps[-1].output if steps else columns_of(cluster, _of(cluster, stages))
         steps.append(_step(cluster, stage, columns))
     return tuple(steps)
 
@@ -91,6 +97,10 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
             processor = processor.make(columns)
         given, known = _given(cluster, step.output), processor.output(key.schema, columns)
         declared = processor.declared(key)
+        sides = processor.outputs(key.schema, columns) if isinstance(processor, HasOutputs) else {}
+        outputs = {
+            name: columns_of(cluster, each, f"output {name!r}") for name, each in sides.items()
+        }
     return KeyedStep(
         uid=uid,
         key=key,
@@ -104,6 +114,7 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
         idle_after_ms=step.idle_after_ms,
+        outputs=outputs,
     )
 
 
@@ -241,7 +252,7 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
 
 
 def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
-    return None if columns is None else _schema(cluster, columns, "output=")
+    return None if columns is None else columns_of(cluster, columns, "output=")
 
 
 def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
@@ -252,8 +263,8 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
     return to_arrow_schema(made.schema, timezone="UTC")
 
 
-def _schema(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
-    """Columns as Arrow has them, all of which may be null.
+def columns_of(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
+    """Return columns as Arrow has them, all of which may be null.
 
     Raises:
         OptionError: something else was given.

@@ -25,7 +25,7 @@ from tallystick.run.driver import Driver, Listener
 from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
-from tallystick.run.steps import FrameStage, Step, arrange
+from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
@@ -41,9 +41,11 @@ from tallystick.spark.inputs import (
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
 from tallystick.spark.listeners import PIPELINES, EpochCounts
-from tallystick.spark.sinks import STRAYS_LIVE_S, OutputTopology, Sinks, is_speculative
+from tallystick.spark.outputs import side_outputs, with_columns
+from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
 from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 
@@ -93,9 +95,12 @@ class PipelineRun:
         value_mode = value_mode_of(self.inputs)
         topology.check_dead_letters(value_mode)
         columns, joining = joined(self.inputs, steps, cluster)
+        steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
         has_transform = frames is not None
+        if has_transform:
+            refuse_outputs(step for each in self.inputs for step in each.steps)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before and not any(joining):
@@ -119,7 +124,10 @@ class PipelineRun:
             each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
         }
         self.columns = self._known_columns()
-        check_sendable([*(step for each in self.inputs for step in each.steps), *steps])
+        all_steps = [*(step for each in self.inputs for step in each.steps), *steps]
+        self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
+        """The columns of each side output."""
+        check_sendable(all_steps)
         if (
             frames is not None
             and value_mode == DEADLETTER
@@ -204,10 +212,12 @@ class PipelineRun:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
-        if cluster is not None:
-            for each in self.inputs:
-                if each.cluster_id == cluster_id:
-                    self._check_circle(cluster.output, each)
+        for each in self.inputs:
+            written = self._topology.written_to(each.config.bootstrap_servers)
+            if cluster is not None and each.cluster_id == cluster_id:
+                written = (*cluster.outputs, *written)
+            for output in written:
+                self._check_circle(output, each)
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
@@ -294,6 +304,7 @@ class PipelineRun:
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
+            *self._topology.predicates,
             *steps,
             *(part for step in steps for part in (step.key, step.columns, step.output)),
             *(part for step in steps for part in (step.processor, step.functions, step.declared)),
@@ -380,16 +391,16 @@ class PipelineRun:
 
 def _counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
     """Return a listener that counts what epochs do in these sinks."""
-    decider, others = topology.decider, [uid for uid, _ in topology.others]
+    decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
     if decider is None:
-        return EpochCounts(name, listener, sinks=others)
+        return EpochCounts(name, listener, sinks=uids)
     return EpochCounts(
         name,
         listener,
         timeout_ms=decider.transaction_timeout_ms,
         dead_letter_topic=topology.dead_letter_topic,
         deciding_sink=topology.uid,
-        sinks=[topology.uid, *others],
+        sinks=uids,
     )
 
 

@@ -11,7 +11,8 @@ from tallystick.epoch.verdict import FIRST_EPOCH
 from tallystick.run.participants import ABORTED, Result
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.pipeline_loop import opened
-from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.sinks import Sinks
+from tallystick.spark.topology import OutputTopology
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,18 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.codec.formats import DEADLETTER
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.protocol import ignore
 from tallystick.epoch.rights import Right, committing, writing
-from tallystick.epoch.transactional_ids import ID_PREFIX, parse, token_group
+from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
-from tallystick.errors import OptionError
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.cluster import cluster_facts, partition_counts, topics
@@ -26,13 +24,15 @@ from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.driver import Driver, Listener
+from tallystick.run.outputs import OF_DEAD_LETTERS, OF_MAIN, Selection
 from tallystick.run.participants import Found, Note, OpenSinks
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
-from tallystick.run.task import BatchFunction, EncodePlan, WritePlan
+from tallystick.run.task import BatchFunction, EncodePlan, Route, WritePlan
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.listeners import EpochAge
+from tallystick.spark.topology import OutputTopology
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.values import Producer, TopicPartition
 
@@ -42,61 +42,33 @@ COUNTED_FOR_S = 1.0
 """The time for which the number of a topic's partitions is not asked for again."""
 
 
-@dataclass(frozen=True)
-class OutputTopology:
-    """The sinks of a pipeline, and which of them decides.
+class SinkCluster:
+    """The driver's side of the sinks that share the epoch's transaction: broker, plans for tasks.
 
     Args:
-        decider: the sink whose Kafka transaction decides; None: the checkpoint decides.
-        sink: the same, as another run may have had it while another sink decided.
-        uid: of that.
-        others: the other sinks, by uid.
-        dead_letter_topic: where one of them takes malformed records; None: nowhere.
-        id_prefix: what transactional ids of the pipeline begin with, before its name.
+        output: the sink that decides.
+        written: what is written, and which rows; empty: the main output to that sink.
     """
 
-    decider: KafkaOutput | None
-    sink: Sink | None = None
-    uid: str = ""
-    others: tuple[tuple[str, Sink], ...] = ()
-    dead_letter_topic: str | None = None
-    id_prefix: str = ID_PREFIX
-
-    def check_dead_letters(self, value_mode: str) -> None:
-        """Raise `OptionError` unless mode and topic come together, and the topic is its own.
-
-        Args:
-            value_mode: what the source does with malformed values.
-        """
-        topic, wanted = self.dead_letter_topic, value_mode == DEADLETTER
-        if wanted and topic is None:
-            raise OptionError(
-                "the source's values have mode='deadletter', but the sink has no topic for "
-                "malformed records: create one and set KafkaSink(dead_letter_topic=...), or choose "
-                "another mode"
-            )
-        if topic is not None and not wanted:
-            raise OptionError(
-                f"dead_letter_topic={topic!r}, but the mode of the source's values is "
-                f"{value_mode!r}: set mode='deadletter' there, e.g. "
-                f"value=Json(..., mode='deadletter'), or remove the topic"
-            )
-        if topic is not None and self.decider is not None and topic == self.decider.topic:
-            raise OptionError(
-                f"dead_letter_topic {topic!r} is the output topic itself, whose readers expect "
-                f"good records: name another"
-            )
-
-
-class SinkCluster:
-    """The driver's side of a sink: its broker, and the plans that it gives to tasks."""
-
-    def __init__(self, output: KafkaOutput) -> None:
+    def __init__(
+        self, output: KafkaOutput, written: tuple[tuple[KafkaOutput, Selection], ...] = ()
+    ) -> None:
         self.output = output
+        self._written = written or ((output, OF_MAIN),)
         self.broker = KafkaBroker(output.config, output.transaction_timeout_ms)
         self.age: EpochAge | None = None
         self._counts: Mapping[str, int] = {}
         self._counted_s = -COUNTED_FOR_S
+
+    @property
+    def outputs(self) -> tuple[KafkaOutput, ...]:
+        """What the sinks write."""
+        return tuple(output for output, _ in self._written)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are known before there are rows."""
+        return frozenset().union(*(each.topics for each in self.outputs))
 
     def target(self, pipeline: str) -> Target:
         """Return where the pipeline of this name keeps its decision."""
@@ -120,19 +92,18 @@ class SinkCluster:
             functions: what the rows pass through before.
         """
         counts = self._partition_counts()
-        partition_count, dead_letters = sum(counts.values()), None
-        topic = self.output.dead_letter_topic
-        if topic is not None:
-            dead_letters = RowLayout(partition_counts(self.broker.client, [topic]), topic)
-            partition_count += dead_letters.partition_counts[topic]
-        return EncodePlan(
-            rows=self.output.rows(counts),
-            target_count=min(task_count, partition_count),
-            compression=self.output.compression,
-            batch_bytes=self.output.batch_bytes,
-            functions=functions,
-            dead_letters=dead_letters,
-        )
+        partition_count = sum(counts.values())
+        routes = [
+            Route(output.rows(counts), output.compression, output.batch_bytes, selection)
+            for output, selection in self._written
+        ]
+        for output in self.outputs:
+            if (topic := output.dead_letter_topic) is not None:
+                rows = RowLayout(partition_counts(self.broker.client, [topic]), topic)
+                compression, batch_bytes = output.compression, output.batch_bytes
+                routes.append(Route(rows, compression, batch_bytes, OF_DEAD_LETTERS))
+                partition_count += rows.partition_counts[topic]
+        return EncodePlan(tuple(routes), min(task_count, partition_count), functions)
 
     def write_plan(self, producer: Producer) -> WritePlan:
         """Return how this epoch's tasks write."""
@@ -151,14 +122,15 @@ class SinkCluster:
         return max(0, int(state.transaction_start_time_ms)) if is_open else 0
 
     def _partition_counts(self) -> Mapping[str, int]:
-        if self.output.topic is not None:
+        named = {each.topic for each in self.outputs if each.topic is not None}
+        if len(named) == len({each.topic for each in self.outputs}):
             # What a second ago was true will do: a partition that was added is used a second later.
             if time.monotonic() - self._counted_s > COUNTED_FOR_S:
-                self._counts = partition_counts(self.broker.client, [self.output.topic])
+                self._counts = partition_counts(self.broker.client, named)
                 self._counted_s = time.monotonic()
             return self._counts
         # Rows name topics of their own: one that was created just now must be known.
-        return partition_counts(self.broker.client, topics(self.broker.client))
+        return partition_counts(self.broker.client, {*topics(self.broker.client), *named})
 
 
 def preflight(
@@ -181,20 +153,26 @@ def preflight(
         OptionError: something cannot work; all problems are named.
     """
     output, broker = cluster.output, cluster.broker
-    missing = missing_rights(broker.client, (*decider_rights(output, pipeline), *shown))
+    wanted = (*decider_rights(output, pipeline), *writing(cluster.topics - output.topics), *shown)
+    missing = missing_rights(broker.client, wanted)
     if not missing:
-        partition_counts(broker.client, output.topics | {output.token_topic})
-    facts = cluster_facts(broker.client, () if missing else output.topics)
-    findings = check(
-        facts,
-        output,
-        trigger_interval_ms=trigger_interval_ms,
-        speculation=is_speculative(conf),
-    )
+        partition_counts(broker.client, cluster.topics | {output.token_topic})
+    facts = cluster_facts(broker.client, () if missing else cluster.topics)
+    findings = [
+        check(
+            facts,
+            each,
+            trigger_interval_ms=trigger_interval_ms,
+            speculation=is_speculative(conf),
+        )
+        for each in cluster.outputs
+    ]
     found = (each for each in outlook(broker.client, facts) if each.is_logged)
-    for warning in (*findings.warnings, *found):
+    warnings = dict.fromkeys(warning for each in findings for warning in each.warnings)
+    for warning in (*warnings, *found):
         logger.warning("%s", warning)
-    refuse(findings.problems, missing, output.config.sasl_username)
+    problems = dict.fromkeys(problem for each in findings for problem in each.problems)
+    refuse(problems, missing, output.config.sasl_username)
 
 
 def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
@@ -250,8 +228,9 @@ class Sinks:
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
         self._to_close: list[Callable[[], None]] = []
-        self.cluster = None if topology.decider is None else SinkCluster(topology.decider)
-        if self.cluster is not None:
+        self.cluster: SinkCluster | None = None
+        if topology.decider is not None:
+            self.cluster = SinkCluster(topology.decider, topology.written)
             self._to_close.append(self.cluster.broker.close)
 
     def check(self, shown: Iterable[Right] = ()) -> None:
@@ -342,7 +321,7 @@ class Sinks:
             if encode is None and getattr(sink, "dead_letter_topic", None) is not None
         }
         branches = [
-            Branch(self._owners[uid], sink.plan(), uid in letters)
+            Branch(self._owners[uid], sink.plan(), uid in letters, self._topology.selection(uid))
             for uid, sink in self._open.items()
         ]
         return FanOut(tuple(branches), encode, checkpoint_id, functions, self._may_leave_strays)
@@ -370,17 +349,17 @@ class Sinks:
         facts: RunFacts,
         newest: list[Manifest],
     ) -> dict[str, TwoPhaseCommitSink]:
-        """Return the deciding sink with its tasks' transactions, if the newest manifests name it.
+        """Return deciding sinks with their tasks' transactions, if the newest manifests name them.
 
         Another sink may have decided then, with transactions of the same id.
         """
-        sink, uid = self._topology.sink, self._topology.uid
-        if sink is None or uid not in _named(newest):
-            return {}
-        owner = Owner(identity.pipeline, uid, identity.lineage)
-        opened = sink.open(owner, _of_sink(facts, uid, newest))
-        self._to_close.append(opened.close)
-        return {uid: opened}
+        found: dict[str, TwoPhaseCommitSink] = {}
+        for uid, sink in self._topology.deciding:
+            if uid in _named(newest):
+                owner = Owner(identity.pipeline, uid, identity.lineage)
+                found[uid] = sink.open(owner, _of_sink(facts, uid, newest))
+                self._to_close.append(found[uid].close)
+        return found
 
     def _warn_of_removed(self, uids: Collection[str]) -> None:
         """Warn: the recovery refuses what is decided there, and nothing looks for what is not."""

@@ -19,9 +19,10 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.outputs import DeadLetters
 from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import DeadLetters, Outlet, Report, WritePlan
+from tallystick.run.task import Outlet, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
 

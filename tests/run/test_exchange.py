@@ -6,7 +6,7 @@ import pytest
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError
 from tallystick.run.exchange import FrameSources, check_same_attempts
-from tallystick.run.task import EncodePlan, send
+from tallystick.run.task import EncodePlan, Route, send
 from tallystick.source.splits import share_out
 from tallystick.values import SplitRange
 
@@ -17,7 +17,7 @@ TASKS = 3
 def heard_by_each_writer(batches):
     """Run a source once; what each writer hears of it, and the frames with rows that it gets."""
     layout = RowLayout({"t": 3}, "t", False, None)
-    plan = EncodePlan(layout, TASKS, compression="none", batch_bytes=1000)
+    plan = EncodePlan((Route(layout, "none", 1000),), TASKS)
     frames = list(send(plan, batches, source=0))
     heard = [FrameSources(0) for _ in range(TASKS)]
     rows = [
@@ -33,7 +33,7 @@ def test_rows_of_a_partition_are_written_where_the_partition_of_that_number_is_r
     for reader_count in (1, 2, 3, 8):
         shares = share_out(splits, reader_count)
         layout = RowLayout({"out": 8}, "out", False, None)
-        plan = EncodePlan(layout, reader_count, "none", 1000, follows="in")
+        plan = EncodePlan((Route(layout, "none", 1000),), reader_count, follows="in")
         rows = pa.record_batch(
             {"value": pa.array([b"v"] * 8), "partition": pa.array(range(8), pa.int32())}
         )

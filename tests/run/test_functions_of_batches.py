@@ -7,7 +7,7 @@ import pytest
 from tallystick.codec.rows import RowLayout
 from tallystick.run.keyed_task import RoutePlan
 from tallystick.run.sink_task import FanOut
-from tallystick.run.task import EncodePlan, apply, send
+from tallystick.run.task import EncodePlan, Route, apply, send
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.vectorised import vectorised
 from tests.keyed_job import step
@@ -45,9 +45,11 @@ def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
 
 def test_nor_on_the_way_to_writers_sinks_and_keyed_steps() -> None:
     functions = (larger_than_an_array, numbers)
-    encode = EncodePlan(RowLayout({"out": 1}, "out", json=True), 1, "none", 900_000, functions)
+    encode = EncodePlan(
+        (Route(RowLayout({"out": 1}, "out", json=True), "none", 900_000),), 1, functions
+    )
     keyed = step(vectorised(lambda _: Update(), state=""), key=("n",), columns=NUMBERS)
-    route = RoutePlan(keyed, 128, 2, encode, functions)
+    route = RoutePlan(keyed, 128, 2, functions)
     for outlet in (encode, route):
         assert sum(frame.record_count for frame in send(outlet, [GO], 0)) == ROW_COUNT
 

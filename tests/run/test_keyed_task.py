@@ -14,7 +14,7 @@ from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionErr
 from tallystick.run import keyed_epoch, keyed_task
 from tallystick.run.frames import from_ipc, to_ipc
 from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.task import DeadLetters
+from tallystick.run.outputs import DeadLetters
 from tallystick.state import file_sets
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update

@@ -17,8 +17,9 @@ from tallystick.codec.rows import RowLayout
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.run.exchange import Frame
+from tallystick.run.outputs import OF_DEAD_LETTERS, DeadLetters
 from tallystick.run.read_plan import ReadPlan
-from tallystick.run.task import DeadLetters, EncodePlan, send
+from tallystick.run.task import EncodePlan, Route, send
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import SplitRange, TopicPartition
 
@@ -108,7 +109,7 @@ def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_head
 
 
 def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
-    encode = EncodePlan(RowLayout({"out": 1}, "out", json=True), 1, "none", 900_000)
+    encode = EncodePlan((Route(RowLayout({"out": 1}, "out", json=True), "none", 900_000),), 1)
     letters = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"x"]}))
 
     with pytest.raises(AssertionError, match="no topic"):
@@ -118,11 +119,11 @@ def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
 TOPICS = ("out", "dead")
 NAMES = ("n", *OWN_HEADERS)
 TO_TOPICS = EncodePlan(
-    RowLayout({"out": 1}, "out", json=True, key="n"),
+    (
+        Route(RowLayout({"out": 1}, "out", json=True, key="n"), "lz4", 900_000),
+        Route(RowLayout({"dead": 1}, "dead"), "lz4", 900_000, OF_DEAD_LETTERS),
+    ),
     target_count=1,
-    compression="lz4",
-    batch_bytes=900_000,
-    dead_letters=RowLayout({"dead": 1}, "dead"),
 )
 
 

@@ -10,7 +10,7 @@ from tallystick.errors import AuthorizationError
 from tallystick.kafka.batch_transaction import BatchTransaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.task import EncodePlan, WritePlan, send
+from tallystick.run.task import EncodePlan, Route, WritePlan, send
 from tallystick.testing import EmbeddedKafka
 from tests.security.people import PASSWORDS, TOPIC, config_of
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
@@ -33,7 +33,7 @@ def test_two_rights_are_enough(
     with caplog.at_level(logging.DEBUG):
         batch = begin(guarded, user, batch_id(f"tallystick-{user}", ""))
         produce = KafkaProduce(batch.output.config, batch.transaction_version)
-        frames = send(EncodePlan(batch.rows, 1, "lz4", 100_000), [ROWS], 0)
+        frames = send(EncodePlan((Route(batch.rows, "lz4", 100_000),), 1), [ROWS], 0)
         report = WritePlan(produce, batch.producer).write(frames, 0)
         assert report.error == ""
         batch.commit(report.produced)

@@ -18,7 +18,7 @@ from tallystick.run.event_times import InputState
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
-from tallystick.run.task import BatchFunction, EncodePlan
+from tallystick.run.task import BatchFunction, EncodePlan, Route
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
@@ -47,7 +47,7 @@ class TaskKilledError(Exception):
 def encode_plan(output: Sequence[TopicPartition]) -> EncodePlan:
     """How rows become record batches: small ones, in the partition that each row names."""
     topic, count = output[0].topic, len(output)
-    return EncodePlan(RowLayout({topic: count}, topic), count, "none", BATCH_BYTES)
+    return EncodePlan((Route(RowLayout({topic: count}, topic), "none", BATCH_BYTES),), count)
 
 
 def with_records(steps: KeyedSteps, unread: "EpochInput") -> KeyedSteps:

@@ -19,7 +19,7 @@ from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.sink_task import FanOut
-from tallystick.run.task import EncodePlan, Report, WritePlan
+from tallystick.run.task import EncodePlan, Report, Route, WritePlan
 from tallystick.spark.engine import SplitsEngine
 from tallystick.spark.tasks import InputSplits, Unread, UnreadInput, share
 from tallystick.testing import EmbeddedKafka
@@ -28,7 +28,7 @@ from tests.spark.flow import Flow
 from tests.spark.topics import WAIT_S, numbered, produce, wait_until_nothing_is_pending
 
 CONFIG = KafkaConfig("nowhere:1")
-ENCODE = EncodePlan(RowLayout({"out": 8}, "out"), 2, "none", 1000)
+ENCODE = EncodePlan((Route(RowLayout({"out": 8}, "out"), "none", 1000),), 2)
 PARTITIONS = 4
 
 

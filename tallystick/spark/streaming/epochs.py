@@ -11,12 +11,13 @@ from tallystick.run.keyed_epoch import NO_STEPS, KeyedSteps
 from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.sinks import OutputTopology, Sinks
+from tallystick.spark.sinks import Sinks
 from tallystick.spark.streaming import FORMAT, check_pyspark
 from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
 from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.streaming.offset_reporter import at_end, listen
 from tallystick.spark.tasks import Shipment, Unread
+from tallystick.spark.topology import OutputTopology
 from tallystick.storage.file_storage import FileStorage
 
 

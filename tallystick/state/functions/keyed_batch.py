@@ -6,7 +6,7 @@ number in `keys`; `keys`, `state`, `known` and `timers` have a line per key.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -285,11 +285,14 @@ class Update:
         state: a line per key, as columns by name; a row of nulls deletes. None: it stays.
         timers: per key, when its function is to be called again, in ms; null: not. None: they
             stay as they are.
+        outputs: rows of side outputs, by the names that `vectorised(outputs=...)` declares; a name
+            that is left out has none.
     """
 
     output: pa.RecordBatch | None = None
     state: pa.RecordBatch | Mapping[str, PerKey] | None = None
     timers: PerKey | None = None
+    outputs: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
 def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:

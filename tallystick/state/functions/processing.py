@@ -115,6 +115,20 @@ class Processor(Protocol):
 
 
 @runtime_checkable
+class HasOutputs(Protocol):
+    """A processor that puts out rows beside its main output, as `SideRows`."""
+
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> Mapping[str, str | pa.Schema]:
+        """Return the columns of each side output, as DDL or as a schema.
+
+        Args:
+            key: the key's columns.
+            rows: all columns of the rows that come to the step.
+        """
+        ...
+
+
+@runtime_checkable
 class HasInitialState(Protocol):
     """A processor that carries what its state is to start with."""
 

@@ -76,6 +76,10 @@ class SessionFunction:
         """See `Processor.output`."""
         return beside_key(key, [], self.result.columns(self.folds))
 
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
+        """See `HasOutputs.outputs`."""
+        return self.clock.outputs(rows)
+
     def run(self, work: Work) -> Output:
         """See `Processor.run`."""
         panes = Panes(work, self.codec)

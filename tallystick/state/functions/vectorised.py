@@ -33,6 +33,7 @@ from tallystick.state.functions.processing import (
     PROCESSING_TIME,
     TIME_MODES,
     Processor,
+    SideRows,
     StateDeclaration,
     Work,
 )
@@ -56,6 +57,7 @@ def vectorised(
     time_mode: str = NO_TIME,
     reads: Collection[str] | None = None,
     output: Output | None = None,
+    outputs: Mapping[str, str | pa.Schema] | None = None,
 ) -> "VectorisedFunction":
     """Process all keys of an epoch with one call.
 
@@ -68,11 +70,14 @@ def vectorised(
             are. None: it gets all.
         output: from the schemas of the key and of the rows to that of what it puts out. None:
             `process` needs `output=`.
+        outputs: its side outputs, by name: their columns, as DDL or as a schema. The name is that
+            of a sink in `Pipeline.write`, and of rows in `Update.outputs`.
 
     Raises:
         OptionError: the state cannot be stored, or there is no such time mode.
     """
-    return VectorisedFunction(function, schema_of(state, "state"), time_mode, reads, output)
+    schema = schema_of(state, "state")
+    return VectorisedFunction(function, schema, time_mode, reads, output, outputs=outputs)
 
 
 def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Field]) -> pa.Schema:
@@ -109,6 +114,7 @@ class VectorisedFunction:
         reads: Collection[str] | None = None,
         output: Output | None = None,
         event_time: str | None = None,
+        outputs: Mapping[str, str | pa.Schema] | None = None,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
@@ -116,6 +122,7 @@ class VectorisedFunction:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function
         self._output = output
+        self._outputs = dict(outputs or {})
         self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
@@ -148,7 +155,11 @@ class VectorisedFunction:
         """Return the output's schema as given."""
         return None if self._output is None else self._output(key, rows)
 
-    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> Mapping[str, str | pa.Schema]:
+        """Return the side outputs as given."""
+        return self._outputs
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
         """Call the function for the rows, then for the keys that are due; write what changed."""
         held = None
         if work.rows.num_rows:
@@ -199,7 +210,7 @@ class VectorisedFunction:
         codes: NDArray[np.int32],
         *,
         is_due: bool,
-    ) -> tuple["_KeyStates", Iterator[pa.RecordBatch]]:
+    ) -> tuple["_KeyStates", Iterator[pa.RecordBatch | SideRows]]:
         """Call the function; return the keys as it left them, and its output."""
         batch = KeyedBatch(
             rows, codes, held.keys.columns, held.state, held.known, work.time, held.timers, is_due
@@ -209,17 +220,11 @@ class VectorisedFunction:
             raise OptionError(
                 f"the function of a keyed step returned {type(update).__name__}: expected an Update"
             )
-        if update.output is not None and not isinstance(update.output, pa.RecordBatch):
-            raise OptionError(
-                f"Update.output is {type(update.output).__name__}: expected a pyarrow.RecordBatch"
-            )
         state = held.state if update.state is None else self._checked(update.state, len(batch))
         timers = pa.nulls(len(batch), pa.int64()) if is_due else held.timers
         if update.timers is not None:
             timers = self._checked_timers(update.timers, len(batch))
-        output = update.output
-        has_output = output is not None and output.num_rows > 0
-        return replace(held, state=state, timers=timers), iter([output] if has_output else [])
+        return replace(held, state=state, timers=timers), _put_out(update)
 
     def _checked(self, state: pa.RecordBatch | Mapping[str, PerKey], count: int) -> pa.RecordBatch:
         """Return the state that the function returned, in the types that it declared."""
@@ -277,6 +282,20 @@ class VectorisedFunction:
             )
             values = pa.array([value], pa.binary()).take(pa.array(np.zeros(len(entries), np.int8)))
             work.overlay.put_many(entries, values)
+
+
+def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
+    """Return the rows that a function puts out, of all its outputs."""
+    given = {"output": update.output} | {
+        f"outputs[{name!r}]": rows for name, rows in update.outputs.items()
+    }
+    for name, rows in given.items():
+        if not isinstance(rows, pa.RecordBatch) and (rows is not None or name != "output"):
+            raise OptionError(
+                f"Update.{name} is {type(rows).__name__}: expected a pyarrow.RecordBatch"
+            )
+    main = [] if update.output is None or not update.output.num_rows else [update.output]
+    return iter([*main, *(SideRows(name, rows) for name, rows in update.outputs.items())])
 
 
 @dataclass(frozen=True)
@@ -382,6 +401,6 @@ class ByColumns:
         """See `Processor.output`."""
         return self.make(rows).output(key, rows)
 
-    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+    def run(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
         """See `Processor.run`."""
         return self.make(work.rows.schema).run(work)

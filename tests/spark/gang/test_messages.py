@@ -18,7 +18,7 @@ from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.read_plan import ReadPlan
-from tallystick.run.task import EncodePlan, WritePlan
+from tallystick.run.task import EncodePlan, Route, WritePlan
 from tallystick.spark.gang.messages import (
     Failure,
     Order,
@@ -54,7 +54,9 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
     processor = vectorised(numbering, state="n bigint")
     steps = tuple(step(processor, uid=uid, functions=functions) for uid in ("one", "two"))
     read = ReadPlan(KafkaFetch(CONFIG), Layout(JsonReader(EVENTS)), functions=functions)
-    encode = EncodePlan(RowLayout({"out": 3}, "out", json=True, key="user"), 3, "none", 1 << 20)
+    encode = EncodePlan(
+        (Route(RowLayout({"out": 3}, "out", json=True, key="user"), "none", 1 << 20),), 3
+    )
     epoch = KeyedSteps(steps, task_count=4, doors=doors).epoch(7, 1, "token", (), encode)
     shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))
     order = Order(
