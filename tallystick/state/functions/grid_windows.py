@@ -75,6 +75,10 @@ class GridFunction:
         """See `Processor.output`."""
         return beside_key(key, [], self.result.columns(self.folds))
 
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
+        """Return the output of late rows, with all their columns; none if they are dropped."""
+        return self.clock.outputs(rows)
+
     def run(self, work: Work) -> Output:
         """See `Processor.run`."""
         epoch = _Epoch(self, work, Panes(work, self.codec))

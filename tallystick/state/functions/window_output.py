@@ -76,6 +76,10 @@ class Clock:
             )
         return times
 
+    def outputs(self, rows: pa.Schema) -> dict[str, pa.Schema]:
+        """Return the output of late rows; none if they are dropped."""
+        return {} if self.late == DROP else {self.late: rows}
+
     def late_rows(self, work: Work, rows: pa.RecordBatch) -> Iterator[SideRows]:
         """Count rows that are too late, or yield them for their output."""
         if self.late == DROP:
