@@ -6,6 +6,7 @@ flight of a carrier overtakes another, is.
 """
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.spark.topics import produce, read_committed, wait_until_nothing_is_pe
 JOB = Path(__file__).with_name("keyed_job.py")
 PARALLELISMS = (1, 2, 3, 5, 2, 4)
 """Of one run after the other; some come back to old copies."""
+LAST_ID = 10**9
 
 
 class Flights:
@@ -60,6 +62,29 @@ class Flights:
         counts = fed.groupby("dest").size().to_dict()
         assert found.groupby("dest")["n"].max().to_dict() == counts
         assert self.state() == counts
+
+    def close_windows(self) -> None:
+        """Append one flight after which all windows of the others close."""
+        last = {"id": LAST_ID, "carrier": "ZZ", "dest": "END"}
+        produce(self._flow.confluent, self._flow.topic_in, [("ZZ", json.dumps(last))])
+
+    def assert_windowed(self, size: int, every: int) -> None:
+        """Each window of each destination once, with the flights in it, in order."""
+        fed = self._data.iloc[: self._fed][["id", "dest"]]
+        expected: dict[tuple[str, int], list[int]] = {}
+        for flight, dest in sorted(fed.itertuples(index=False, name=None)):
+            for start in range(flight - flight % every, flight - size, -every):
+                expected.setdefault((dest, start), []).append(flight)
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
+        found: dict[tuple[str, int], list[int]] = {}
+        for record in read_committed(self._flow.confluent, self._flow.topic_out):
+            row = json.loads(record.value or "")
+            since = datetime.fromisoformat(row["window_start"]) - datetime(1970, 1, 1, tzinfo=UTC)
+            window = (row["dest"], since // timedelta(milliseconds=1))
+            assert window not in found, f"{window} was put out twice"
+            assert row["n"] == len(row["ids"])
+            found[window] = row["ids"]
+        assert found == expected
 
     def state(self) -> dict[str, int]:
         """The committed state, by a reader of its own."""

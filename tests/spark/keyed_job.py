@@ -2,7 +2,8 @@
 
 Its pipeline numbers flights: each gets its number among those to the same destination. A spec may
 say `parallelism`, and `dies`: what dies within a keyed task, once: "worker", "daemon" or
-"executor", where the `marker` file is not there yet.
+"executor", where the `marker` file is not there yet. With `windowed` flights are collected by
+windows of 100 of them instead: their numbers are their event times.
 """
 
 import os
@@ -83,15 +84,26 @@ def numbering(spec: dict[str, Any]) -> Mortal:
 
 
 def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
-    """Flights in, numbered flights out."""
-    return (
+    """Flights in, numbered flights out, or windows of them."""
+    keyed = (
         ts.Pipeline(spec["name"])
         .read(crash_job.source(spec, value=ts.Json(FLIGHT)))
         .map_batches(flights(), schema=FLIGHT)
         .key_by("dest", max_parallelism=32)
-        .process(numbering(spec), output=NUMBERED, parallelism=spec["parallelism"], uid=UID)
-        .write(*crash_job.sinks(spec, key="dest", value=ts.Json()))
     )
+    if spec.get("windowed"):
+        collected = {"n": ts.count(), "ids": ts.collect("id")}
+        processed = keyed.process(
+            ts.windowed(ts.hopping(100, every=50), collected),
+            event_time="id",
+            parallelism=spec["parallelism"],
+            uid=UID,
+        )
+    else:
+        processed = keyed.process(
+            numbering(spec), output=NUMBERED, parallelism=spec["parallelism"], uid=UID
+        )
+    return processed.write(*crash_job.sinks(spec, key="dest", value=ts.Json()))
 
 
 if __name__ == "__main__":

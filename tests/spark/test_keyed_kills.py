@@ -79,6 +79,32 @@ def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
     flights.assert_exact()
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_windows_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str
+) -> None:
+    flights = Flights(flow, load(1000 * (len(FEW_KILLS) + 1)))
+    parallelisms = cycle(PARALLELISMS)
+    told = {"execution": execution, "windowed": True}
+    for number, (fact, occurrence, later_s) in enumerate(FEW_KILLS):
+        flights.feed(1000)
+        driver = keyed.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
+        records = EPOCH_RECORDS[execution]
+        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **told))
+        driver.wait_until_killed()
+        driver.stop()
+        copies.suffer(FATES[number % len(FATES)])
+    flights.feed(1000)
+    flights.close_windows()
+    driver = keyed.take()
+    driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **told))
+    assert driver.wait_for_end() is None
+    keyed.give_back(driver)
+
+    flights.assert_windowed(size=100, every=50)
+
+
 def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_nothing_twice(
     flow: Flow, keyed: Drivers, tmp_path: Path
 ) -> None:

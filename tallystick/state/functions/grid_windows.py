@@ -76,7 +76,7 @@ class GridFunction:
         return beside_key(key, [], self.result.columns(self.folds))
 
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
-        """See `HasOutputs.outputs`."""
+        """Return the output of late rows, with all their columns; none if they are dropped."""
         return self.clock.outputs(rows)
 
     def run(self, work: Work) -> Output:

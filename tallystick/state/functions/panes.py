@@ -39,7 +39,7 @@ _SIGN = np.uint64(1 << 63)
 _DENSE = 4
 
 
-class Numbered(NamedTuple):
+class Pairs(NamedTuple):
     """Distinct pairs of a key and a moment, in their order, and which of them each line has."""
 
     numbers: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Numbered(NamedTuple):
     moments: Int64Array
 
 
-def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) -> Numbered:
+def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) -> Pairs:
     """Number the distinct pairs of these lines.
 
     Args:
@@ -56,7 +56,7 @@ def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) 
     """
     if not len(codes):
         nothing = np.zeros(0, np.int64)
-        return Numbered(np.zeros(0, np.int32), nothing, nothing)
+        return Pairs(np.zeros(0, np.int32), nothing, nothing)
     low, key_count = int(moments.min()), int(codes.max()) + 1
     places, width, scale = moments - low, int(moments.max()) - low + 1, 1
     step = int(np.gcd.reduce(places)) if width > 1 else 1
@@ -76,7 +76,7 @@ def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) 
     else:
         found, inverse = np.unique(pairs, return_inverse=True)
         numbers = inverse.astype(np.int32)
-    return Numbered(numbers, found // width, distinct[found % width])
+    return Pairs(numbers, found // width, distinct[found % width])
 
 
 class Due(NamedTuple):

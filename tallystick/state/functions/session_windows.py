@@ -35,7 +35,7 @@ from tallystick.state.row_codec import ColumnsCodec, changed_rows
 from tallystick.state.schema import text_of
 
 BOUNDS = "sessions"
-_BOUNDS = ColumnsCodec(
+_BOUNDS_CODEC = ColumnsCodec(
     pa.schema([(name, pa.list_(pa.int64())) for name in ("session_starts", "session_ends")])
 )
 """The first and the last row's time of each session of a key, in microseconds."""
@@ -69,7 +69,7 @@ class SessionFunction:
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the sessions, and the bounds of each key's."""
-        bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS.schema))
+        bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS_CODEC.schema))
         return (stored.declared(self.sessions.text, self.codec), bounds)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -77,7 +77,7 @@ class SessionFunction:
         return beside_key(key, [], self.result.columns(self.folds))
 
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
-        """See `HasOutputs.outputs`."""
+        """Return the output of late rows, with all their columns; none if they are dropped."""
         return self.clock.outputs(rows)
 
     def run(self, work: Work) -> Output:
@@ -89,19 +89,19 @@ class SessionFunction:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Bounds:
     """Committed sessions, in the order of their keys and starts."""
 
     codes: Int64Array
     starts: Int64Array
     ends: Int64Array
 
-    def filter(self, mask: BoolArray) -> "_Held":
-        return _Held(self.codes[mask], self.starts[mask], self.ends[mask])
+    def filter(self, mask: BoolArray) -> "_Bounds":
+        return _Bounds(self.codes[mask], self.starts[mask], self.ends[mask])
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _Panes:
     """Sessions as the state has them, or is to have them.
 
     Args:
@@ -117,15 +117,15 @@ class _Stored:
         found: Int64Array = self.columns.column(field.name).to_numpy()
         return found
 
-    def filter(self, mask: BoolArray) -> "_Stored":
-        return _Stored(self.codes[mask], self.starts[mask], self.columns.filter(pa.array(mask)))
+    def filter(self, mask: BoolArray) -> "_Panes":
+        return _Panes(self.codes[mask], self.starts[mask], self.columns.filter(pa.array(mask)))
 
-    def joined(self, other: "_Stored") -> "_Stored":
+    def joined(self, other: "_Panes") -> "_Panes":
         columns = pa.concat_batches([self.columns, other.columns])
         codes = np.concatenate([self.codes, other.codes])
         starts = np.concatenate([self.starts, other.starts])
         order = np.lexsort((starts, codes))
-        return _Stored(codes[order], starts[order], columns.take(pa.array(order)))
+        return _Panes(codes[order], starts[order], columns.take(pa.array(order)))
 
 
 class _Epoch:
@@ -147,9 +147,9 @@ class _Epoch:
         )
         row_codes = codes[: work.rows.num_rows].astype(np.int64)
         values = work.overlay.get_many(keys.entries)
-        bounds = _BOUNDS.decode(values)
+        bounds = _BOUNDS_CODEC.decode(values)
         of_key, held_bounds = explode(bounds.columns)
-        held = _Held(of_key, *(each.to_numpy() for each in held_bounds))
+        held = _Bounds(of_key, *(each.to_numpy() for each in held_bounds))
         is_gone = held.ends + self._gap <= self._gone
 
         times = self._function.clock.times_us(work) if len(row_codes) else held.starts[:0]
@@ -180,7 +180,7 @@ class _Epoch:
         self._write_bounds(
             keys.entries,
             values,
-            _Held(merged.codes[is_left], merged.starts[is_left], merged.ends[is_left]),
+            _Bounds(merged.codes[is_left], merged.starts[is_left], merged.ends[is_left]),
         )
         yield from self._put_out(changed, keys.columns)
 
@@ -188,7 +188,7 @@ class _Epoch:
     def _bounds_id(self) -> int:
         return self._work.fields[BOUNDS].state_id
 
-    def _merged(self, held: _Held, row_codes: Int64Array, times: Int64Array) -> "_Merged":
+    def _merged(self, held: _Bounds, row_codes: Int64Array, times: Int64Array) -> "_Merge":
         """Merge sessions and rows that touch."""
         codes = np.concatenate([held.codes, row_codes])
         starts, ends = np.concatenate([held.starts, times]), np.concatenate([held.ends, times])
@@ -200,7 +200,7 @@ class _Epoch:
         latest = np.maximum.reduceat(ordered[2], firsts) if count else ends[:0]
         number_of = np.empty(len(order), np.int64)
         number_of[order] = numbers
-        return _Merged(
+        return _Merge(
             ordered[0][firsts],
             ordered[1][firsts],
             latest,
@@ -209,7 +209,7 @@ class _Epoch:
             number_of[len(held.codes) :],
         )
 
-    def _are_due(self, held: _Held, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
+    def _are_due(self, held: _Bounds, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
         if due is None:
             return np.zeros(len(held.codes), np.bool_)
         codes = np.concatenate([held.codes, due_codes])
@@ -220,30 +220,30 @@ class _Epoch:
         return which
 
     def _read(
-        self, held: _Held, keys: pa.RecordBatch
-    ) -> tuple[_Stored, pa.BinaryArray, pa.BinaryArray]:
+        self, held: _Bounds, keys: pa.RecordBatch
+    ) -> tuple[_Panes, pa.BinaryArray, pa.BinaryArray]:
         """Return sessions as they are stored, their entries, and the values of these."""
         entries = self._panes.entries(keys.take(pa.array(held.codes)), held.starts)
         values, columns = self._panes.read(entries)
         assert not values.null_count, "each session has its pane"
-        return _Stored(held.codes, held.starts, columns), entries, values
+        return _Panes(held.codes, held.starts, columns), entries, values
 
-    def _close(self, due: _Stored, keys: pa.RecordBatch) -> Output:
+    def _close(self, due: _Panes, keys: pa.RecordBatch) -> Output:
         """Yield the sessions that closed just now: others wait for late rows only."""
         closes = last_ms(due.column(_END) + self._gap)
         yield from self._put_out(due.filter(due.column(_TIMER) == closes), keys, is_closing=True)
 
     def _changed(
         self,
-        merged: "_Merged",
+        merged: "_Merge",
         is_changed: BoolArray,
         rows: pa.RecordBatch,
         times: Int64Array,
         of_rows: Int64Array,
-        before: _Stored,
+        before: _Panes,
         of_before: Int64Array,
         keys: pa.RecordBatch,
-    ) -> _Stored:
+    ) -> _Panes:
         """Return the sessions that rows came to."""
         number = np.cumsum(is_changed) - 1
         codes, starts = merged.codes[is_changed], merged.starts[is_changed]
@@ -262,22 +262,22 @@ class _Epoch:
         ends = pa.array(merged.ends[is_changed])
         columns = [ends, pa.nulls(len(codes), pa.int64()), *added.columns]
         schema = self._function.codec.schema
-        return _Stored(codes, starts, pa.RecordBatch.from_arrays(columns, schema=schema))
+        return _Panes(codes, starts, pa.RecordBatch.from_arrays(columns, schema=schema))
 
-    def _timed(self, after: _Stored) -> _Stored:
+    def _timed(self, after: _Panes) -> _Panes:
         """Return sessions with the timers that they are to have."""
         ends = after.column(_END) + self._gap
         lateness = self._function.clock.lateness_ms
         timers = last_ms(ends) + np.where(ends <= self._closed, lateness, 0)
         columns = after.columns.set_column(1, _TIMER, pa.array(timers))
-        return _Stored(after.codes, after.starts, columns)
+        return _Panes(after.codes, after.starts, columns)
 
     def _write(
         self,
-        before: _Stored,
+        before: _Panes,
         entries: pa.BinaryArray,
         values: pa.BinaryArray,
-        after: _Stored,
+        after: _Panes,
         keys: pa.RecordBatch,
     ) -> None:
         """Write what differs: sessions, and their timers."""
@@ -302,16 +302,16 @@ class _Epoch:
         self._panes.set_timers(own.filter(pa.array(~keeps)), now[~keeps])
 
     def _write_bounds(
-        self, entries: pa.BinaryArray, before: pa.BinaryArray, sessions: _Held
+        self, entries: pa.BinaryArray, before: pa.BinaryArray, sessions: _Bounds
     ) -> None:
         counts = np.bincount(sessions.codes, minlength=len(entries))
         lists = [lists_of(counts, pa.array(each)) for each in (sessions.starts, sessions.ends)]
-        after = _BOUNDS.encode(pa.RecordBatch.from_arrays(lists, schema=_BOUNDS.schema))
+        after = _BOUNDS_CODEC.encode(pa.RecordBatch.from_arrays(lists, schema=_BOUNDS_CODEC.schema))
         changed = pa.array(changed_rows(before, after))
         self._work.overlay.put_many(entries.filter(changed), after.filter(changed))
 
     def _put_out(
-        self, sessions: _Stored, keys: pa.RecordBatch, *, is_closing: bool = False
+        self, sessions: _Panes, keys: pa.RecordBatch, *, is_closing: bool = False
     ) -> Output:
         """Yield sessions that close, or that rows changed, if these are put out by now."""
         ends = sessions.column(_END) + self._gap
@@ -331,7 +331,7 @@ class _Epoch:
 
 
 @dataclass(frozen=True)
-class _Merged:
+class _Merge:
     """Sessions that rows and sessions make.
 
     Args:

@@ -77,7 +77,7 @@ class Clock:
         return times
 
     def outputs(self, rows: pa.Schema) -> dict[str, pa.Schema]:
-        """Return the columns of the output for late rows, if there is one."""
+        """Return the output of late rows; none if they are dropped."""
         return {} if self.late == DROP else {self.late: rows}
 
     def late_rows(self, work: Work, rows: pa.RecordBatch) -> Iterator[SideRows]:

@@ -86,7 +86,7 @@ class Windows:
 
     @property
     def text(self) -> str:
-        """What they are, in words: part of the state, so it stays the same in every release."""
+        """The windows in words: part of the state, so they stay the same in every release."""
         zone = "" if self.time_zone is None else f" in {self.time_zone}"
         return (
             f"{self.kind} windows of {self.size_us} us every {self.every_us} us from "
@@ -155,7 +155,7 @@ class Sessions:
 
     @property
     def text(self) -> str:
-        """What they are, in words: part of the state, so it stays the same in every release."""
+        """The windows in words: part of the state, so they stay the same in every release."""
         return f"session windows with a gap of {self.gap_us} us"
 
 
