@@ -12,10 +12,8 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.outputs import Selection
 from tallystick.run.steps import MapBatches, Process, Step
-from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.cluster import JOBS, is_local, members_max
-from tallystick.spark.input_planning import dropped_word
-from tallystick.spark.inputs import PipelineInput, by_input
+from tallystick.spark.inputs import PipelineInput, by_input, check_none_gone
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.topology import OutputTopology
@@ -66,16 +64,17 @@ def _inputs(
     for its, source in zip(run.inputs, sources, strict=True):
         yield "source", f"{'' if is_one else f'{its.text}: '}{_source(source)}"
         yield "", _values(its, source)
-        if its.uid not in (its.name, ONLY_INPUT):
+        if its.name and its.uid != its.name:
             yield "", f"its positions are those of uid {its.uid!r}"
         for step in its.steps:
             yield "", f"map_batches {_name(step.function)}"
     if run.inputs[0].name:
         yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"
     held = {} if manifest is None else by_input(manifest.sources)
-    for uid in [uid for uid in held if uid not in {each.uid for each in run.inputs}]:
-        word = dropped_word(uid)
-        yield "", f"does not fit: the checkpoint has positions of input {uid!r}, see {word!r}"
+    try:
+        check_none_gone(held, [each.uid for each in run.inputs])
+    except OptionError as error:
+        yield "", f"does not fit: {error}"
     for its in run.inputs:
         if held and its.uid not in held:
             yield "", f"{its.text} is new: it begins as its source says"

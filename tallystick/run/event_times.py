@@ -20,23 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.run.frames import conform
-from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.values import TopicPartition
 
 NOTE = "eventTimes"
 """The field that makes a task's note one of event times."""
 WHAT = "the rows that come to the first keyed step"
-
-
-def of_input(uid: str, partition: TopicPartition) -> TopicPartition:
-    """Return the name of a partition among those of all inputs, which may read topics of one name.
-
-    No topic's name has a slash.
-    """
-    if uid == ONLY_INPUT:
-        return partition
-    return TopicPartition(f"{uid}/{partition.topic}", partition.partition)
 
 
 def in_units(column: pa.Array) -> tuple[pa.Array, int]:
@@ -96,7 +85,7 @@ class InputState:
     """The state of a pipeline's input when an epoch was planned.
 
     Args:
-        partitions: that have a position; of several inputs, as `of_input` names them.
+        partitions: that have a position; of several inputs, as `offsets.of_input` names them.
         unfinished: those that had more than the epoch reads.
         begun: those that the epoch begins to read, perhaps again: what an earlier topic of the
             same name held says nothing of this one.

@@ -10,12 +10,12 @@ from tallystick.codec.formats import DEADLETTER, DROPMALFORMED
 from tallystick.codec.layout import Layout, LayoutRows
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Fetch
-from tallystick.run.event_times import TimesRead, of_input
+from tallystick.run.event_times import TimesRead
 from tallystick.run.exchange import Frame
 from tallystick.run.outputs import DeadLetters
 from tallystick.run.task import BatchFunction, Outlet, Sent, apply, send
 from tallystick.source.losses import LossPolicy
-from tallystick.source.offsets import ONLY_INPUT
+from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)

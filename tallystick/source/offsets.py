@@ -169,6 +169,16 @@ def parse_source(text: str) -> SourceOffsets | None:
         ) from error
 
 
+def of_input(uid: str, partition: TopicPartition) -> TopicPartition:
+    """Return the name of a partition among those of all inputs, which may read topics of one name.
+
+    No topic's name has a slash.
+    """
+    if uid == ONLY_INPUT:
+        return partition
+    return TopicPartition(f"{uid}/{partition.topic}", partition.partition)
+
+
 POSITIONS_PER_REQUEST = 1_000
 """At most about 600 bytes each, where group and topic have the longest names that Kafka allows."""
 

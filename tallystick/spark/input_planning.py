@@ -6,15 +6,14 @@ something to read, so that a backlog of one does not hold up another.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tallystick.errors import OptionError
-from tallystick.run.event_times import InputState, of_input
-from tallystick.source.offsets import SourceOffsets, unmoved
+from tallystick.run.event_times import InputState
+from tallystick.source.offsets import SourceOffsets, of_input, unmoved
 from tallystick.source.splits import fair_shares, plan_splits
-from tallystick.spark.inputs import by_input
+from tallystick.spark.inputs import by_input, check_none_gone
 from tallystick.values import TopicPartition
 
 Positions = tuple[SourceOffsets, ...]
@@ -74,11 +73,6 @@ class InputPlanner:
         return waiting if self.offset_count_max is None else min(waiting, self.offset_count_max)
 
 
-def dropped_word(uid: str) -> str:
-    """Return the word that accepts that an input's positions are forgotten."""
-    return f"dropped-input-{uid}"
-
-
 class InputPlanners:
     """The planners of all inputs of one run.
 
@@ -108,7 +102,7 @@ class InputPlanners:
             OptionError: an input is gone, and that is not accepted.
         """
         known = by_input(start)
-        self._check_gone(known)
+        check_none_gone(known, [each.uid for each in self._inputs], self._accepted)
         return tuple(
             known.get(each.uid) or replace(each.planner.first(), input=each.uid)
             for each in self._inputs
@@ -117,18 +111,6 @@ class InputPlanners:
     def has_dropped(self, start: tuple[str, ...]) -> bool:
         """True if a manifest has positions of an input that is gone."""
         return bool(by_input(start).keys() - {each.uid for each in self._inputs})
-
-    def _check_gone(self, known: Mapping[str, SourceOffsets]) -> None:
-        uids = [each.uid for each in self._inputs]
-        for uid in sorted(known.keys() - set(uids)):
-            if dropped_word(uid) not in self._accepted:
-                topics = sorted({each.topic for each in known[uid].positions})
-                raise OptionError(
-                    f"the checkpoint has positions of input {uid!r} (topics {', '.join(topics)}), "
-                    f"and the pipeline reads only {', '.join(map(repr, uids))}: they would be "
-                    f"forgotten. If it has another name now, give it its id: ts.stream(source, "
-                    f"uid={uid!r}). If it is to go, start once with accept=[{dropped_word(uid)!r}]"
-                )
 
     def next(self, start: Positions, offset_count_max: int | None) -> Positions:
         """Return where an epoch ends; `start` itself when there is none to run.

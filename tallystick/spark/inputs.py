@@ -131,6 +131,37 @@ def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
     return {each.input: each for each in (from_json(json.loads(text)) for text in texts)}
 
 
+def dropped_word(uid: str) -> str:
+    """Return the word that accepts that an input's positions are forgotten."""
+    return f"dropped-input-{uid}"
+
+
+def check_none_gone(
+    known: Mapping[str, SourceOffsets],
+    uids: Sequence[str],
+    accepted: frozenset[str] = frozenset(),
+) -> None:
+    """Refuse to forget the positions of an input.
+
+    Args:
+        known: the positions of a manifest, by input.
+        uids: of the pipeline's inputs.
+        accepted: decisions that the user stated.
+
+    Raises:
+        OptionError: the pipeline no longer has one of them, and that is not accepted.
+    """
+    for uid in sorted(known.keys() - set(uids)):
+        if dropped_word(uid) not in accepted:
+            topics = ", ".join(sorted({each.topic for each in known[uid].positions}))
+            raise OptionError(
+                f"the checkpoint has positions of input {uid!r} (topics {topics}), and the "
+                f"pipeline reads only {', '.join(map(repr, uids))}: they would be forgotten. If it "
+                f"has another name now, give it its id: ts.stream(source, uid={uid!r}). If it is "
+                f"to go, start once with accept=[{dropped_word(uid)!r}]"
+            )
+
+
 @dataclass(frozen=True)
 class WithColumns:
     """A function that checks that rows have the columns which were declared."""
