@@ -120,6 +120,37 @@ def test_the_pages_do_what_they_say(
     reader.made.clear()  # with the Kafka client of the page, which would miss its broker
 
 
+def test_the_page_of_outputs_does_what_it_says(
+    shared_spark: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    reader = Reader(tallystick_kafka, tmp_path)
+    reader.read("outputs.md")
+
+    confluent = tallystick_kafka.confluent_options()
+    possible = [(f"s{i % 6}", 15.0 + i % 17) for i in range(600) if i % 100 != 7]
+    shown = {
+        topic: [json.loads(r.value or "") for r in read_committed(confluent, topic)]
+        for topic in ("highest", "alerts", "readings-north", "readings-south")
+    }
+    assert len(shown["highest"]) == len(possible)
+    assert sorted(each["sensor"] for each in shown["alerts"]) == sorted(
+        sensor for sensor, celsius in possible if celsius > 30
+    )
+    assert ds.dataset(tmp_path / "suspect", format="parquet").to_table().num_rows == 6
+    hot = ds.dataset(tmp_path / "hot", format="parquet").to_table()
+    assert hot.num_rows == sum(celsius > 28 for _, celsius in possible)
+    assert ds.dataset(tmp_path / "all", format="parquet").to_table().num_rows == len(possible)
+    assert "main output when is_hot" in reader.shown
+    for topic, sensors in (
+        ("readings-north", {"s0", "s1", "s2"}),
+        ("readings-south", {"s3", "s4", "s5"}),
+    ):
+        assert len(shown[topic]) == 300
+        assert {each["sensor"] for each in shown[topic]} == sensors
+        assert all(each.keys() == {"sensor", "celsius"} for each in shown[topic])
+    reader.made.clear()
+
+
 def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:
     """What stands in an output topic, in the order of each user's rows."""
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -47,8 +47,9 @@ class KafkaSink:
         bootstrap_servers: `host:port,host:port`.
         topic: where rows go; None: each row names its topic in column `topic`.
         key: with `value=Json()`, the column whose text is the record's key.
-        value: Json(): the value is made of all columns, one JSON object per row; None: columns
-            `key`, `value`, … are written as they are.
+        value: Json(): the value is made of all columns, one JSON object per row (without `topic`,
+            if that column says where it goes); None: columns `key`, `value`, … are written as they
+            are.
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: how large a record batch becomes before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
@@ -234,23 +235,18 @@ def check_for_pipeline(sinks: Sequence[Sink]) -> None:
             )
 
 
-def check_columns(
-    sinks: Sequence[Sink],
-    selections: Sequence[Selection],
-    columns: Mapping[str, pa.Schema | None],
-) -> None:
+def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | None]) -> None:
     """Refuse outputs of which a Kafka sink cannot make records.
 
     Args:
-        sinks: of a pipeline.
-        selections: which rows each gets.
+        topology: the sinks of a pipeline.
         columns: of each output; None: nobody knows before there are rows.
 
     Raises:
         OptionError: see `KafkaSink.check_columns`.
     """
-    for sink, selection in zip(sinks, selections, strict=True):
-        known = columns.get(selection.output)
+    for uid, sink in topology.by_uid:
+        known = columns.get(topology.selection(uid).output)
         if isinstance(sink, KafkaSink) and known is not None:
             sink.check_columns(known)
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tallystick.api.kafka_sink import KafkaSink, topology_of
+from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
-from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.options.table import plain_client_options
 from tallystick.run.driver import Listener
+from tallystick.spark.topology import OutputTopology
 
 if TYPE_CHECKING:
     from tallystick.ops.ui.live_run import LiveRun
@@ -18,7 +18,7 @@ def open_live_page(
     port: int,
     checkpoint: str,
     sources: Sequence[KafkaSource],
-    sinks: Sequence[Sink],
+    topology: OutputTopology,
     trigger: Mapping[str, Any] | None,
     listener: Listener | None,
 ) -> "LiveRun":
@@ -28,7 +28,7 @@ def open_live_page(
         port: of this machine.
         checkpoint: the pipeline's.
         sources: what it reads.
-        sinks: what it writes; where none is of Kafka, the source's cluster is asked.
+        topology: what it writes; where none is of Kafka, the source's cluster is asked.
         trigger: when epochs begin.
         listener: the user's.
 
@@ -43,21 +43,21 @@ def open_live_page(
         from tallystick.ops.ui.live_run import LiveRun
     except ModuleNotFoundError as error:
         raise ui_is_missing(error) from None
-    live = LiveRun(listener, trigger, topology_of(sinks).dead_letter_topic or "")
-    open_page(port, checkpoint, connection_of(sources, sinks), live)
+    live = LiveRun(listener, trigger, topology.dead_letter_topic or "")
+    open_page(port, checkpoint, connection_of(sources, topology), live)
     return live
 
 
-def connection_of(sources: Sequence[KafkaSource], sinks: Sequence[Sink]) -> dict[str, str]:
+def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> dict[str, str]:
     """Return how the cluster is reached that an operator asks about a pipeline.
 
     That of the sink that decides; else of another Kafka sink, or of the first source.
 
     Args:
         sources: what it reads.
-        sinks: what it writes.
+        topology: what it writes.
     """
-    ends = (topology_of(sinks).sink, *sinks, *sources)
+    ends = (*(sink for _, sink in topology.by_uid), *sources)
     end = next(each for each in ends if isinstance(each, KafkaSink | KafkaSource))
     options = {
         name: value for name, value in end.options.items() if name.startswith("kafka.")

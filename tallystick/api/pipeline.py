@@ -110,9 +110,7 @@ class Pipeline:
                 It must not keep state between calls: batches may be cut elsewhere when an epoch is
                 run again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
-            outputs: its side outputs, by name: their columns, as DDL or as a schema. The function
-                returns `ts.Rows(main, outputs={name: rows})` where it has rows for one; they pass
-                by all later steps.
+            outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
         """
         self._refuse_named("map_batches")
         return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
@@ -225,8 +223,9 @@ class Pipeline:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
                 return start_loop(run, checkpoint, trigger, accepted)
-            sources = self.inputs.sources
-            live = open_live_page(ui_port, checkpoint, sources, self.sinks, trigger, listener)
+            live = open_live_page(
+                ui_port, checkpoint, self.inputs.sources, self.topology, trigger, listener
+            )
             query = start_loop(
                 self._run(cluster, execution, live, dropped), checkpoint, trigger, accepted
             )
@@ -329,7 +328,7 @@ class Pipeline:
             allow_dropped_state=dropped,
             execution=execution,
         )
-        check_columns(self.sinks, self.selections, {MAIN: run.columns, **run.outputs})
+        check_columns(self.topology, {MAIN: run.columns, **run.outputs})
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there

@@ -41,7 +41,7 @@ def when(sink: Sink, predicate: Predicate) -> FilteredSink:
     return FilteredSink(sink, predicate)
 
 
-class Routing(NamedTuple):
+class SinkRouting(NamedTuple):
     """The sinks of a pipeline in their order, with the rows of each, and outputs without a sink."""
 
     sinks: tuple[Sink, ...]
@@ -54,7 +54,7 @@ AnySink = Sink | FilteredSink
 
 def routing_of(
     main: Iterable[AnySink], outputs: Mapping[str, AnySink | Sequence[AnySink]]
-) -> Routing:
+) -> SinkRouting:
     """Return what `write` was given, the sinks of the main output first.
 
     Raises:
@@ -74,7 +74,7 @@ def routing_of(
         several: list[Any] = [*given] if isinstance(given, list | tuple) else [given]
         routed += [_routed(name, each) for each in several]
         dropped += [] if several else [name]
-    return Routing(
+    return SinkRouting(
         tuple(sink for sink, _ in routed),
         tuple(selection for _, selection in routed),
         tuple(dropped),

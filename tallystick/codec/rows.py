@@ -147,7 +147,8 @@ class RowLayout:
     Args:
         partition_counts: the partitions of each topic that may be written to.
         topic: where all rows go; None: each row names its topic in column `topic`.
-        json: whether the value is made of all columns, as one JSON object per row.
+        json: whether the value is made of all columns, as one JSON object per row; of all but
+            `topic`, where that says where the row goes.
         key: with `json`, the column whose text is the record's key; None: no key.
     """
 
@@ -198,7 +199,10 @@ class RowLayout:
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns key and value, and headers and timestamp where there are any."""
         if self.json:
-            columns = {"key": self._json_key(rows), "value": write_json(rows)}
+            # The column `topic` is an address then, and no data.
+            is_address = self.topic is None and "topic" in rows.schema.names
+            data = rows.drop_columns(["topic"]) if is_address else rows
+            columns = {"key": self._json_key(rows), "value": write_json(data)}
             return pa.RecordBatch.from_pydict(columns)
         if "value" not in rows.schema.names:
             raise OptionError(

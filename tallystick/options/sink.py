@@ -47,7 +47,7 @@ SINK = OptionTable("sink", "write to", (
     Option("topic", name_of("topic name"), None, "Where all rows go. Without it each row names its topic in a column `topic`.",
            "counts", _ROWS, "none: column `topic`", "topic"),
     Option("value.format", one_of("raw", "json"), "raw",
-           "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row.", "json", _ROWS),
+           "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row; without `topic`, if that column says where it goes.", "json", _ROWS),
     Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none", "key"),
     Option("compression", one_of(*CODEC_IDS), COMPRESSION, "How record batches are compressed.", "zstd", _ROWS, field="compression"),
     Option("batch.bytes", whole(f"bytes, from {BATCH_BYTES_MIN}", BATCH_BYTES_MIN), BATCH_BYTES, "How large a record batch becomes before compression.", "100000", _ROWS, field="batch_bytes"),

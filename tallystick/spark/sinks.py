@@ -62,7 +62,7 @@ class SinkCluster:
 
     @property
     def outputs(self) -> tuple[KafkaOutput, ...]:
-        """What the sinks write."""
+        """The settings of the sinks."""
         return tuple(output for output, _ in self._written)
 
     @property

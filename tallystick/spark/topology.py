@@ -66,7 +66,7 @@ class OutputTopology:
 
     @property
     def written(self) -> tuple[tuple[KafkaOutput, Selection], ...]:
-        """What is written into the transaction that decides, and which rows."""
+        """The settings and rows of the sinks that write into the transaction that decides."""
         if self.decider is None:
             return ()
         first = (self.decider, self.selection(self.uid))

@@ -58,6 +58,22 @@ def test_the_topic_of_the_sink_wins_over_the_column():
     assert list(found) == [TopicPartition("t", 0)]
 
 
+def test_a_topic_that_is_an_address_is_no_part_of_a_json_value():
+    both = rows(topic=["a", "b"], delay=[3, 4])
+    found = written(RowLayout({"a": 1, "b": 1}, None, json=True, key="topic"), both)
+    assert found == {
+        TopicPartition("a", 0): [{"key": b"a", "value": b'{"delay":3}'}],
+        TopicPartition("b", 0): [{"key": b"b", "value": b'{"delay":4}'}],
+    }
+
+    found = written(RowLayout({"t": 1}, "t", json=True), both.slice(1))
+    assert found[TopicPartition("t", 0)] == [
+        {"key": None, "value": b'{"topic":"b","delay":4}'},
+    ]
+    with pytest.raises(OptionError, match="no columns"):
+        written(RowLayout({"a": 1}, None, json=True), both.select(["topic"]))
+
+
 def test_all_columns_become_one_json_value_and_one_of_them_the_key():
     layout = RowLayout({"t": 1}, "t", json=True, key="carrier")
     found = written(layout, rows(carrier=["UA", None], delay=[3, None]))

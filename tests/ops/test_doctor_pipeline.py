@@ -132,6 +132,17 @@ class TestOnKafka:
         assert "sink second: topic 'declared-nowhere' does not exist" in texts
         assert len(texts) == 2
 
+    def test_a_sink_that_shares_the_transaction_is_asked_for_what_it_needs(
+        self, case: Case
+    ) -> None:
+        """Its topic and the timeout of the one transaction; no recovery within a time."""
+        shared = case.sink(topic="shared-nowhere", transaction_timeout_ms=60_000)
+        sinks = f"{case.sink(transaction_timeout_ms=60_000)}, {shared}"
+        (found,) = case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=2)
+        assert found["found"].startswith("sink kafka-2: topic 'shared-nowhere' does not exist")
+        case.kafka.create_topic("shared-nowhere", 1)
+        assert case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=0) == []
+
     def test_a_checkpoint_of_another_pipeline_is_refused(self, case: Case) -> None:
         storage = FileStorage(str(case.checkpoint))
         manifest = m.Manifest(3, "somebody-else", "l", (), (), Producer("t", 1, 0), ())
