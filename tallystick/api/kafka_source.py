@@ -191,6 +191,7 @@ def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, s
         case Json(schema, mode):
             form = {"value.format": "json"}
         case Avro(schema, registry, schemas, mode, user_info, ca):
+            value.check_for_reading()
             form = {
                 "value.format": "avro",
                 "value.registry.url": registry,

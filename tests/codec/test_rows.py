@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec.rows import RowLayout, partition_of
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 
@@ -59,7 +60,7 @@ def test_the_topic_of_the_sink_wins_over_the_column():
 
 
 def test_all_columns_become_one_json_value_and_one_of_them_the_key():
-    layout = RowLayout({"t": 1}, "t", json=True, key="carrier")
+    layout = RowLayout({"t": 1}, "t", value=JsonWriter(), key="carrier")
     found = written(layout, rows(carrier=["UA", None], delay=[3, None]))
 
     assert found[TopicPartition("t", 0)] == [
@@ -95,7 +96,7 @@ def test_a_timestamp_column_becomes_milliseconds():
             "do not exist (the first is 2; it has 2)",
         ),
         (
-            RowLayout({"t": 1}, "t", json=True, key="k"),
+            RowLayout({"t": 1}, "t", value=JsonWriter(), key="k"),
             rows(value=["x"]),
             OptionError,
             "key='k' is not among the columns",

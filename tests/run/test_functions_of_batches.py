@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.run.keyed_task import RoutePlan
 from tallystick.run.sink_task import FanOut
 from tallystick.run.task import EncodePlan, apply, send
@@ -45,7 +46,8 @@ def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
 
 def test_nor_on_the_way_to_writers_sinks_and_keyed_steps() -> None:
     functions = (larger_than_an_array, numbers)
-    encode = EncodePlan(RowLayout({"out": 1}, "out", json=True), 1, "none", 900_000, functions)
+    layout = RowLayout({"out": 1}, "out", value=JsonWriter())
+    encode = EncodePlan(layout, 1, "none", 900_000, functions)
     keyed = step(vectorised(lambda _: Update(), state=""), key=("n",), columns=NUMBERS)
     route = RoutePlan(keyed, 128, 2, encode, functions)
     for outlet in (encode, route):

@@ -14,6 +14,7 @@ from tallystick.codec.layout import OWN_HEADERS, Layout
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.run.exchange import Frame
@@ -108,7 +109,7 @@ def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_head
 
 
 def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
-    encode = EncodePlan(RowLayout({"out": 1}, "out", json=True), 1, "none", 900_000)
+    encode = EncodePlan(RowLayout({"out": 1}, "out", value=JsonWriter()), 1, "none", 900_000)
     letters = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"x"]}))
 
     with pytest.raises(AssertionError, match="no topic"):
@@ -118,7 +119,7 @@ def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
 TOPICS = ("out", "dead")
 NAMES = ("n", *OWN_HEADERS)
 TO_TOPICS = EncodePlan(
-    RowLayout({"out": 1}, "out", json=True, key="n"),
+    RowLayout({"out": 1}, "out", value=JsonWriter(), key="n"),
     target_count=1,
     compression="lz4",
     batch_bytes=900_000,
