@@ -122,7 +122,7 @@ class Avro:
         """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
         if self.schema is None:
             raise OptionError(
-                "value=Avro(): reading needs a schema, e.g. Avro('dest string, delay double', ...)"
+                "Avro(): reading needs a schema, e.g. Avro('dest string, delay double', ...)"
             )
         if self.subject is not None or self.register:
             raise OptionError(

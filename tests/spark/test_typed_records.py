@@ -7,6 +7,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import tallystick as ts
@@ -83,3 +84,53 @@ def test_avro_values_and_keys_are_what_the_registry_says(
     assert [avro_of(KEY, key_id, key)["k"] for _, key, _ in found] == [v["k"] for v in values]
     assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
     assert sum(asked.startswith("POST") for asked in registry.asked) == 1
+
+
+def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
+    flow: Flow, registry: WritableRegistry
+) -> None:
+    """The keys of Avro that a pipeline counts by are those that fastavro wrote."""
+    key_id = registry.add(f"{flow.topic_in}-key", json.dumps(KEY))
+    schema = fastavro.parse_schema(KEY)
+    records: list[tuple[bytes, str]] = [(b"no key", '{"n": 0}')]
+    for n in range(60):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, {"k": f"k{n % 4}"})
+        framed = b"\0" + key_id.to_bytes(4, "big") + out.getvalue()
+        records.append((framed, json.dumps({"k": "of the value", "n": n})))
+    produce(flow.confluent, flow.topic_in, records)
+    letters = f"{flow.topic_in}-letters"
+    flow.kafka.create_topic(letters, 1)
+
+    def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
+        twice = pc.multiply(rows["n"], 2)
+        return pa.RecordBatch.from_pydict({"key_k": rows["key_k"], "twice": twice})
+
+    pipeline = (
+        ts.Pipeline(flow.name)
+        .read(
+            flow.source(
+                value=ts.Json("k string, n bigint", mode="deadletter"),
+                key=ts.Avro("k string", registry=registry.url, mode="deadletter"),
+            )
+        )
+        .map_batches(doubled)
+        .write(
+            flow.sink(
+                key=["key_k"],
+                key_format=ts.Json(),
+                value=ts.Json(),
+                dead_letter_topic=letters,
+            )
+        )
+    )
+    flow.run(pipeline)
+
+    found = committed_bytes(flow.confluent, flow.topic_out)
+    assert sorted(json.loads(value)["twice"] for _, _, value in found) == [2 * n for n in range(60)]
+    for _, key, value in found:
+        row = json.loads(value)
+        assert row["key_k"] == f"k{row['twice'] // 2 % 4}"
+        assert key == b'{"key_k":"%b"}' % row["key_k"].encode()
+    assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
+    assert committed_bytes(flow.confluent, letters) == [(0, b"no key", b'{"n": 0}')]
