@@ -11,6 +11,7 @@ import pyarrow as pa
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame, FrameSources
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
@@ -149,7 +150,7 @@ class Job:
     def plan(self, *, parallelism: int | None = None, at_ms: int = 0) -> KeyedEpoch:
         """Plan the next epoch."""
         steps = tuple(replace(s, parallelism=parallelism or s.parallelism) for s in self.steps)
-        layout = RowLayout({"out": 2}, "out", json=True, key="user")
+        layout = RowLayout({"out": 2}, "out", value=JsonWriter(), key="user")
         letters = Route(self.letters, "none", 900_000, OF_DEAD_LETTERS)
         encode = EncodePlan((Route(layout, "none", 900_000), letters, *self.routes), 2)
         self.epoch += 1

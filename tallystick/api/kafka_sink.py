@@ -8,7 +8,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.codec.formats import Json
+from tallystick.codec.formats import Avro, Json
 from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.epoch.two_phase import (
     Guarantee,
@@ -46,10 +46,12 @@ class KafkaSink:
     Args:
         bootstrap_servers: `host:port,host:port`.
         topic: where rows go; None: each row names its topic in column `topic`.
-        key: with `value=Json()`, the column whose text is the record's key.
-        value: Json(): the value is made of all columns, one JSON object per row (without `topic`,
-            if that column says where it goes); None: columns `key`, `value`, … are written as they
-            are.
+        key: with a `value` format, the column whose text is the record's key; or, with
+            `key_format`, the columns that it is made of.
+        key_format: Json() or Avro(...): writes the columns of `key`; None: the text of the one.
+        value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…):
+            one Avro record per row, in Confluent's wire format; both without `topic`, if that
+            column says where the row goes. None: columns `key`, `value`, … are written as they are.
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: how large a record batch becomes before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
@@ -85,8 +87,9 @@ class KafkaSink:
     bootstrap_servers: str
     _: KW_ONLY
     topic: str | None = None
-    key: str | None = None
-    value: Json | None = None
+    key: str | Sequence[str] | None = None
+    key_format: Json | Avro | None = None
+    value: Json | Avro | None = None
     compression: str = COMPRESSION
     batch_bytes: int = BATCH_BYTES
     transactions: str = EPOCH
@@ -108,11 +111,20 @@ class KafkaSink:
                 "rows name their topics themselves (topic is None), so token_topic= must name an "
                 "existing topic under which the pipeline's token is kept"
             )
-        if self.key is not None and self.value is None:
+        if (self.key or self.key_format) and self.value is None:
             raise OptionError(
-                f"key={self.key!r} names a column for value=Json(); without it, the record's key "
-                f"is the column 'key'"
+                f"key={self.key!r} names a column for value=Json() or Avro(); without it, the "
+                f"record's key is the column 'key'"
             )
+        self._check_key()
+        for form, part in ((self.value, "value"), (self.key_format, "key")):
+            if isinstance(form, Avro):
+                form.check_for_writing()
+                if self.topic is None and form.subject is None:
+                    raise OptionError(
+                        f"rows name their topics themselves (topic is None), so Avro(subject=...) "
+                        f"must name where the registry has the schema of the {part}"
+                    )
         if self.transactions not in (EPOCH, TASK):
             raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
         if problem := guarantee_problem(self.guarantee):
@@ -135,6 +147,21 @@ class KafkaSink:
         if self.name is not None:
             check_name(self.name)
         _ = self.output
+
+    def _check_key(self) -> None:
+        """Raise `OptionError` unless key and key_format go together."""
+        if self.key_format is None:
+            if self.key is None or isinstance(self.key, str):
+                return
+            raise OptionError(
+                f"key={self.key!r} names several columns: set key_format=Json() or Avro(...), "
+                f"which makes one key of them; or name the one column whose text is the key"
+            )
+        if not self.key or (not isinstance(self.key, str) and "" in self.key):
+            raise OptionError(
+                f"key_format={self.key_format!r} writes the columns that key= names, and it is "
+                f"{self.key!r}: name them, e.g. key=['user', 'day']"
+            )
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch in one transaction; for `foreachBatch`.
@@ -171,7 +198,9 @@ class KafkaSink:
                 transaction_timeout_ms=self.transaction_timeout_ms,
             ),
             token_topic=token_topic,
-            json=self.value is not None,
+            value=self.value,
+            key=self.key if self.key is None or isinstance(self.key, str) else tuple(self.key),
+            key_format=self.key_format,
             guarantee=Guarantee(self.guarantee),
             timeout_warning_share=self.timeout_warning_share,
             dead_letter_topic=self.dead_letter_topic,
@@ -206,10 +235,12 @@ class KafkaSink:
         """Refuse what the last step puts out, if no records can be made of it.
 
         Raises:
-            OptionError: a column is missing or of a type that Kafka cannot store.
+            OptionError: a column is missing or of a type that Kafka cannot store; or a registry
+                does not have the schema of the rows.
+            RegistryUnavailableError: it does not answer.
         """
         try:
-            self.output.rows({}).check(columns)
+            self.output.rows({}, registers=False).check(columns)
         except OptionError as error:
             raise OptionError(f"KafkaSink(topic={self.topic!r}): {error}") from error
 

@@ -13,6 +13,7 @@ from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import parse_source_options
 from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
+from tallystick.options.values import KEY_PREFIX
 from tallystick.source.losses import LossPolicy
 
 Offsets = str | Mapping[str, Mapping[int, int]]
@@ -43,6 +44,9 @@ class KafkaSource:
             kept, so there is no cut where the readers write by themselves: no keyed step, and any
             sink but KafkaSink(transactions="epoch").
         value: how values are parsed; None: they stay binary, in column `value`.
+        key: how keys are parsed, as columns in the place of `key`, in the mode that the value has;
+            None: they stay binary.
+        key_prefix: put before the names of the columns that a key becomes.
         metadata_prefix: put before the names of Kafka's own columns when `value` is parsed.
         headers: whether to read headers, into column `headers`.
         losses: what to do when Kafka no longer has what was still to be read; by default, stop.
@@ -67,6 +71,8 @@ class KafkaSource:
     max_bytes_per_task: int | None = None
     min_partitions: int | None = None
     value: Json | Text | Avro | None = None
+    key: Json | Avro | None = None
+    key_prefix: str = KEY_PREFIX
     metadata_prefix: str = ""
     headers: bool = False
     losses: LossPolicy = field(default_factory=LossPolicy)
@@ -95,6 +101,7 @@ class KafkaSource:
             "maxBytesPerTask": self.max_bytes_per_task,
             "minPartitions": self.min_partitions,
             **_value_options(self.value, self.metadata_prefix),
+            **_key_options(self.key, self.key_prefix, self.value),
         }
         own = {name: str(value) for name, value in given.items() if value is not None}
         if owner := token_owner(own[GROUP_OPTION]):
@@ -176,6 +183,23 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
     }
 
 
+def _key_options(
+    key: Json | Avro | None, prefix: str, value: Json | Text | Avro | None
+) -> dict[str, str | None]:
+    if key is None:
+        return {}
+    if value is not None and key.mode != value.mode:
+        raise OptionError(
+            f"key={type(key).__name__}(mode={key.mode!r}), and the value has mode {value.mode!r}: "
+            f"a record has one mode. Give both the same"
+        )
+    read = {
+        name.replace("value.", "key.", 1): text for name, text in _value_options(key, "").items()
+    }
+    mode = read.pop("key.mode")
+    return {**read, "value.mode": mode, "key.prefix": prefix}
+
+
 def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, str | None]:
     form: dict[str, str | None]
     prefixed = {"metadata.prefix": prefix or None}
@@ -191,6 +215,7 @@ def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, s
         case Json(schema, mode):
             form = {"value.format": "json"}
         case Avro(schema, registry, schemas, mode, user_info, ca):
+            value.check_for_reading()
             form = {
                 "value.format": "avro",
                 "value.registry.url": registry,

@@ -66,8 +66,10 @@ class Avro:
     """One Avro record per value, in Confluent's wire format, as typed columns.
 
     Args:
-        schema: the fields to read, as Spark DDL text such as `"dest string, delay double"`; fields
-            that the writer's schema has beyond them are skipped, ones that it lacks are null.
+        schema: in a source the fields to read, as Spark DDL text such as `"dest string, delay
+            double"`; fields that the writer's schema has beyond them are skipped, ones that it
+            lacks are null. In a sink the schema to write, as Avro's JSON text, which the subject
+            must have; None: the subject's newest.
         registry: the URL of the schema registry that knows the writers' schemas; may name user and
             password as `https://user:password@host`.
         schemas: instead of a registry: a JSON file `{"1": <schema>, ...}` of schemas by id, or a
@@ -75,26 +77,35 @@ class Avro:
         mode: what a malformed record does, as in `Json`.
         user_info: `user:password` for the registry; never shown.
         ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+        subject: in a sink: where the registry has the schema; None: `<topic>-value`, or for a key
+            `<topic>-key`.
+        register: in a sink: whether to register the schema under the subject if it is not there.
 
     Raises:
         OptionError: not one of registry and schemas, an unknown mode, no URL, or empty text.
     """
 
-    schema: str
+    schema: str | None = None
     registry: str | None = field(default=None, repr=False)
     schemas: str | None = None
     mode: str = FAILFAST
     user_info: str | None = field(default=None, repr=False)
     ca: str | None = None
+    subject: str | None = None
+    register: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"Avro(mode={self.mode!r}): choose one of {', '.join(MODES)}")
-        if not self.schema.strip():
+        if self.schema is not None and not self.schema.strip():
             raise OptionError(
                 "Avro(schema=...) is empty: name the fields to read as Spark DDL, "
                 "e.g. 'dest string, delay double'"
             )
+        if self.subject is not None and not self.subject.strip():
+            raise OptionError("Avro(subject='') is empty: name one, or leave it out")
+        if self.register and self.schema is None:
+            raise OptionError("Avro(register=True) needs the schema= to register")
         if (self.registry is None) == (self.schemas is None):
             raise OptionError(
                 "Avro() needs the writers' schemas from one place: set either registry, e.g. "
@@ -106,6 +117,31 @@ class Avro:
             raise OptionError("Avro(user_info=..., ca=...) are for a registry: none is set")
         if self.registry is not None:
             check_registry(self.registry, self.user_info)
+
+    def check_for_reading(self) -> None:
+        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        if self.schema is None:
+            raise OptionError(
+                "Avro(): reading needs a schema, e.g. Avro('dest string, delay double', ...)"
+            )
+        if self.subject is not None or self.register:
+            raise OptionError(
+                "Avro(subject=..., register=...) are for a sink: a record that is read names its "
+                "schema by id. Leave them out"
+            )
+
+    def check_for_writing(self) -> None:
+        """Raise `OptionError` unless it says where the schema to write is."""
+        if self.registry is None:
+            raise OptionError(
+                "Avro(schemas=...) is for reading: writing needs a registry=, which gives the "
+                "schema its id"
+            )
+        if self.schema is not None and not self.schema.lstrip().startswith("{"):
+            raise OptionError(
+                f"Avro(schema={self.schema[:50]!r}): a sink takes the schema as Avro's JSON text, "
+                f'\'{{"type": "record", ...}}\', or none, for the newest of the subject'
+            )
 
 
 def check_registry(url: str, user_info: str | None) -> None:

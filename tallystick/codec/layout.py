@@ -5,7 +5,9 @@
     json, avro   the fields of the value, then key, topic, partition, … [, _corrupt_record]
 
 Names, types and order of the raw form are those of Spark's Kafka source. Where a value becomes
-several columns, the Kafka columns may carry a prefix, for values with a field of the same name.
+several columns, the Kafka columns may carry a prefix, for values with a field of the same name. A
+key that is read becomes columns with a prefix of their own, in the place of `key`; in mode
+permissive the bytes of a malformed one are in the last column, `_corrupt_key`.
 Kafka's columns other than the value may be left out: each costs Spark a check and a copy per row.
 
 Malformed records go to a topic of their own as they were, with the reason: key, value, headers and
@@ -98,6 +100,9 @@ def _appended(headers: pa.Array, own: pa.Array) -> pa.Array:
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 CORRUPT_COLUMN = "_corrupt_record"
+CORRUPT_KEY = "_corrupt_key"
+_READ_KEY = "columns of the key"
+"""The column beside those of a decoded record where its key is, when it has been read."""
 
 KAFKA_FIELDS = (
     pa.field("key", pa.binary()),
@@ -130,6 +135,7 @@ def ddl(
     headers: bool,
     text: bool = False,
     metadata: Collection[str] = METADATA,
+    key_ddl: str | None = None,
 ) -> str:
     """Return the schema of the columns as Spark's DDL text.
 
@@ -140,16 +146,22 @@ def ddl(
         headers: whether there is a `headers` column.
         text: without a `value_ddl`, whether the value is read as text.
         metadata: which of Kafka's columns there are beside the value.
+        key_ddl: the fields that a key becomes, with their prefix; None: it stays one column.
     """
     names = [each.name for each in _kafka_fields(metadata)] + (["headers"] if headers else [])
     corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
+    corrupt_key = [f"`{CORRUPT_KEY}` binary"] if mode == PERMISSIVE and key_ddl is not None else []
+    keys = []
+    if key_ddl is not None:
+        names.remove("key")
+        keys = [key_ddl]
     if value_ddl is None:
         types = _DDL_TYPES | {"value": "string"} if text else _DDL_TYPES
-        columns = [f"`{name}` {types[name]}" for name in names]
-        return ", ".join([*columns, *corrupt] if text else columns)
+        columns = [*keys, *(f"`{name}` {types[name]}" for name in names)]
+        return ", ".join([*columns, *(corrupt if text else []), *corrupt_key])
     names.remove("value")
     kafka = [f"`{prefix}{name}` {_DDL_TYPES[name]}" for name in names]
-    return ", ".join([value_ddl.strip().rstrip(","), *kafka, *corrupt])
+    return ", ".join([value_ddl.strip().rstrip(","), *keys, *kafka, *corrupt, *corrupt_key])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +190,11 @@ class Layout:
         prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
         metadata: which of Kafka's columns there are beside the value.
+        key: what reads the key, where `metadata` has it; None: it stays binary.
+        key_prefix: put before the names of the columns that a key becomes.
 
     Raises:
-        OptionError: a field of the value has the name of another column.
+        OptionError: a field of the value or the key has the name of another column.
     """
 
     value: ValueReader | None = None
@@ -188,10 +202,19 @@ class Layout:
     prefix: str = ""
     headers: bool = False
     metadata: tuple[str, ...] = METADATA
+    key: ValueReader | None = None
+    key_prefix: str = ""
 
     def __post_init__(self) -> None:
+        assert self.key is None or "key" in self.metadata, self.metadata
         names = self.schema.names
+        keys = {each.name for each in self._key_fields}
         for name in sorted({name for name in names if names.count(name) > 1}):
+            if name in keys:
+                raise OptionError(
+                    f"column {name!r} is both a field of the key and another column: set "
+                    f"key.prefix, e.g. to 'key_', to rename the columns of the key"
+                )
             raise OptionError(
                 f"column {name!r} is both a field of the value's schema and a column of Kafka's: "
                 f"set metadata.prefix, e.g. to 'kafka_', to rename Kafka's columns"
@@ -202,14 +225,25 @@ class Layout:
         """The Arrow schema of what `build` returns."""
         headers = [pa.field("headers", HEADERS_TYPE)] if self.headers else []
         fields = [*_kafka_fields(self.metadata), *headers]
-        if self.value is None:
-            return pa.schema(fields)
         corrupt = [pa.field(CORRUPT_COLUMN, pa.binary())] if self.mode == PERMISSIVE else []
+        keys, corrupt_key = [], []
+        if self.key is not None:
+            keys, fields = self._key_fields, [each for each in fields if each.name != "key"]
+            corrupt_key = [pa.field(CORRUPT_KEY, pa.binary())] if self.mode == PERMISSIVE else []
+        if self.value is None:
+            return pa.schema([*keys, *fields, *corrupt_key])
         if isinstance(self.value, TextReader):
             (text,) = self.value.schema
-            return pa.schema([*(text if f.name == "value" else f for f in fields), *corrupt])
+            fields = [text if each.name == "value" else each for each in fields]
+            return pa.schema([*keys, *fields, *corrupt, *corrupt_key])
         kafka = [f.with_name(self.prefix + f.name) for f in fields if f.name != "value"]
-        return pa.schema([*self.value.schema, *kafka, *corrupt])
+        return pa.schema([*self.value.schema, *keys, *kafka, *corrupt, *corrupt_key])
+
+    @property
+    def _key_fields(self) -> list[pa.Field]:
+        if self.key is None:
+            return []
+        return [each.with_name(self.key_prefix + each.name) for each in self.key.schema]
 
     @property
     def fetches_headers(self) -> bool:
@@ -245,9 +279,20 @@ class Layout:
             )
         built = self._built(records.filter(pa.array(~beyond)), topic_partition)
         reasons = {row: _reason(records, row) for row in np.flatnonzero(beyond).tolist()}
+        return self._together(built, records, reasons, topic_partition)
+
+    def _together(
+        self,
+        built: LayoutRows,
+        records: pa.RecordBatch,
+        reasons: Mapping[int, str],
+        topic_partition: TopicPartition,
+    ) -> LayoutRows:
+        """Return what was built of some records, with the problems of all; the first of each."""
         row_of = {offset: row for row, offset in enumerate(records.column("offset").to_pylist())}
-        reasons |= {row_of[offset]: reason for offset, reason in built.reasons.items()}
-        return self._beside(built.rows, records, dict(sorted(reasons.items())), topic_partition)
+        others = {row_of[offset]: reason for offset, reason in built.reasons.items()}
+        merged = dict(sorted({**others, **reasons}.items()))
+        return self._beside(built.rows, records, merged, topic_partition)
 
     def _beyond(self, records: pa.RecordBatch) -> NDArray[np.bool_] | None:
         """Return which records have a timestamp that the column cannot hold; None: all fit."""
@@ -261,9 +306,40 @@ class Layout:
 
     def _built(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
         """Return rows of records whose timestamps are null or fit."""
+        if self.key is None:
+            return self._valued(records, topic_partition)
+        keys = records.column("key")
+        parsed = self.key.parse(keys, PERMISSIVE, lambda row: _place(records, row, topic_partition))
+        fields = list(parsed.columns.schema)
+        columns = pa.StructArray.from_arrays(parsed.columns.columns, fields=fields)
+        read = records.append_column(_READ_KEY, columns)
+        reasons = {row: f"its key: {reason}" for row, reason in parsed.reasons.items()}
+        if self.mode == PERMISSIVE:
+            read = read.append_column(CORRUPT_KEY, _corrupt(keys, reasons))
+        if not reasons:
+            return self._valued(read, topic_partition)
+        if self.mode == FAILFAST:
+            row, reason = next(iter(reasons.items()))
+            raise RecordError(
+                f"{_place(records, row, topic_partition)}: {reason}. Read that offset without "
+                f"key.format to see all of it. Mode permissive makes such a key nulls with its "
+                f"bytes in {CORRUPT_KEY}; dropmalformed leaves the record out and counts it; "
+                f"deadletter, in a Pipeline, writes it to a topic of its own."
+            )
+        if self.mode != PERMISSIVE:
+            good = np.ones(len(keys), np.bool_)
+            good[list(reasons)] = False
+            read = read.filter(pa.array(good))
+        return self._together(
+            self._valued(read, topic_partition), records, reasons, topic_partition
+        )
+
+    def _valued(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
+        """Return rows of records whose keys are read, if they are to be."""
         values = records.column("value")
         if self.value is None:
-            return LayoutRows(_batch(self._kafka(records, topic_partition, values), self.schema))
+            columns = self._kafka(records, topic_partition, values)
+            return LayoutRows(_batch([*columns, *_corrupt_keys(records)], self.schema))
 
         def where(row: int) -> str:
             return _place(records, row, topic_partition)
@@ -276,7 +352,7 @@ class Layout:
             columns = [*parsed.columns.columns, *self._kafka(kept, topic_partition, None)]
         if self.mode == PERMISSIVE:
             columns.append(_corrupt(values, parsed.reasons))
-        rows = _batch(columns, self.schema)
+        rows = _batch([*columns, *_corrupt_keys(kept)], self.schema)
         if not parsed.reasons:
             return LayoutRows(rows)
         return self._beside(rows, records, parsed.reasons, topic_partition)
@@ -304,7 +380,11 @@ class Layout:
         names = [each.name for each in _kafka_fields(self.metadata)]
         if self.headers:
             names.append("headers")
-        return [
+        keys = []
+        if self.key is not None:
+            names.remove("key")
+            keys = records.column(_READ_KEY).flatten()
+        return keys + [
             values if name == "value" else _kafka_column(name, records, topic_partition)
             for name in names
             if name != "value" or values is not None
@@ -337,6 +417,10 @@ def _place(records: pa.RecordBatch, row: int, topic_partition: TopicPartition) -
 def _reason(records: pa.RecordBatch, row: int) -> str:
     found = records.column("timestamp")[row]
     return f"its timestamp, {found} ms since 1970, is beyond a timestamp in microseconds"
+
+
+def _corrupt_keys(records: pa.RecordBatch) -> list[pa.Array]:
+    return [records.column(CORRUPT_KEY)] if CORRUPT_KEY in records.schema.names else []
 
 
 def _corrupt(values: pa.Array, reasons: Mapping[int, str]) -> pa.Array:

@@ -2,7 +2,8 @@
 
 Without a value format the columns are those of Spark's Kafka sink: `value`, and if present `key`,
 `topic`, `partition`, `headers`, `timestamp`; others are ignored. With one, every column goes into
-the value, and one of them may be named as the key as well.
+the value, and some of them may be named as the key as well: one whose text it is, or several in a
+format of their own. A row whose key columns are all null has no key.
 
 A record goes to the partition that Kafka's Java client would choose. Invariant: equal keys go to
 equal partitions, from any writer, so readers that rely on it keep working.
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallystick.codec.json_writer import write_json
 from tallystick.codec.spans import spans_of
+from tallystick.codec.value_writer import ValueWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 
@@ -147,15 +148,18 @@ class RowLayout:
     Args:
         partition_counts: the partitions of each topic that may be written to.
         topic: where all rows go; None: each row names its topic in column `topic`.
-        json: whether the value is made of all columns, as one JSON object per row; of all but
-            `topic`, where that says where the row goes.
-        key: with `json`, the column whose text is the record's key; None: no key.
+        value: makes the value of all columns, of all but `topic` where that says where the row
+            goes; None: there is a column `value`.
+        key: with `value`, the column whose text is the record's key, or those that `key_format`
+            writes; None: no key.
+        key_format: makes the key of the columns in `key`; None: the text of the one.
     """
 
     partition_counts: Mapping[str, int]
     topic: str | None
-    json: bool = False
-    key: str | None = None
+    value: ValueWriter | None = None
+    key: str | tuple[str, ...] | None = None
+    key_format: ValueWriter | None = None
 
     def split(
         self, rows: pa.RecordBatch, spread: int
@@ -187,6 +191,8 @@ class RowLayout:
         Raises:
             OptionError: a column is missing or of a type that Kafka cannot store.
         """
+        if self.value is not None:
+            self.value.check(columns)
         rows = pa.RecordBatch.from_pylist([], schema=columns)
         try:
             list(self._by_topic(rows, self._records(rows)))
@@ -198,11 +204,11 @@ class RowLayout:
 
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns key and value, and headers and timestamp where there are any."""
-        if self.json:
+        if self.value is not None:
             # The column `topic` is an address then, and no data.
             is_address = self.topic is None and "topic" in rows.schema.names
             data = rows.drop_columns(["topic"]) if is_address else rows
-            columns = {"key": self._json_key(rows), "value": write_json(data)}
+            columns = {"key": self._key(rows), "value": self.value.write(data)}
             return pa.RecordBatch.from_pydict(columns)
         if "value" not in rows.schema.names:
             raise OptionError(
@@ -216,12 +222,16 @@ class RowLayout:
             columns["timestamp"] = _millis(rows.column("timestamp"))
         return pa.RecordBatch.from_pydict(columns)
 
-    def _json_key(self, rows: pa.RecordBatch) -> pa.Array:
-        if self.key is None:
+    def _key(self, rows: pa.RecordBatch) -> pa.Array:
+        names = [self.key] if isinstance(self.key, str) else list(self.key or ())
+        if not names:
             return pa.nulls(rows.num_rows, pa.binary())
-        if self.key not in rows.schema.names:
-            raise OptionError(f"key={self.key!r} is not among the columns {rows.schema.names}")
-        column = rows.column(self.key)
+        for name in names:
+            if name not in rows.schema.names:
+                raise OptionError(f"key={name!r} is not among the columns {rows.schema.names}")
+        if self.key_format is not None:
+            return _typed_key(rows.select(names), self.key_format)
+        column = rows.column(names[0])
         return (
             column
             if pa.types.is_binary(column.type)
@@ -233,7 +243,7 @@ class RowLayout:
     ) -> Iterator[tuple[str, pa.RecordBatch, pa.Array | None]]:
         """Yield rows of one topic each, with the partitions that they ask for, if they do."""
         chosen = None
-        if not self.json and "partition" in rows.schema.names:
+        if self.value is None and "partition" in rows.schema.names:
             chosen = rows.column("partition").cast(pa.int32())
         if self.topic is not None:
             yield self.topic, records, chosen
@@ -255,6 +265,22 @@ class RowLayout:
                 f"(known: {sorted(self.partition_counts)}): create it, or correct the column"
             )
         return self.partition_counts[topic]
+
+
+def _typed_key(columns: pa.RecordBatch, form: ValueWriter) -> pa.Array:
+    """Return what the format makes of the columns, and null where all of them are null."""
+    try:
+        form.check(columns.schema)
+    except OptionError as error:
+        raise OptionError(f"the record's key: {error}") from error
+    is_given = np.zeros(columns.num_rows, np.bool_)
+    for column in columns.columns:
+        is_given |= column.is_valid().to_numpy(zero_copy_only=False)
+    if is_given.all():
+        return form.write(columns)
+    written = form.write(columns.filter(pa.array(is_given)))
+    places = np.cumsum(is_given) - 1
+    return written.take(pa.array(places, mask=~is_given))
 
 
 def _bytes(rows: pa.RecordBatch, name: str) -> pa.Array:

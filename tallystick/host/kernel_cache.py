@@ -32,7 +32,11 @@ KEYED_PIPELINES = (
     "tallystick.state.row_codec",
     "tallystick.state.functions.keyed_batch",
 )
-OTHERS = ("tallystick.codec.json_flat", "tallystick.codec.avro.reader")
+OTHERS = (
+    "tallystick.codec.json_flat",
+    "tallystick.codec.avro.reader",
+    "tallystick.codec.avro.writer",
+)
 WARM_UP_MODULES = (*EVERY_PIPELINE, *KEYED_PIPELINES, *OTHERS)
 """Modules with a `warm_up()` that compiles each kernel they use, those needed first at first."""
 IN_BACKGROUND = (*KEYED_PIPELINES, *OTHERS, *EVERY_PIPELINE)

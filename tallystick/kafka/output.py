@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tallystick.codec.formats import Avro, Json
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Guarantee, Timeout
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
+from tallystick.kafka.value_writers import value_writer
 
 BATCH_BYTES = 900_000
 """Below the 1,048,588 that brokers take by default (message.max.bytes)."""
@@ -37,10 +40,12 @@ class KafkaOutput:
     """The topic of all rows; None: each row names its topic in column `topic`."""
     token_topic: str
     """The existing topic under whose partition 0 the tokens are kept."""
-    json: bool = False
-    """Make the value of all columns, one JSON object per row."""
-    key: str | None = None
-    """With `json`: the column whose text is the record's key."""
+    value: Json | Avro | None = None
+    """The format of a value made of all columns; None: the value is a column."""
+    key: str | tuple[str, ...] | None = None
+    """With `value`: the column whose text is the record's key, or those that make it."""
+    key_format: Json | Avro | None = None
+    """The format of a key that is made of columns."""
     compression: str = COMPRESSION
     """One of `CODEC_IDS`."""
     batch_bytes: int = BATCH_BYTES
@@ -70,6 +75,24 @@ class KafkaOutput:
         """The topics that are known before there are rows."""
         return frozenset(filter(None, (self.topic, self.dead_letter_topic)))
 
-    def rows(self, partition_counts: Mapping[str, int]) -> RowLayout:
-        """Return how rows become records, for the number of partitions of each topic."""
-        return RowLayout(partition_counts, self.topic, self.json, self.key)
+    def rows(self, partition_counts: Mapping[str, int], *, registers: bool = True) -> RowLayout:
+        """Return how rows become records.
+
+        In the driver: a schema is looked up in its registry, once per process.
+
+        Args:
+            partition_counts: the number of partitions of each topic.
+            registers: False: only to check columns, so no schema is registered.
+
+        Raises:
+            OptionError: the registry does not have the schema that is to be written.
+            RegistryUnavailableError: it does not answer.
+        """
+        value = self._writer(self.value, "value", registers)
+        key = self._writer(self.key_format, "key", registers)
+        return RowLayout(partition_counts, self.topic, value, self.key, key)
+
+    def _writer(self, form: Json | Avro | None, part: str, registers: bool) -> ValueWriter | None:
+        if form is None:
+            return None
+        return value_writer(form, f"{self.topic}-{part}", registers=registers)

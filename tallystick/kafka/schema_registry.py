@@ -11,7 +11,7 @@ Source: https://docs.confluent.io/platform/current/schema-registry/develop/api.h
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -35,11 +35,14 @@ BACKOFF_S = 0.1
 RETRIED_STATUSES = (429, 500, 502, 503, 504)
 NOT_FOUND_CODES = (40401, 40402, 40403)
 """Error codes of a missing subject, version or schema; a plain 404 is about the path."""
+REFUSED_STATUSES = (409, 422)
+"""The registry does not take a schema: it is incompatible, or none."""
 REFERENCES_MAX = 1000
 DEPTH_MAX = 100
 """The maximum depth of references from schema to schema."""
 SHOWN_CHARACTERS_MAX = 200
 
+_CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -49,6 +52,13 @@ def schema_source(avro: Avro) -> "SchemaRegistry | SchemaFile":
         return SchemaRegistry(avro.registry, user_info=avro.user_info, ca=avro.ca)
     assert avro.schemas is not None, avro
     return SchemaFile(avro.schemas)
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema to write: its id, and its text after those of the schemas that it refers to."""
+
+    schema_id: int
+    texts: SchemaTexts
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class SchemaRegistry:
         known = _known(self)
         if schema_id in known:
             return known[schema_id]
-        answer = self._get(f"/schemas/ids/{schema_id}")
+        answer = self._ask("GET", f"/schemas/ids/{schema_id}")
         if answer is None:
             return None
         kind = answer.get("schemaType", "AVRO")
@@ -110,6 +120,64 @@ class SchemaRegistry:
         self._add_references(answer, texts, ())
         known[schema_id] = (*texts.values(), self._text(answer, schema_id))
         return known[schema_id]
+
+    def latest(self, subject: str, kind: str) -> RegisteredSchema | None:
+        """Return the newest schema of a subject; None: it has none.
+
+        Args:
+            subject: its name.
+            kind: AVRO, JSON or PROTOBUF.
+
+        Raises:
+            RecordError: it is of another kind, or refers to what is not there.
+            RegistryUnavailableError: no usable answer, after all retries.
+            AuthorizationError: the credentials were refused.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions/latest"
+        answer = self._ask("GET", path)
+        if answer is None:
+            return None
+        found = answer.get("schemaType", "AVRO")
+        if found != kind:
+            raise RecordError(f"its newest schema is of type {found}, not {kind}")
+        texts: dict[str, str] = {}
+        self._add_references(answer, texts, ())
+        return RegisteredSchema(self._id(answer), (*texts.values(), self._text(answer, path)))
+
+    def find(self, subject: str, text: str, kind: str) -> RegisteredSchema | None:
+        """Return this schema, if a version of the subject is equal to it; None: none is.
+
+        Raises:
+            RecordError: the registry says that it is no schema.
+            RegistryUnavailableError: no usable answer, after all retries.
+            AuthorizationError: the credentials were refused.
+        """
+        path = f"/subjects/{quote(subject, safe='')}"
+        answer = self._ask("POST", path, _schema_body(text, kind))
+        return None if answer is None else RegisteredSchema(self._id(answer), (text,))
+
+    def register(self, subject: str, text: str, kind: str) -> RegisteredSchema:
+        """Return this schema after it was added to a subject, unless it is there already.
+
+        Raises:
+            RecordError: the registry says that it is no schema, or not a compatible one.
+            RegistryUnavailableError: no usable answer, after all retries.
+            AuthorizationError: the credentials were refused.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        answer = self._ask("POST", path, _schema_body(text, kind))
+        if answer is None:
+            raise RecordError(f"{self.shown_url} answers that there is no such path: {path}")
+        return RegisteredSchema(self._id(answer), (text,))
+
+    def _id(self, answer: dict[str, Any]) -> int:
+        found = answer.get("id")
+        if not isinstance(found, int) or not 0 <= found < 2**31:
+            raise RegistryUnavailableError(
+                f"the answer of {self.shown_url} names schema {found!r}, which is no id: is it a "
+                f"schema registry?"
+            )
+        return found
 
     def _add_references(
         self, answer: dict[str, Any], texts: dict[str, str], way: tuple[str, ...]
@@ -133,7 +201,7 @@ class SchemaRegistry:
                 )
             if len(texts) == REFERENCES_MAX:
                 raise RecordError(f"a schema refers to more than {REFERENCES_MAX} others")
-            found = self._get(path)
+            found = self._ask("GET", path)
             if found is None:
                 raise RecordError(
                     f"a schema of the registry {self.shown_url} refers to version {version} of "
@@ -161,11 +229,13 @@ class SchemaRegistry:
             )
         return text
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any] | None:
         """Return the registry's answer; None: it says that there is no such thing."""
         url = self.shown_url + path
+        headers = {"Content-Type": _CONTENT_TYPE} if body is not None else {}
+        own = _connections(self)
         try:
-            response = _connections(self).request("GET", url)
+            response = own.request(method, url, body=body, headers={**own.headers, **headers})
         except urllib3.exceptions.HTTPError as error:
             raise RegistryUnavailableError(
                 f"the schema registry {self.shown_url} cannot be reached, after "
@@ -175,8 +245,8 @@ class SchemaRegistry:
         shown = response.data[:SHOWN_CHARACTERS_MAX].decode(errors="replace")
         if response.status in (401, 403):
             raise AuthorizationError(
-                f"the schema registry {self.shown_url} answers {response.status} to GET {path}: "
-                f"{shown!r}. Check user_info, and that the user may read schemas."
+                f"the schema registry {self.shown_url} answers {response.status} to {method} "
+                f"{path}: {shown!r}. Check user_info, and that the user may {_right(path)} schemas."
             )
         try:
             answer = json.loads(response.data)
@@ -187,10 +257,21 @@ class SchemaRegistry:
                 return answer
             if answer.get("error_code") in NOT_FOUND_CODES:
                 return None
+        if response.status in REFUSED_STATUSES and body is not None:
+            raise RecordError(f"the registry {self.shown_url} refuses the schema: {shown}")
         raise RegistryUnavailableError(
-            f"GET {url} answers {response.status}: {shown!r}. Expected a schema, or an error_code "
-            f"from 40401 to 40403: check that the URL is that of a schema registry."
+            f"{method} {url} answers {response.status}: {shown!r}. Expected a schema, or an "
+            f"error_code from 40401 to 40403: check that the URL is that of a schema registry."
         )
+
+
+def _schema_body(text: str, kind: str) -> bytes:
+    named = {} if kind == "AVRO" else {"schemaType": kind}
+    return json.dumps({**named, "schema": text}).encode()
+
+
+def _right(path: str) -> str:
+    return "register" if path.endswith("/versions") else "read"
 
 
 def _reason(error: Exception) -> str:
@@ -220,6 +301,7 @@ def _connections(registry: SchemaRegistry) -> urllib3.PoolManager:
             total=registry.retries,
             backoff_factor=registry.backoff_s,
             status_forcelist=RETRIED_STATUSES,
+            allowed_methods=("GET", "POST"),  # a schema that is registered twice is there once
             raise_on_status=False,
         ),
     )

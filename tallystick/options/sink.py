@@ -6,6 +6,7 @@ To those of a stream Spark adds two of its own: where the checkpoint is, and the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tallystick.codec.formats import Json
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.epoch.two_phase import Guarantee
 from tallystick.errors import OptionError
@@ -48,7 +49,7 @@ SINK = OptionTable("sink", "write to", (
            "counts", _ROWS, "none: column `topic`", "topic"),
     Option("value.format", one_of("raw", "json"), "raw",
            "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row; without `topic`, if that column says where it goes.", "json", _ROWS),
-    Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none", "key"),
+    Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none"),
     Option("compression", one_of(*CODEC_IDS), COMPRESSION, "How record batches are compressed.", "zstd", _ROWS, field="compression"),
     Option("batch.bytes", whole(f"bytes, from {BATCH_BYTES_MIN}", BATCH_BYTES_MIN), BATCH_BYTES, "How large a record batch becomes before compression.", "100000", _ROWS, field="batch_bytes"),
     Option("guarantee", one_of(*(each.value for each in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT, only="stream"),
@@ -134,7 +135,8 @@ def _output(found: ParsedOptions, token_topic: str) -> KafkaOutput:
             found.client, transaction_timeout_ms=found["transaction.timeout.ms"]
         ),
         token_topic=token_topic,
-        json=found["value.format"] == "json",
+        key=found["key.field"],
+        value=Json() if found["value.format"] == "json" else None,
         guarantee=Guarantee(found["guarantee"]),
         names=NAMES,
     )

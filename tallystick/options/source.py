@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tallystick.codec.formats import FAILFAST, MODES, Avro
+from tallystick.codec.formats import Avro, Json
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -27,6 +27,7 @@ from tallystick.options.table import (
     text_of,
     whole,
 )
+from tallystick.options.values import VALUE_OPTIONS, VALUES, check_values, format_of
 from tallystick.source import losses
 from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import (
@@ -62,7 +63,6 @@ COMMITTED = "committed"
 _MARKERS = {"earliest": EARLIEST, "latest": LATEST}
 _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_WITH_SCHEMA = ("json", "avro")
 
 
 def _read_topics(text: str) -> TopicList:
@@ -167,7 +167,6 @@ _NOT_SET = "not set"
 _WHAT = "What to read"
 _START = "Where to start and stop"
 _RATE = "How much at a time"
-_VALUES = "What a record becomes"
 _WORLD = "When the topics change"
 _GROUP = "The consumer group"
 
@@ -220,21 +219,11 @@ SOURCE = OptionTable("source", "start from", (
     Option("maxTriggerDelay", Kind("duration: `500ms`, `30s`, `15m`, `1h`", _read_duration), TRIGGER_DELAY_MS, "The longest that `minOffsetsPerTrigger` may hold a micro-batch back.", "1m", _RATE, f"{TRIGGER_DELAY_MS // 60_000}m", "trigger_delay_max_ms", "stream"),
     Option("minPartitions", COUNT, None, "Cut large partitions into ranges until there are about this many. A DataFrame's rows are then no longer in order within a partition, nor is what a query writes of them. In a pipeline they are: it cuts only where an exchange puts the pieces in order again, that of a keyed step or of `KafkaSink(transactions=\"epoch\")` as the only sink.",
            "16", _RATE, "one task per partition", "split_count_min"),
-    Option("value.format", one_of("raw", "string", "json", "avro"), "raw",
-           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`: the fields of `value.schema` become columns (Avro in Confluent's wire format).", "json", _VALUES, field="value_format"),
-    Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json` and `avro` need it. What a record has beyond them is ignored, what it lacks is null.",
-           "dest string, dep_delay double", _VALUES, "none", "value_schema"),
-    Option("value.mode", one_of(*MODES), FAILFAST,
-           "What a malformed value does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
-           "permissive", _VALUES, field="value_mode"),
-    Option("value.registry.url", text_of("URL"), None, "For `avro`: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", _VALUES, _NOT_SET),
-    Option("value.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", _VALUES, _NOT_SET),
-    Option("value.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", _VALUES, "the system's"),
-    Option("value.registry.file", text_of("path"), None, "For `avro`: instead of a registry, a JSON file `{\"1\": <schema>, …}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", _VALUES, _NOT_SET),
-    Option("includeHeaders", FLAG, False, "Add the column `headers`.", "true", _VALUES, "false", "headers"),
+    *VALUE_OPTIONS,
+    Option("includeHeaders", FLAG, False, "Add the column `headers`.", "true", VALUES, "false", "headers"),
     Option("metadata.columns", Kind("names, by comma, or `none`", _read_columns), METADATA, "Which of Kafka's columns there are beside the value: `key`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`. Spark cannot leave out what a query does not use, so naming what you need makes reading cheaper.",
-           "key,offset", _VALUES, "all", "metadata_columns"),
-    Option("metadata.prefix", text_of("text"), "", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", _VALUES, "empty", "metadata_prefix"),
+           "key,offset", VALUES, "all", "metadata_columns"),
+    Option("metadata.prefix", text_of("text"), "", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", VALUES, "empty", "metadata_prefix"),
     Option("when.expired", one_of(*losses.ON_EXPIRED), losses.FAIL,
            "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
     Option("when.removed", one_of(*losses.ON_REMOVED), losses.FAIL,
@@ -268,8 +257,10 @@ class SourceOptions:
     stop: Bound | None
     """The end of reading; None: there is none."""
     policy: LossPolicy
-    avro: Avro | None
-    """The Avro settings for `value_format` "avro"; None with another format."""
+    value: Json | Avro | None
+    """The format of the value, if it becomes several columns; None: it does not."""
+    key: Json | Avro | None
+    """The format of the key; None: it stays binary."""
     group: str
     commit_offsets: bool
     discovery_interval_ms: int
@@ -281,11 +272,18 @@ class SourceOptions:
     headers: bool
     value_format: str
     value_schema: str | None
+    key_schema: str | None
+    key_prefix: str
     value_mode: str
     metadata_prefix: str
     metadata_columns: tuple[str, ...]
     tick_interval_ms: int
     tick_count_max: int
+
+    @property
+    def avro(self) -> Avro | None:
+        """The format of the value, or of the key, if one of them is Avro."""
+        return next((each for each in (self.value, self.key) if isinstance(each, Avro)), None)
 
     @property
     def shown_group(self) -> str:
@@ -308,7 +306,7 @@ def parse_source_options(
     """
     found = SOURCE.parse(options)
     _refuse_misplaced(found, streaming)
-    _check_value(found)
+    check_values(found)
     return SourceOptions(
         **found.fields,
         subscription=_subscription(found),
@@ -316,7 +314,8 @@ def parse_source_options(
         start=_start(found, streaming),
         stop=_stop(found, streaming=bool(streaming)),
         policy=_policy(found),
-        avro=_avro(found) if found["value.format"] == "avro" else None,
+        value=format_of(found, "value"),
+        key=format_of(found, "key"),
     )
 
 
@@ -332,40 +331,6 @@ def _refuse_misplaced(found: ParsedOptions, streaming: bool | None) -> None:
     for name in found.given:
         if SOURCE[name].only == other:
             raise OptionError(f"{name} means nothing for {here}: remove it (it is for a {other})")
-
-
-def _check_value(found: ParsedOptions) -> None:
-    value_format = found["value.format"]
-    if (value_format in _WITH_SCHEMA) != ("value.schema" in found):
-        raise OptionError(
-            "value.format=json or avro needs value.schema, and value.schema needs "
-            "value.format=json or avro: "
-            'give both, e.g. .option("value.format", "json").option("value.schema", "dest string")'
-        )
-    if value_format == "raw" and "value.mode" in found:
-        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
-    if value_format not in _WITH_SCHEMA and found["metadata.prefix"]:
-        raise OptionError(
-            f"metadata.prefix is for values that become several columns, and "
-            f"value.format={value_format} becomes one: remove it"
-        )
-    registry = [name for name in found.given if name.startswith("value.registry.")]
-    if registry and value_format != "avro":
-        raise OptionError(
-            f"{', '.join(registry)}: value.format={value_format} needs no registry: set it to "
-            f"avro, or remove that"
-        )
-
-
-def _avro(found: ParsedOptions) -> Avro:
-    return Avro(
-        found["value.schema"],
-        registry=found["value.registry.url"],
-        schemas=found["value.registry.file"],
-        mode=found["value.mode"],
-        user_info=found["value.registry.user.info"],
-        ca=found["value.registry.ca"],
-    )
 
 
 def _subscription(found: ParsedOptions) -> Subscription:

@@ -66,7 +66,11 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     """
     layout, names = read.layout, first.routed.names
     prefix = layout.prefix if layout.value is not None else ""
-    metadata = tuple(name for name in layout.metadata if prefix + name in names)
+    metadata = tuple(
+        name
+        for name in layout.metadata
+        if prefix + name in names or (name == "key" and layout.key is not None)
+    )
     # A field of the value may have the name where there are no headers.
     headers = layout.headers and f"{prefix}headers" in names
     layout = replace(layout, metadata=metadata, headers=headers)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.formats import DEADLETTER, PERMISSIVE
+from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Avro, Json
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.value_reader import TextReader, ValueReader
@@ -34,6 +34,7 @@ from tallystick.source.subscription import (
     Subscription,
     TopicPattern,
 )
+from tallystick.state.schema import ddl_of, schema_of
 from tallystick.values import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -250,6 +251,7 @@ def columns_ddl(options: SourceOptions) -> str:
         headers=options.headers,
         text=options.value_format == "string",
         metadata=options.metadata_columns,
+        key_ddl=None if options.key is None else ddl_of(_prefixed(options)),
     )
 
 
@@ -271,26 +273,42 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
             "in a query of your own use permissive as value.mode, and split the rows yourself by "
             "whether _corrupt_record is null"
         )
+    value: ValueReader | None = None
+    if options.value_format == "string":
+        value = TextReader()
+    elif options.value is not None:
+        value = _reader(options.value, _value_schema(options, schema))
     return Layout(
-        _reader(options, schema),
+        value,
         options.value_mode,
         options.metadata_prefix,
         options.headers,
         options.metadata_columns,
+        None if options.key is None else _reader(options.key, _key_schema(options)),
+        options.key_prefix if options.key is not None else "",
     )
 
 
-def _reader(options: SourceOptions, schema: pa.Schema) -> ValueReader | None:
-    if options.value_format == "string":
-        return TextReader()
-    if options.value_format == "json":
-        return JsonReader(_value_schema(options, schema))
-    if options.avro is not None:
-        return AvroReader(_value_schema(options, schema), schema_source(options.avro))
-    return None
+def _reader(form: Json | Avro, schema: pa.Schema) -> ValueReader:
+    if isinstance(form, Json):
+        return JsonReader(schema)
+    return AvroReader(schema, schema_source(form))
 
 
 def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:
-    """Return the fields that the value becomes: they stand before Kafka's own."""
+    """Return the fields that the value becomes: they stand before the key's and Kafka's own."""
     beside = len(options.metadata_columns) + options.headers + (options.value_mode == PERMISSIVE)
+    if options.key is not None:
+        beside += len(_key_schema(options)) - 1 + (options.value_mode == PERMISSIVE)
     return pa.schema(list(schema)[: len(schema) - beside])
+
+
+def _key_schema(options: SourceOptions) -> pa.Schema:
+    """Return the fields that the key becomes, without their prefix."""
+    assert options.key_schema is not None, "checked by options.values"
+    return schema_of(options.key_schema, "key.schema")
+
+
+def _prefixed(options: SourceOptions) -> pa.Schema:
+    fields = [each.with_name(options.key_prefix + each.name) for each in _key_schema(options)]
+    return pa.schema(fields)

@@ -40,6 +40,18 @@ def test_losses_and_values_become_options():
     assert parsed(value=ts.Text()).value_format == "string"
 
 
+def test_a_key_is_read_as_the_value_is_in_the_same_mode():
+    avro = ts.Avro("a int", registry="http://user:secret@host:8081", mode="deadletter")
+    options = parsed(value=ts.Json("b int", "deadletter"), key=avro, key_prefix="")
+
+    assert (options.key, options.key_prefix) == (avro, "")
+    assert options.value == ts.Json("b int", "deadletter")
+    assert parsed(key=ts.Json("a int", "permissive")).value_mode == "permissive"
+    assert parsed(key=ts.Json("a int")).key_prefix == "key_"
+    with pytest.raises(ts.OptionError, match="a record has one mode"):
+        parsed(value=ts.Text(), key=avro)
+
+
 def test_a_start_is_a_time_of_a_known_zone():
     at = datetime(2026, 11, 21, tzinfo=UTC)
     each = {"t": {1: at}}

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec.rows import RowLayout, partition_of
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 
@@ -60,22 +61,22 @@ def test_the_topic_of_the_sink_wins_over_the_column():
 
 def test_a_topic_that_is_an_address_is_no_part_of_a_json_value():
     both = rows(topic=["a", "b"], delay=[3, 4])
-    found = written(RowLayout({"a": 1, "b": 1}, None, json=True, key="topic"), both)
+    found = written(RowLayout({"a": 1, "b": 1}, None, value=JsonWriter(), key="topic"), both)
     assert found == {
         TopicPartition("a", 0): [{"key": b"a", "value": b'{"delay":3}'}],
         TopicPartition("b", 0): [{"key": b"b", "value": b'{"delay":4}'}],
     }
 
-    found = written(RowLayout({"t": 1}, "t", json=True), both.slice(1))
+    found = written(RowLayout({"t": 1}, "t", value=JsonWriter()), both.slice(1))
     assert found[TopicPartition("t", 0)] == [
         {"key": None, "value": b'{"topic":"b","delay":4}'},
     ]
     with pytest.raises(OptionError, match="no columns"):
-        written(RowLayout({"a": 1}, None, json=True), both.select(["topic"]))
+        written(RowLayout({"a": 1}, None, value=JsonWriter()), both.select(["topic"]))
 
 
 def test_all_columns_become_one_json_value_and_one_of_them_the_key():
-    layout = RowLayout({"t": 1}, "t", json=True, key="carrier")
+    layout = RowLayout({"t": 1}, "t", value=JsonWriter(), key="carrier")
     found = written(layout, rows(carrier=["UA", None], delay=[3, None]))
 
     assert found[TopicPartition("t", 0)] == [
@@ -111,7 +112,7 @@ def test_a_timestamp_column_becomes_milliseconds():
             "do not exist (the first is 2; it has 2)",
         ),
         (
-            RowLayout({"t": 1}, "t", json=True, key="k"),
+            RowLayout({"t": 1}, "t", value=JsonWriter(), key="k"),
             rows(value=["x"]),
             OptionError,
             "key='k' is not among the columns",

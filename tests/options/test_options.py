@@ -90,6 +90,16 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"value__schema": "a int"}, "needs value.format=json"),
         ({"value__format": "avro", "value__schema": "a int"}, "set either registry"),
         ({"value__registry__url": "http://r"}, "needs no registry"),
+        ({"key__format": "string"}, "expected one of raw, json, avro"),
+        ({"key__format": "json"}, "needs key.schema"),
+        ({"key__schema": "a int"}, "needs key.format=json"),
+        ({"key__format": "avro", "key__schema": "a int"}, "set either registry"),
+        ({"key__registry__url": "http://r"}, "key.format=raw needs no registry"),
+        ({"key__prefix": "k"}, "key.prefix is for a key.format"),
+        (
+            {"key__format": "json", "key__schema": "a int", "metadata.columns": "offset"},
+            "which metadata.columns leaves out",
+        ),
         ({"subscribe": "", "assign": "{}"}, "names no partition"),
         ({"subscribe": "", "assign": '{"f": "01"}'}, "expected {"),
         ({"startingOffsets": '{"flights": {"0": 1.7}}'}, "expected"),
@@ -166,6 +176,9 @@ def test_the_example_of_every_option_changes_something(option):
     json = {"value.format": "json", "value.schema": "a int"}
     avro = {"value.format": "avro", "value.schema": "a int"}
     registry = {**avro, "value.registry.url": "http://host:8081"}
+    key_json = {"key.format": "json", "key.schema": "a int"}
+    key_avro = {"key.format": "avro", "key.schema": "a int"}
+    key_registry = {**key_avro, "key.registry.url": "http://host:8081"}
     needed = {
         "startingOffsetsByTimestampStrategy": {"startingTimestamp": "5"},
         "committed.fallback": {"startingOffsets": "committed", "kafka.group.id": "g"},
@@ -173,6 +186,9 @@ def test_the_example_of_every_option_changes_something(option):
         "metadata.prefix": json,
         "value.registry.user.info": registry,
         "value.registry.ca": registry,
+        "key.prefix": key_json,
+        "key.registry.user.info": key_registry,
+        "key.registry.ca": key_registry,
     }.get(option.name, {})
     instead = {  # means nothing without the option
         "assign": {"subscribe": ""},
@@ -181,6 +197,10 @@ def test_the_example_of_every_option_changes_something(option):
         "value.schema": {"value.format": "json"},
         "value.registry.url": avro,
         "value.registry.file": avro,
+        "key.format": {"key.schema": "a int"},
+        "key.schema": {"key.format": "json"},
+        "key.registry.url": key_avro,
+        "key.registry.file": key_avro,
     }.get(option.name, {})
 
     assert parse(**needed, **instead, **{option.name: option.example}) != parse(**needed)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tallystick.codec.formats import Json
 from tallystick.errors import OptionError
 from tallystick.options.sink import (
     SINK,
@@ -42,7 +43,7 @@ def test_names_are_understood_in_any_case_and_sparks_own_are_taken() -> None:
     assert options.query_name == "counts"
     assert options.checkpoint == "/checkpoints/counts"
     output = options.output
-    assert (output.json, output.key) == (True, "dest")
+    assert (output.value, output.key) == (Json(), "dest")
     assert (output.transaction_timeout_ms, output.max_recovery_ms) == (60_000, 30_000)
     assert output.config.bootstrap_servers == "host:9092"
     assert output.config.security_protocol == "SSL"

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.run.keyed_task import RoutePlan
 from tallystick.run.sink_task import FanOut
 from tallystick.run.task import EncodePlan, Route, apply, send
@@ -46,7 +47,7 @@ def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
 def test_nor_on_the_way_to_writers_sinks_and_keyed_steps() -> None:
     functions = (larger_than_an_array, numbers)
     encode = EncodePlan(
-        (Route(RowLayout({"out": 1}, "out", json=True), "none", 900_000),), 1, functions
+        (Route(RowLayout({"out": 1}, "out", value=JsonWriter()), "none", 900_000),), 1, functions
     )
     keyed = step(vectorised(lambda _: Update(), state=""), key=("n",), columns=NUMBERS)
     route = RoutePlan(keyed, 128, 2, functions)

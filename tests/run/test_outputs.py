@@ -53,7 +53,9 @@ SPLITTING = FunctionWithOutputs(splitting, {"alerts": ALERTS})
 
 
 def route(topic: str, selection: Selection = OF_MAIN, count: int = 1, key: str = "user") -> Route:
-    return Route(RowLayout({topic: count}, topic, json=True, key=key), "none", 900_000, selection)
+    return Route(
+        RowLayout({topic: count}, topic, value=JsonWriter(), key=key), "none", 900_000, selection
+    )
 
 
 def written(frames) -> dict[str, list[dict]]:

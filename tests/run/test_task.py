@@ -14,6 +14,7 @@ from tallystick.codec.layout import OWN_HEADERS, Layout
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.run.exchange import Frame
@@ -109,7 +110,9 @@ def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_head
 
 
 def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
-    encode = EncodePlan((Route(RowLayout({"out": 1}, "out", json=True), "none", 900_000),), 1)
+    encode = EncodePlan(
+        (Route(RowLayout({"out": 1}, "out", value=JsonWriter()), "none", 900_000),), 1
+    )
     letters = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"x"]}))
 
     with pytest.raises(AssertionError, match="no topic"):
@@ -120,7 +123,7 @@ TOPICS = ("out", "dead")
 NAMES = ("n", *OWN_HEADERS)
 TO_TOPICS = EncodePlan(
     (
-        Route(RowLayout({"out": 1}, "out", json=True, key="n"), "lz4", 900_000),
+        Route(RowLayout({"out": 1}, "out", value=JsonWriter(), key="n"), "lz4", 900_000),
         Route(RowLayout({"dead": 1}, "dead"), "lz4", 900_000, OF_DEAD_LETTERS),
     ),
     target_count=1,

@@ -29,6 +29,19 @@ FORMATS = (
         "metadata.columns": "offset, KEY",
     },
     {"value.format": "json", "value.schema": "n bigint", "metadata.columns": "none"},
+    {
+        "value.format": "json",
+        "value.schema": "n bigint",
+        "key.format": "json",
+        "key.schema": "n bigint, `odd ``one` array<struct<d: decimal(9, 2), at: timestamp>>",
+        "metadata.columns": "offset, key",
+    },
+    {"value.format": "string", "key.format": "json", "key.schema": "f float", "key.prefix": "k."},
+    {
+        "key.format": "avro",
+        "key.schema": "m map<string, int>, b binary, t timestamp_ntz",
+        "key.registry.file": "asked-when-it-reads.json",
+    },
 )
 
 
@@ -40,7 +53,8 @@ def options(settings: dict[str, str]) -> SourceOptions:
 
 def test_the_schema_that_spark_reads_from_our_ddl_is_that_of_the_rows(spark: SparkSession) -> None:
     for form, mode, headers in product(FORMATS, MODES, ("true", "false")):
-        modes = {"value.mode": mode} if form["value.format"] != "raw" else {}
+        has_mode = form.get("value.format", "raw") != "raw" or "key.format" in form
+        modes = {"value.mode": mode} if has_mode else {}
         asked = options({**form, **modes, "includeHeaders": headers})
         told = to_arrow_schema(spark.createDataFrame([], columns_ddl(asked)).schema, timezone="UTC")
 

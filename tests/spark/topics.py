@@ -42,7 +42,7 @@ def flights(count: int) -> list[tuple[str, str]]:
 def produce(
     options: Mapping[str, str],
     topic: str,
-    records: Iterable[tuple[str | None, str | None]],
+    records: Iterable[tuple[str | bytes | None, str | bytes | None]],
     *,
     partition: int = -1,
 ) -> None:
@@ -57,6 +57,12 @@ def read_committed(options: Mapping[str, str], topic: str) -> list[Record]:
     """All committed records of a topic, by partition and offset, up to the last stable offset."""
     records = [_record(message) for message in _committed(options, topic)]
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def committed_bytes(options: Mapping[str, str], topic: str) -> list[tuple[int, bytes, bytes]]:
+    """Partition, key and value of all committed records, by partition and offset."""
+    found = sorted(_committed(options, topic), key=lambda each: (each.partition(), each.offset()))
+    return [(each.partition(), each.key(), each.value()) for each in found]
 
 
 def read_group_offsets(

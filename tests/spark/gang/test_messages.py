@@ -12,6 +12,7 @@ import pytest
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.codec.rows import RowLayout
+from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
@@ -55,7 +56,7 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
     steps = tuple(step(processor, uid=uid, functions=functions) for uid in ("one", "two"))
     read = ReadPlan(KafkaFetch(CONFIG), Layout(JsonReader(EVENTS)), functions=functions)
     encode = EncodePlan(
-        (Route(RowLayout({"out": 3}, "out", json=True, key="user"), "none", 1 << 20),), 3
+        (Route(RowLayout({"out": 3}, "out", value=JsonWriter(), key="user"), "none", 1 << 20),), 3
     )
     epoch = KeyedSteps(steps, task_count=4, doors=doors).epoch(7, 1, "token", (), encode)
     shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))

@@ -1,0 +1,60 @@
+"""The values of records, made of columns: what each format's writer offers; and JSON's."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.codec.json_writer import BINARY_BYTES_MAX, check_schema, write_json
+
+
+class ValueWriter(Protocol):
+    """Turns columns into values; a plain value, pickled to tasks."""
+
+    def check(self, columns: pa.Schema) -> None:
+        """Refuse columns that cannot be written, before there are rows.
+
+        Raises:
+            OptionError: one is of the wrong type, missing, or beyond what the format has.
+        """
+        ...
+
+    def write(self, columns: pa.RecordBatch) -> pa.Array:
+        """Write one value per row, of all columns.
+
+        Returns:
+            binary, never null; large_binary where it is more than 2 GiB.
+
+        Raises:
+            OptionError: `check` would have raised it.
+            RecordError: a row holds what the format cannot hold.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonWriter:
+    """One JSON object per row; a `ValueWriter`."""
+
+    def check(self, columns: pa.Schema) -> None:
+        """See `ValueWriter.check`."""
+        check_schema(columns)
+
+    def write(self, columns: pa.RecordBatch) -> pa.Array:
+        """See `ValueWriter.write`."""
+        return write_json(columns)
+
+
+def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
+    """Return values that stand one after another, as binary; large_binary beyond 2 GiB.
+
+    Args:
+        data: the bytes of all.
+        offsets: where each begins, and the end of the last.
+    """
+    is_large = offsets[-1] > BINARY_BYTES_MAX
+    kind = pa.large_binary() if is_large else pa.binary()
+    places = offsets if is_large else offsets.astype(np.int32)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(places), data])

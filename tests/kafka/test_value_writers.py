@@ -1,0 +1,166 @@
+"""Schemas to write are found in a registry over real HTTP, by the driver alone, or registered."""
+
+import io
+import json
+import pickle
+from collections.abc import Iterator
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+import tallystick as ts
+from tallystick.errors import RegistryUnavailableError
+from tallystick.kafka.output import KafkaOutput
+from tallystick.values import TopicPartition
+from tests.kafka.registry import WritableRegistry
+
+SCHEMA = json.dumps(
+    {"type": "record", "name": "Count", "fields": [{"name": "n", "type": ["null", "long"]}]}
+)
+KEY = '{"type": "record", "name": "K", "fields": [{"name": "k", "type": "string"}]}'
+COLUMNS = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture
+def registry() -> Iterator[WritableRegistry]:
+    with WritableRegistry().serving() as known:
+        yield known
+
+
+def output(value: ts.Avro, **settings: object) -> KafkaOutput:
+    return ts.KafkaSink("host:9092", topic="out", value=value, **settings).output
+
+
+def test_the_newest_schema_of_the_topics_subject_is_written(registry):
+    registry.add("out-value", '{"type": "record", "name": "Old", "fields": []}')
+    newest = registry.add("out-value", SCHEMA)
+    rows = output(ts.Avro(registry=registry.url)).rows({"out": 1})
+    asked = list(registry.asked)
+    travelled = pickle.loads(pickle.dumps(rows))  # noqa: S301  our own bytes
+
+    batch = pa.RecordBatch.from_pydict({"n": [1, None]}, schema=COLUMNS)
+    ((_, records),) = travelled.split(batch, spread=0)
+
+    first, second = records.column("value").to_pylist()
+    assert first == b"\0" + newest.to_bytes(4, "big") + b"\2\2"
+    body = io.BytesIO(second[5:])
+    assert fastavro.schemaless_reader(body, fastavro.parse_schema(json.loads(SCHEMA)), None) == {
+        "n": None
+    }
+    assert asked == ["GET /subjects/out-value/versions/latest"]
+    assert registry.asked == asked, "a task asked the registry"
+
+
+def test_a_given_schema_must_be_one_of_the_subject_and_nothing_is_registered(registry):
+    first = registry.add("counts", SCHEMA)
+    registry.add("counts", '{"type": "record", "name": "Newer", "fields": []}')
+
+    rows = output(ts.Avro(SCHEMA, registry=registry.url, subject="counts")).rows({"out": 1})
+    assert rows.value.schema_id == first
+
+    unknown = output(ts.Avro(SCHEMA, registry=registry.url, subject="others"))
+    with pytest.raises(ts.OptionError, match="does not have that schema under subject 'others'"):
+        unknown.rows({"out": 1})
+    assert "others" not in registry.subjects
+
+
+def test_a_schema_is_registered_if_asked_for_but_not_by_a_look_at_the_columns(registry):
+    sink = ts.KafkaSink(
+        "host:9092", topic="out", value=ts.Avro(SCHEMA, registry=registry.url, register=True)
+    )
+    sink.check_columns(COLUMNS)
+    assert registry.asked == []
+
+    with pytest.raises(ts.OptionError, match=r"topic='out'\): column 'n' is of type string"):
+        sink.check_columns(pa.schema([("n", pa.string())]))
+    rows = sink.output.rows({"out": 1})
+    sink.output.rows({"out": 1})
+
+    assert registry.subjects == {"out-value": [rows.value.schema_id]}
+    assert registry.asked == ["POST /subjects/out-value/versions"]
+
+
+def test_a_registry_that_was_busy_is_asked_again_and_registers_once(registry):
+    registry.faults = [503, 500]
+    rows = output(ts.Avro(SCHEMA, registry=registry.url, register=True)).rows({"out": 1})
+
+    assert registry.subjects == {"out-value": [rows.value.schema_id]}
+    assert len(registry.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (409, ts.OptionError, "refuses the schema: .*a fault"),
+        (422, ts.OptionError, "refuses the schema"),
+        (403, ts.AuthorizationError, "may register schemas"),
+        (404, RegistryUnavailableError, "POST .* answers 404"),
+    ],
+)
+def test_a_registry_that_refuses_is_quoted(registry, status, error, told):
+    registry.faults = [status]
+
+    with pytest.raises(error, match=told):
+        output(ts.Avro(SCHEMA, registry=registry.url, register=True)).rows({"out": 1})
+
+
+def test_a_subject_of_another_format_and_a_schema_that_is_none_are_refused(registry):
+    registry.add("out-value", "{}", kind="JSON")
+    with pytest.raises(ts.OptionError, match=r"subject 'out-value'.*of type JSON, not AVRO"):
+        output(ts.Avro(registry=registry.url)).rows({"out": 1})
+    with pytest.raises(ts.OptionError, match="no valid Avro schema"):
+        output(ts.Avro('{"type": "record"}', registry=registry.url, register=True)).rows({})
+    with pytest.raises(ts.OptionError, match="does not have a schema under subject 'none'"):
+        output(ts.Avro(registry=registry.url, subject="none")).rows({})
+
+
+def test_a_key_of_columns_has_a_schema_of_its_own(registry):
+    value_id, key_id = registry.add("out-value", SCHEMA), registry.add("out-key", KEY)
+    avro = ts.Avro(registry=registry.url)
+    rows = ts.KafkaSink(
+        "host:9092", topic="out", key=["k"], key_format=avro, value=ts.Json()
+    ).output.rows({"out": 1})
+    batch = pa.RecordBatch.from_pydict({"k": ["a", None], "n": [1, 2]})
+
+    ((partition, records),) = rows.split(batch, spread=0)
+
+    assert partition == TopicPartition("out", 0)
+    assert value_id != key_id
+    assert records.column("key").to_pylist() == [b"\0" + key_id.to_bytes(4, "big") + b"\2a", None]
+    assert records.column("value").to_pylist() == [b'{"k":"a","n":1}', b'{"k":null,"n":2}']
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"value": ts.Avro(schemas="f.json")}, "writing needs a registry="),
+        ({"value": ts.Avro("n long", registry="http://r")}, "Avro's JSON text"),
+        (
+            {"value": ts.Avro(registry="http://r"), "topic": None, "token_topic": "t"},
+            "subject=...\\) must name",
+        ),
+        ({"value": ts.Json(), "key": ["a", "b"]}, "set key_format="),
+        ({"value": ts.Json(), "key_format": ts.Json()}, "it is None: name them"),
+        ({"value": ts.Json(), "key": [], "key_format": ts.Json()}, "it is \\[\\]: name them"),
+        ({"key": "a", "key_format": ts.Json()}, "for value="),
+    ],
+)
+def test_a_sink_that_cannot_work_is_refused_at_once(settings, told):
+    with pytest.raises(ts.OptionError, match=told):
+        ts.KafkaSink("host:9092", **{"topic": "out", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"registry": "http://r"}, "reading needs a schema"),
+        ({"schema": "a int", "registry": "http://r", "subject": "s"}, "are for a sink"),
+        ({"schema": "a int", "registry": "http://r", "register": True}, "are for a sink"),
+    ],
+)
+def test_what_is_for_writing_is_refused_in_a_source(settings, told):
+    with pytest.raises(ts.OptionError, match=told):
+        ts.KafkaSource("host:9092", topics=["t"], value=ts.Avro(**settings))
+    with pytest.raises(ts.OptionError, match="needs the schema= to register"):
+        ts.Avro(registry="http://r", register=True)

@@ -1,0 +1,136 @@
+"""Values and keys in Confluent's wire formats, through real pipelines."""
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import tallystick as ts
+from tests.kafka.registry import WritableRegistry
+from tests.spark.flow import Flow
+from tests.spark.topics import committed_bytes, produce
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+KEY = {"type": "record", "name": "Key", "fields": [{"name": "k", "type": "string"}]}
+VALUE = {
+    "type": "record",
+    "name": "Event",
+    "fields": [
+        {"name": "k", "type": "string"},
+        {"name": "n", "type": ["null", "long"]},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+    ],
+}
+
+
+@pytest.fixture
+def registry() -> Iterator[WritableRegistry]:
+    with WritableRegistry().serving() as known:
+        yield known
+
+
+def avro_of(schema: dict[str, Any], schema_id: int, framed: bytes) -> Any:
+    assert framed[:5] == b"\0" + schema_id.to_bytes(4, "big")
+    return fastavro.schemaless_reader(io.BytesIO(framed[5:]), fastavro.parse_schema(schema), None)
+
+
+def chosen_by_librdkafka(flow: Flow, found: list[tuple[int, bytes, bytes]]) -> dict[bytes, int]:
+    """The partition of each key, by Kafka's default partitioner."""
+    witness = f"{flow.topic_out}-witness"
+    flow.kafka.create_topic(witness, flow.partitions)
+    produce(flow.confluent, witness, [(key, b"") for _, key, _ in found])
+    return {key: partition for partition, key, _ in committed_bytes(flow.confluent, witness)}
+
+
+def test_avro_values_and_keys_are_what_the_registry_says(
+    flow: Flow, registry: WritableRegistry
+) -> None:
+    records = [(None, json.dumps({"k": f"k{n % 5}", "n": n})) for n in range(200)]
+    produce(flow.confluent, flow.topic_in, records)
+    key_id = registry.add(f"{flow.topic_out}-key", json.dumps(KEY))
+    sink = flow.sink(
+        key=["k"],
+        key_format=ts.Avro(registry=registry.url),
+        value=ts.Avro(json.dumps(VALUE), registry=registry.url, register=True),
+    )
+
+    def tagged(rows: pa.RecordBatch) -> pa.RecordBatch:
+        tags = [[f"t{n % 3}"] * (n % 3) for n in rows["n"].to_pylist()]
+        return pa.RecordBatch.from_pydict(
+            {"tags": pa.array(tags, pa.list_(pa.string())), "k": rows["k"], "n": rows["n"]}
+        )
+
+    pipeline = (
+        ts.Pipeline(flow.name)
+        .read(flow.source(value=ts.Json("k string, n bigint"), max_offsets_per_trigger=60))
+        .map_batches(tagged)
+        .write(sink)
+    )
+
+    flow.run(pipeline)
+
+    (value_id,) = registry.subjects[f"{flow.topic_out}-value"]
+    found = committed_bytes(flow.confluent, flow.topic_out)
+    values = [avro_of(VALUE, value_id, value) for _, _, value in found]
+    assert sorted(values, key=lambda value: value["n"]) == [
+        {"k": f"k{n % 5}", "n": n, "tags": [f"t{n % 3}"] * (n % 3)} for n in range(200)
+    ]
+    assert [avro_of(KEY, key_id, key)["k"] for _, key, _ in found] == [v["k"] for v in values]
+    assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
+    assert sum(asked.startswith("POST") for asked in registry.asked) == 1
+
+
+def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
+    flow: Flow, registry: WritableRegistry
+) -> None:
+    """The keys of Avro that a pipeline counts by are those that fastavro wrote."""
+    key_id = registry.add(f"{flow.topic_in}-key", json.dumps(KEY))
+    schema = fastavro.parse_schema(KEY)
+    records: list[tuple[bytes, str]] = [(b"no key", '{"n": 0}')]
+    for n in range(60):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, {"k": f"k{n % 4}"})
+        framed = b"\0" + key_id.to_bytes(4, "big") + out.getvalue()
+        records.append((framed, json.dumps({"k": "of the value", "n": n})))
+    produce(flow.confluent, flow.topic_in, records)
+    letters = f"{flow.topic_in}-letters"
+    flow.kafka.create_topic(letters, 1)
+
+    def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
+        twice = pc.multiply(rows["n"], 2)
+        return pa.RecordBatch.from_pydict({"key_k": rows["key_k"], "twice": twice})
+
+    pipeline = (
+        ts.Pipeline(flow.name)
+        .read(
+            flow.source(
+                value=ts.Json("k string, n bigint", mode="deadletter"),
+                key=ts.Avro("k string", registry=registry.url, mode="deadletter"),
+            )
+        )
+        .map_batches(doubled)
+        .write(
+            flow.sink(
+                key=["key_k"],
+                key_format=ts.Json(),
+                value=ts.Json(),
+                dead_letter_topic=letters,
+            )
+        )
+    )
+    flow.run(pipeline)
+
+    found = committed_bytes(flow.confluent, flow.topic_out)
+    assert sorted(json.loads(value)["twice"] for _, _, value in found) == [2 * n for n in range(60)]
+    for _, key, value in found:
+        row = json.loads(value)
+        assert row["key_k"] == f"k{row['twice'] // 2 % 4}"
+        assert key == b'{"key_k":"%b"}' % row["key_k"].encode()
+    assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
+    assert committed_bytes(flow.confluent, letters) == [(0, b"no key", b'{"n": 0}')]
