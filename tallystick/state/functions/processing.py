@@ -22,6 +22,8 @@ TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
 
 COLUMNS = "columns"
 """The kind of the one state of a vectorised function: what it keeps per key, as columns."""
+ROWS = "rows"
+"""The kind of a state of rows, several per key; its schema is that of their columns."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 

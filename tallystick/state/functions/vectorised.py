@@ -32,6 +32,7 @@ from tallystick.state.functions.processing import (
     NO_TIME,
     PROCESSING_TIME,
     TIME_MODES,
+    Processor,
     StateDeclaration,
     Work,
 )
@@ -368,8 +369,8 @@ class ByColumns:
         reads: as `Processor.reads`.
     """
 
-    make: Callable[[pa.Schema], VectorisedFunction]
-    reads: frozenset[str]
+    make: Callable[[pa.Schema], Processor]
+    reads: frozenset[str] | None
     time_mode: str = NO_TIME
     has_timers: bool = False
 
