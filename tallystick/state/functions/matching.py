@@ -68,18 +68,14 @@ def order_of(codes: Int64Array, times: Int64Array) -> Int64Array:
     return order
 
 
-def least(
-    values: Int64Array, codes: Int64Array, count: int, otherwise: int
-) -> Int64Array:
+def least(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
     """Return the least value of each code; `otherwise` where there is none."""
     found = np.full(count, otherwise, np.int64)
     np.minimum.at(found, codes, values)
     return found
 
 
-def greatest(
-    values: Int64Array, codes: Int64Array, count: int, otherwise: int
-) -> Int64Array:
+def greatest(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
     """Return the greatest value of each code; `otherwise` where there is none."""
     found = np.full(count, otherwise, np.int64)
     np.maximum.at(found, codes, values)

@@ -11,8 +11,9 @@ rows alone, not on where epochs are cut.
 Source: Flink's IntervalJoinOperator, RowTimeIntervalJoin and WindowJoinOperator.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -33,17 +34,16 @@ from tallystick.state.functions.join_columns import (
     taken,
 )
 from tallystick.state.functions.join_keys import NEVER, keys_at_work, move_timers
-from tallystick.state.functions.matching import covered, greatest, least, pairs, ranges
+from tallystick.state.functions.join_rows import Rows
+from tallystick.state.functions.matching import covered, least, pairs, ranges
 from tallystick.state.functions.processing import EVENT_TIME, StateDeclaration, Work
 from tallystick.state.functions.row_state import (
     Chunks,
     Head,
     LoadedChunks,
-    Rows,
     RowState,
     due_of,
     of_state,
-    to_be_chunks,
 )
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.keys import KeyCodec
@@ -223,24 +223,29 @@ class RangeJoin:
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
-        codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
-        new = [self._arrived(side, work, codes) for side in (LEFT, RIGHT)]
-        for first in range(0, len(keys.entries), KEYS_MAX):
-            stop = min(first + KEYS_MAX, len(keys.entries))
-            some = Keys(
-                keys.columns.slice(first, stop - first), keys.entries.slice(first, stop - first)
-            )
-            yield from _Visit(self, work, some, [each.of_keys(first, stop) for each in new]).run()
+        for keys, new in visits(self.columns, self.states, work):
+            yield from _Visit(self, work, keys, new).run()
 
-    def _arrived(self, side: int, work: Work, codes: Int64Array) -> Rows:
-        """Return the rows of a side that are not late."""
-        at, columns = self.columns.part_of(side, work.rows)
-        times = self.columns.times_of(side, work.rows, at)
+
+def visits(
+    columns: JoinColumns, states: Sequence[RowState], work: Work
+) -> Iterator[tuple[Keys, list[Rows]]]:
+    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late."""
+    codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
+    new = []
+    for side, state in enumerate(states):
+        at, values = columns.part_of(side, work.rows)
+        times = columns.times_of(side, work.rows, at)
         on_time = in_time(times, work.time.watermark_ms)
         if not on_time.all():
             kept = np.flatnonzero(on_time)
-            at, times, columns = at[kept], times[kept], tuple(taken(columns, kept))
-        return self.states[side].new_rows(codes[at], times, columns)
+            at, times, values = at[kept], times[kept], tuple(taken(values, kept))
+        new.append(state.new_rows(codes[at], times, values))
+    for first in range(0, len(keys.entries), KEYS_MAX):
+        stop = min(first + KEYS_MAX, len(keys.entries))
+        count = stop - first
+        some = Keys(keys.columns.slice(first, count), keys.entries.slice(first, count))
+        yield some, [each.of_keys(first, stop) for each in new]
 
 
 class _Visit:
@@ -365,17 +370,10 @@ class _Visit:
     def _write(self, side: int, rows: Rows) -> Int64Array:
         """Write the rows that stay, as chunks where they are many; return when keys are due."""
         head, state, overlay = self._heads[side], self._join.states[side], self._work.overlay
+        rows, chunks = state.move_to_chunks(
+            overlay, head, self._chunks[side], rows, partial(self._dues, side)
+        )
         count = len(head.entries)
-        before = head.chunks
-        following = greatest(before.numbers, before.codes, count, -1) + 1
-        leaving, moved, places = to_be_chunks(rows, count, following)
-        chunks = self._chunks[side]
-        if len(moved):
-            dues = self._dues(side, moved, len(places[0]))
-            chunks = Chunks.of_all(
-                [chunks, state.write_chunks(overlay, head, places, moved, dues)]
-            )
-            rows = rows.filter(~leaving)
         due = self._dues(side, rows, count)
         due = np.minimum(due, least(chunks.dues, chunks.codes, count, NEVER))
         state.write_heads(overlay, head, rows, chunks, due)

@@ -15,20 +15,18 @@ of equal times as they arrived. The number of a chunk is above those of all earl
 that are still there, and an epoch writes each entry once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallystick.codec.spans import spans_of
 from tallystick.state.entries import ID_AT
-from tallystick.state.functions.join_columns import end_to_end
 from tallystick.state.functions.join_keys import NEVER
+from tallystick.state.functions.join_rows import Rows
 from tallystick.state.functions.matching import greatest, least, order_of
 from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.keys import bodies
@@ -45,8 +43,6 @@ CHUNK_BYTES = 64 << 10
 """The size of a chunk; a row that is larger stands alone."""
 LOAD_BYTES = 8 << 20
 """The chunks that are in memory at a time."""
-ROW_BYTES = 16
-"""The bytes that a row takes besides its own."""
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -67,78 +63,6 @@ _HEAD = ColumnsCodec(
     )
 )
 _CHUNK = ColumnsCodec(pa.schema(_ROWS))
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one side of a join.
-
-    Args:
-        codes: the number of each row's key, or of its chunk.
-        times: in ms.
-        matched: whether the row has had a partner; changed in place.
-        data: the rows as bytes.
-        columns: their columns.
-    """
-
-    codes: Int64Array
-    times: Int64Array
-    matched: BoolArray
-    data: pa.BinaryArray
-    columns: tuple[pa.Array, ...]
-
-    def __len__(self) -> int:
-        """Return how many."""
-        return len(self.codes)
-
-    def take(self, rows: Int64Array) -> Self:
-        """Return some of the rows, in this order."""
-        numbers = pa.array(rows)
-        return type(self)(
-            self.codes[rows],
-            self.times[rows],
-            self.matched[rows],
-            self.data.take(numbers),
-            tuple(column.take(numbers) for column in self.columns),
-        )
-
-    def filter(self, mask: BoolArray) -> Self:
-        """Return the rows where the mask is true."""
-        return self if mask.all() else self.take(np.flatnonzero(mask))
-
-    def of_keys(self, first: int, stop: int) -> Self:
-        """Return the rows of some keys, numbered from 0; they must be sorted by key."""
-        begin, end = np.searchsorted(self.codes, [first, stop]).tolist()
-        return type(self)(
-            self.codes[begin:end] - first,
-            self.times[begin:end],
-            self.matched[begin:end],
-            self.data.slice(begin, end - begin),
-            tuple(column.slice(begin, end - begin) for column in self.columns),
-        )
-
-    def ordered(self) -> Self:
-        """Return the same by key, then time."""
-        order = order_of(self.codes, self.times)
-        return self if (order[1:] > order[:-1]).all() else self.take(order)
-
-    def and_then(self, later: Self) -> Self:
-        """Return these rows and some that arrived later, by key and time."""
-        if not len(later):
-            return self
-        together = type(self)(
-            np.concatenate([self.codes, later.codes]),
-            np.concatenate([self.times, later.times]),
-            np.concatenate([self.matched, later.matched]),
-            pa.concat_arrays([self.data, later.data]),
-            end_to_end(self.columns, later.columns),
-        )
-        return together.ordered()
-
-    @property
-    def sizes(self) -> Int64Array:
-        """The bytes that each takes."""
-        return np.maximum(spans_of(self.data, "state").lengths, 0) + ROW_BYTES
 
 
 @dataclass(frozen=True)
@@ -226,9 +150,7 @@ class RowState:
         """The state as the step declares it."""
         return StateDeclaration(self.name, ROWS, "", text_of(self._columns))
 
-    def new_rows(
-        self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]
-    ) -> Rows:
+    def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
         """Return rows that arrived, by key and time."""
         data = pa.nulls(len(codes), pa.binary())
         if self._codec is not None:
@@ -294,6 +216,35 @@ class RowState:
         )
         return found.take(np.bincount(rows.codes, minlength=count) > 0)
 
+    def move_to_chunks(
+        self,
+        overlay: Overlay,
+        head: Head,
+        chunks: Chunks,
+        rows: Rows,
+        dues: Callable[[Rows, int], Int64Array],
+    ) -> tuple[Rows, Chunks]:
+        """Make chunks of the rows of keys that have too many for a head.
+
+        Args:
+            overlay: of the epoch.
+            head: of the keys.
+            chunks: that they have.
+            rows: for the heads, by key and time.
+            dues: when each of so many chunks is due, from their rows.
+
+        Returns:
+            The rows that are left, and all chunks.
+        """
+        before = head.chunks
+        following = greatest(before.numbers, before.codes, len(head.entries), -1) + 1
+        leaving, moved, places = _to_be_chunks(rows, following)
+        if not len(moved):
+            return rows, chunks
+        due = dues(moved, len(places[0]))
+        new = self.write_chunks(overlay, head, places, moved, due)
+        return rows.filter(~leaving), Chunks.of_all([chunks, new])
+
     def write_heads(
         self, overlay: Overlay, head: Head, rows: Rows, chunks: Chunks, due: Int64Array
     ) -> None:
@@ -349,20 +300,20 @@ class LoadedChunks:
         return replace(self.rows.take(at), codes=numbers[self.lines[at]]).ordered()
 
 
-def to_be_chunks(
-    rows: Rows, key_count: int, next_numbers: Int64Array
+def _to_be_chunks(
+    rows: Rows, next_numbers: Int64Array
 ) -> tuple[BoolArray, Rows, tuple[Int64Array, Int64Array]]:
     """Return which rows leave their heads for new chunks, those rows, and the chunks.
 
     Args:
         rows: of the heads, by key and time.
-        key_count: how many keys there are.
         next_numbers: the number of each key's next chunk.
 
     Returns:
         A mask of the rows; the rows with the numbers of their chunks as codes; the key and number
         of each chunk.
     """
+    key_count = len(next_numbers)
     sizes = rows.sizes
     is_large = np.bincount(rows.codes, sizes, key_count) > OPEN_BYTES
     is_large |= np.bincount(rows.codes, minlength=key_count) > OPEN_ROWS
@@ -401,9 +352,7 @@ def of_state(entries: pa.BinaryArray, state_id: int) -> pa.BinaryArray:
     return pc.binary_join_element_wise(groups, bytes([state_id]), bodies(entries), b"")
 
 
-def _chunk_keys(
-    entries: pa.BinaryArray, codes: Int64Array, numbers: Int64Array
-) -> pa.BinaryArray:
+def _chunk_keys(entries: pa.BinaryArray, codes: Int64Array, numbers: Int64Array) -> pa.BinaryArray:
     """Return the entries of chunks: that of the key, and the number."""
     words = numbers.astype(">u8")
     width = words.dtype.itemsize
