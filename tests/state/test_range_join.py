@@ -3,14 +3,12 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from co_keyed_tasks import CoKeyedTasks, one_table
+from co_keyed_tasks import CoKeyedTasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions import range_join, row_state
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.range_join import interval_join, window_join
@@ -114,11 +112,11 @@ class Oracle:
         found, has_partner = [], set[int]()
         for i, left in enumerate(self._rows):
             for j, right in enumerate(self._rows):
-                if (left[0], right[0]) == (0, 1) and left[1] == right[1]:
-                    if self._matches(left[2], right[2]):
-                        has_partner |= {i, j}
-                        if max(i, j) >= first:
-                            found.append(joined(left, right))
+                is_pair = (left[0], right[0]) == (0, 1) and left[1] == right[1]
+                if is_pair and self._matches(left[2], right[2]):
+                    has_partner |= {i, j}
+                    if max(i, j) >= first:
+                        found.append(joined(left, right))
         for i, row in enumerate(self._rows):
             is_outer = self._how == "full" or self._how == ["left", "right"][row[0]]
             if is_outer and i not in has_partner | self._alone and self._end(row) <= until:

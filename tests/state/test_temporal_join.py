@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.state.functions import range_join, row_state, temporal_join as module
+from tallystick.state.functions import range_join, row_state
+from tallystick.state.functions import temporal_join as module
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.temporal_join import temporal_join
 

@@ -1,8 +1,12 @@
 """A user's function of columns over several inputs.
 
-def function(batch: CoKeyedBatch) -> Update:
-    bids = batch.of("bids")          # a KeyedBatch with the rows of this input alone
-    highest = bids.max("price", start=batch.state["highest"])
+It is called as one of `vectorised` is, and its state is kept in the same way:
+
+    def function(batch: CoKeyedBatch) -> Update:
+        bids = batch.of("bids")          # a KeyedBatch with the rows of this input alone
+        highest = bids.max("price", start=batch.state["highest"])
+
+Rows come as one table (`inputs.py`), from which each input's are taken when they are asked for.
 """
 
 from collections.abc import Callable

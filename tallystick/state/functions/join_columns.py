@@ -161,7 +161,8 @@ class JoinColumns:
 
         Args:
             keys: the key's columns.
-            left, right: each side's columns; None: there is no partner.
+            left: the left side's columns; None: there is no partner.
+            right: the right side's.
             own: the function's columns.
         """
         count = len(keys[0])

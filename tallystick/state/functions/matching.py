@@ -23,8 +23,10 @@ def ranges(
 
     Args:
         codes: a key for each range.
-        firsts, lasts: the bounds of time, both included; no last is before its first.
-        of_codes, of_times: the rows, sorted by code, then time.
+        firsts: the least time of each, included.
+        lasts: the greatest, included; none is before its first.
+        of_codes: the key of each row.
+        of_times: its time; rows are sorted by code, then time.
     """
     moments = np.unique(of_times)
     # One number for key and time, from 0: the rank of a moment instead of itself cannot overflow.
@@ -41,7 +43,8 @@ def pairs(
     """Yield each range's number with each row in it, at most so many pairs at a time.
 
     Args:
-        starts, stops: as `ranges` returns them.
+        starts: of the ranges, as `ranges` returns them.
+        stops: their ends.
         count_max: bounds the memory: a skewed key has many pairs.
     """
     counts = stops - starts

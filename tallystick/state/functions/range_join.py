@@ -131,7 +131,8 @@ def interval_join(
     a row without a partner, where `how` has it, when the watermark says that none can come.
 
     Args:
-        left, right: the names of the inputs.
+        left: the name of an input.
+        right: that of another one.
         lower: the least that a right row may be later than a left one, in ms or as a text; a
             negative one, such as "-1 hour": it may be earlier.
         upper: the most that it may be later.
@@ -159,7 +160,8 @@ def window_join(
     watermark has passed the window.
 
     Args:
-        left, right: the names of the inputs.
+        left: the name of an input.
+        right: that of another one.
         size: of a window, in ms or as a text such as "1 minute".
         offset: the start of windows, from 1970 in UTC.
         how: "inner", "left", "right" or "full".

@@ -46,7 +46,8 @@ def temporal_join(left: str, right: str, *, how: str = INNER) -> ByColumns:
     the left row's time.
 
     Args:
-        left, right: the names of the inputs.
+        left: the name of an input.
+        right: that of another one.
         how: "inner", or "left": left rows without a right one come out too.
 
     Raises:
@@ -116,9 +117,10 @@ class _Visit:
         left = self._heads[LEFT].rows
         ended = left.times <= self._until
         yield from self._looked_up(left.filter(ended), versions)
-        left_chunks = yield from self._left_chunks(versions)
+        left_chunks: list[Chunks] = []
+        yield from self._left_ended(versions, left_chunks)
         dues = [
-            self._write(LEFT, left.filter(~ended), left_chunks),
+            self._write(LEFT, left.filter(~ended), Chunks.of_all(left_chunks)),
             self._write(RIGHT, right, right_chunks),
         ]
         move_timers(self._work.overlay, self._keys.entries, before, np.minimum(*dues))
@@ -151,11 +153,11 @@ class _Visit:
         chunks = Chunks.of_all([head.chunks.take(~wanted), some.take(~rewritten), left])
         return rows.take(order[is_past]), head.rows.filter(in_head), chunks
 
-    def _left_chunks(self, versions: Rows) -> Iterator[pa.RecordBatch]:
-        """Yield what ends in chunks of the left side; return those that stay."""
+    def _left_ended(self, versions: Rows, left: list[Chunks]) -> Iterator[pa.RecordBatch]:
+        """Yield what ends in chunks of the left side; those that stay are noted."""
         head, state = self._heads[LEFT], self._join.states[LEFT]
         wanted = head.chunks.firsts <= self._until
-        left = [head.chunks.take(~wanted)]
+        left.append(head.chunks.take(~wanted))
         for part in head.chunks.take(wanted).parts():
             loaded = state.load_chunks(self._work.overlay, head, part)
             ended = loaded.rows.times <= self._until
@@ -166,7 +168,6 @@ class _Visit:
             left.append(
                 state.write_chunks(self._work.overlay, head, places, rows, firsts, loaded.before)
             )
-        return Chunks.of_all(left)
 
     def _looked_up(self, rows: Rows, versions: Rows) -> Iterator[pa.RecordBatch]:
         """Yield left rows with their versions."""
