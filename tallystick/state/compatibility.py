@@ -18,6 +18,7 @@ from tallystick.state.functions.processing import (
     DELETED,
     NO_TIME,
     PANES,
+    ROWS,
     StateDeclaration,
 )
 from tallystick.state.key_groups import default_max_parallelism
@@ -72,7 +73,7 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
     now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
     before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
-    if now != before and state.kind in (COLUMNS, PANES):
+    if now != before and state.kind in (COLUMNS, PANES, ROWS):
         raise OptionError(
             f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
             f"Declare it as it was; or give the step a new uid, so that it begins without state, "
@@ -93,6 +94,8 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
         return f"{key_schema} with the columns {columns!r}"
     if kind == COLUMNS:
         return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
+    if kind == ROWS:
+        return f"rows with the columns {ddl_of(schema_from_text(value_schema))!r}"
     schemas = f"{key_schema} -> {value_schema}" if key_schema else value_schema
     return f"{kind} of {schemas}, {'with' if ttl_ms else 'without'} a TTL"
 

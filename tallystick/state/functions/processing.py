@@ -27,6 +27,8 @@ COLUMNS = "columns"
 PANES = "panes"
 """The kind of a state of windows: columns per key and pane, whose start follows the key. What the
 panes are is the declaration's key schema, in words: with others, the state would mean nothing."""
+ROWS = "rows"
+"""The kind of a state of rows, several per key; its schema is that of their columns."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 

@@ -1,0 +1,225 @@
+"""The columns of a join: those of each side, and the rows that it puts out.
+
+A row of output is
+
+    key columns | columns of the left side | columns of the right side
+
+without the sides' own columns of the key's names. A column of the right side whose name is taken
+is called `<right>_<name>`, so the left side's names do not depend on the right's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.state.functions.inputs import INPUT, TIME
+from tallystick.state.functions.processing import check_event_times
+
+LEFT, RIGHT = range(2)
+"""The sides of a join."""
+INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
+HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
+
+Int64Array = NDArray[np.int64]
+
+
+def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[bool, bool]:
+    """Return which sides' rows come out without a partner too.
+
+    Args:
+        function: its name, for messages.
+        how: as in SQL.
+        among: what there is for it.
+
+    Raises:
+        OptionError: there is no such kind of join.
+    """
+    if how not in among:
+        raise OptionError(f"{function}: how={how!r}, expected one of {', '.join(among)}")
+    return how in (LEFT_OUTER, FULL_OUTER), how in (RIGHT_OUTER, FULL_OUTER)
+
+
+def inputs_in(rows: pa.Schema, function: str) -> tuple[str, ...]:
+    """Return the names of the inputs whose rows come as one table, in the order of their numbers.
+
+    Args:
+        rows: the columns of the table.
+        function: its name, for messages.
+
+    Raises:
+        OptionError: the rows are those of a single input.
+    """
+    if INPUT not in rows.names or TIME not in rows.names:
+        raise OptionError(
+            f"{function}: the step has a single input. Name several, and the key of each: "
+            f"read(orders=…, payments=…).key_by(orders='id', payments='order_id')"
+        )
+    return tuple(rows.names[rows.names.index(TIME) + 1 :])
+
+
+def columns_of_input(rows: pa.Schema, name: str, function: str) -> pa.Schema:
+    """Return the columns of an input.
+
+    Raises:
+        OptionError: there is none of this name.
+    """
+    names = inputs_in(rows, function)
+    if name not in names:
+        raise OptionError(
+            f"{function}: there is no input {name!r}; read() and key_by() name {', '.join(names)}"
+        )
+    return pa.schema(list(rows.field(name).type))
+
+
+@dataclass(frozen=True)
+class JoinColumns:
+    """The columns of a join of two inputs.
+
+    Args:
+        function: its name, for messages.
+        rows: the columns of the step's rows.
+        names: of the inputs, left and right.
+        own: columns that the function adds, after the key's.
+    """
+
+    function: str
+    rows: pa.Schema
+    names: tuple[str, str]
+    own: tuple[pa.Field, ...] = ()
+
+    def __post_init__(self) -> None:
+        left, right = self.names
+        if left == right:
+            raise OptionError(
+                f"{self.function}: both sides are {left!r}: to join an input with itself, read it "
+                f"twice, under two names"
+            )
+        inputs_in(self.rows, self.function)
+        repeated = [name for name in self.output.names if self.output.names.count(name) > 1]
+        if repeated:
+            raise OptionError(
+                f"{self.function}: the output would have {repeated[0]!r} twice: rename the column "
+                f"in a map_batches of {right!r}"
+            )
+
+    @cached_property
+    def key(self) -> pa.Schema:
+        """The columns of the key."""
+        return pa.schema(list(self.rows)[: self.rows.names.index(INPUT)])
+
+    @cached_property
+    def sides(self) -> tuple[pa.Schema, pa.Schema]:
+        """The columns of each side besides the key's, under their own names."""
+        left, right = (
+            pa.schema(
+                [
+                    pa.field(each.name, each.type)
+                    for each in columns_of_input(self.rows, name, self.function)
+                    if each.name not in self.key.names
+                ]
+            )
+            for name in self.names
+        )
+        return left, right
+
+    @cached_property
+    def output(self) -> pa.Schema:
+        """The columns that are put out."""
+        left, right = self.sides
+        head = [pa.field(each.name, each.type) for each in (*self.key, *self.own, *left)]
+        taken = {each.name for each in head}
+        prefix = self.names[RIGHT]
+        return pa.schema(
+            [
+                *head,
+                *(
+                    each.with_name(f"{prefix}_{each.name}") if each.name in taken else each
+                    for each in right
+                ),
+            ]
+        )
+
+    def numbers(self) -> tuple[int, int]:
+        """Return the numbers of the left and the right input."""
+        names = inputs_in(self.rows, self.function)
+        return names.index(self.names[LEFT]), names.index(self.names[RIGHT])
+
+    def joined(
+        self,
+        keys: Sequence[pa.Array],
+        left: Sequence[pa.Array] | None,
+        right: Sequence[pa.Array] | None,
+        own: Sequence[pa.Array] = (),
+    ) -> pa.RecordBatch:
+        """Return rows of output.
+
+        Args:
+            keys: the key's columns.
+            left: the left side's columns; None: there is no partner.
+            right: the right side's.
+            own: the function's columns.
+        """
+        count = len(keys[0])
+        sides = [
+            [pa.nulls(count, each.type) for each in self.sides[at]] if columns is None else columns
+            for at, columns in enumerate((left, right))
+        ]
+        arrays = [*keys, *own, *sides[LEFT], *sides[RIGHT]]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.output)
+
+    def part_of(self, side: int, rows: pa.RecordBatch) -> tuple[Int64Array, tuple[pa.Array, ...]]:
+        """Return where the rows of a side stand, and its columns of them."""
+        wanted = np.int8(self.numbers()[side])
+        at = np.flatnonzero(rows.column(INPUT).to_numpy() == wanted)
+        structs = rows.column(self.names[side])
+        if len(at) < len(structs):
+            structs = structs.take(pa.array(at))
+        columns = structs.flatten()
+        kept = [structs.type.get_field_index(each.name) for each in self.sides[side]]
+        return at, tuple(columns[each] for each in kept)
+
+    def times_of(self, side: int, rows: pa.RecordBatch, at: Int64Array) -> Int64Array:
+        """Return the event times of rows of a side in ms.
+
+        Raises:
+            RecordError: a row has none, or one that no event can have had.
+        """
+        times = rows.column(TIME).take(pa.array(at))
+        what = f"{self.function}, input {self.names[side]!r}"
+        if times.null_count:
+            raise RecordError(
+                f"{what}: {times.null_count} rows have no event time, by which they are joined: "
+                f"give event_time= its column, and filter out rows in which it is null"
+            )
+        check_event_times(times, what)
+        found: Int64Array = times.to_numpy()
+        return found
+
+
+def in_time(times: Int64Array, watermark_ms: int | None) -> NDArray[np.bool_]:
+    """Return which rows are not late: those after the watermark."""
+    if watermark_ms is None:
+        return np.ones(len(times), np.bool_)
+    return times > watermark_ms
+
+
+def taken(columns: Sequence[pa.Array], rows: NDArray[np.int64]) -> list[pa.Array]:
+    """Return some rows of columns."""
+    numbers = pa.array(rows)
+    return [column.take(numbers) for column in columns]
+
+
+def end_to_end(one: Sequence[pa.Array], two: Sequence[pa.Array]) -> tuple[pa.Array, ...]:
+    """Return the rows of two tables of equal columns."""
+    return tuple(pa.concat_arrays(pair) for pair in zip(one, two, strict=True))
+
+
+def moments_of(times_ms: Int64Array) -> pa.Array:
+    """Return moments as timestamps."""
+    return pc.multiply(pa.array(times_ms), 1000).cast(pa.timestamp("us", tz="UTC"))

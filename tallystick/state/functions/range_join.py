@@ -1,0 +1,382 @@
+"""Joins of two inputs whose rows match by time: interval joins and window joins.
+
+For each row there is a range of time in which its partners lie; once the watermark has reached the
+end of the range none can come any more, and the row leaves the state.
+
+A pair comes out in the epoch in which its second row arrives: new rows of one side meet those of
+the other, new ones, those in heads, then chunk after chunk (see `row_state`). An outer row without
+a partner comes out when its range has ended. So each comes out once, and which do depends on the
+rows alone, not on where epochs are cut.
+
+Source: Flink's IntervalJoinOperator, RowTimeIntervalJoin and WindowJoinOperator.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.errors import OptionError
+from tallystick.state.durations import duration_ms
+from tallystick.state.entries import Keys
+from tallystick.state.functions.join_columns import (
+    INNER,
+    LEFT,
+    RIGHT,
+    JoinColumns,
+    in_time,
+    moments_of,
+    outer_sides,
+    taken,
+)
+from tallystick.state.functions.join_keys import NEVER, keys_at_work, move_timers
+from tallystick.state.functions.join_rows import Rows
+from tallystick.state.functions.matching import covered, least, pairs, ranges
+from tallystick.state.functions.processing import EVENT_TIME, StateDeclaration, Work
+from tallystick.state.functions.row_state import (
+    Chunks,
+    Head,
+    LoadedChunks,
+    RowState,
+    due_of,
+    of_state,
+)
+from tallystick.state.functions.vectorised import ByColumns
+from tallystick.state.keys import KeyCodec
+
+OUTPUT_ROWS = 16_384
+"""The rows of a batch of output."""
+KEYS_MAX = 8192
+"""The keys whose heads are in memory at a time."""
+SIDES = ("left", "right")
+"""The names of the states; those of the inputs may change."""
+BOUND_MAX_MS = 1 << 52
+"""As far as event times themselves may be from 1970."""
+
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+class Reach(Protocol):
+    """The rule which rows match by time."""
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """Columns that it adds to the output."""
+        ...
+
+    def partners(self, side: int, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return between which times the partners of rows of a side lie; both ascend with them."""
+        ...
+
+    def values(self, times: Int64Array) -> list[pa.Array]:
+        """Return the columns that it adds, for rows of either side."""
+        ...
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Match where lower <= right time - left time <= upper, in ms."""
+
+    lower: int
+    upper: int
+    fields: tuple[pa.Field, ...] = ()
+
+    def partners(self, side: int, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Reach.partners`."""
+        if side == LEFT:
+            return times + self.lower, times + self.upper
+        return times - self.upper, times - self.lower
+
+    def values(self, times: Int64Array) -> list[pa.Array]:
+        """See `Reach.values`."""
+        return []
+
+
+_MOMENT = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Match in the same window of `size` ms; windows begin `offset` ms after 1970."""
+
+    size: int
+    offset: int
+    fields: tuple[pa.Field, ...] = (
+        pa.field("window_start", _MOMENT),
+        pa.field("window_end", _MOMENT),
+    )
+
+    def partners(self, side: int, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Reach.partners`."""
+        starts = (times - self.offset) // self.size * self.size + self.offset
+        return starts, starts + self.size - 1
+
+    def values(self, times: Int64Array) -> list[pa.Array]:
+        """See `Reach.values`."""
+        first, last = self.partners(LEFT, times)
+        return [moments_of(first), moments_of(last + 1)]
+
+
+def interval_join(
+    left: str, right: str, *, lower: str | int, upper: str | int, how: str = INNER
+) -> ByColumns:
+    """Join rows of a key whose event times are at most so far apart: both bounds are included.
+
+    Puts out the key, the left input's columns and the right one's, as soon as both rows are there;
+    a row without a partner, where `how` has it, when the watermark says that none can come.
+
+    Args:
+        left: the name of an input.
+        right: that of another one.
+        lower: the least that a right row may be later than a left one, in ms or as a text; a
+            negative one, such as "-1 hour": it may be earlier.
+        upper: the most that it may be later.
+        how: "inner", "left", "right" or "full".
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    reach = Interval(_signed_ms("lower", lower), _signed_ms("upper", upper))
+    if reach.lower > reach.upper:
+        raise OptionError(
+            f"interval_join: lower={lower!r} is after upper={upper!r}: no row would match; right "
+            f"rows match from `lower` to `upper` after a left one"
+        )
+    return _range_join("interval_join", left, right, reach, how)
+
+
+def window_join(
+    left: str, right: str, *, size: str | int, offset: str | int = 0, how: str = INNER
+) -> ByColumns:
+    """Join rows of a key that lie in the same window of event time.
+
+    Puts out the key, `window_start` and `window_end`, the left input's columns and the right one's:
+    pairs as soon as both rows are there; a row without a partner, where `how` has it, when the
+    watermark has passed the window.
+
+    Args:
+        left: the name of an input.
+        right: that of another one.
+        size: of a window, in ms or as a text such as "1 minute".
+        offset: the start of windows, from 1970 in UTC.
+        how: "inner", "left", "right" or "full".
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    reach = Window(_signed_ms("size", size), _signed_ms("offset", offset))
+    if reach.size <= 0:
+        raise OptionError(f"window_join: size={size!r}: expected more than 0")
+    return _range_join("window_join", left, right, reach, how)
+
+
+def _range_join(function: str, left: str, right: str, reach: Reach, how: str) -> ByColumns:
+    outer = outer_sides(function, how)
+
+    def make(rows: pa.Schema) -> RangeJoin:
+        return RangeJoin(JoinColumns(function, rows, (left, right), reach.fields), reach, outer)
+
+    return ByColumns(make, None, EVENT_TIME, has_timers=True)
+
+
+def _signed_ms(name: str, given: str | int) -> int:
+    is_negative = given < 0 if isinstance(given, int) else str(given).strip().startswith("-")
+    if not is_negative:
+        span = duration_ms(name, given)
+    else:
+        span = -duration_ms(name, -given if isinstance(given, int) else given.strip()[1:])
+    if abs(span) > BOUND_MAX_MS:
+        raise OptionError(f"{name}={given!r}: more than 140,000 years")
+    return span
+
+
+class RangeJoin:
+    """See `interval_join` and `window_join`.
+
+    Args:
+        columns: of both sides and the output.
+        reach: which rows match.
+        outer: which sides' rows come out without a partner too.
+    """
+
+    time_mode = EVENT_TIME
+    has_timers = True
+    reads = None
+
+    def __init__(self, columns: JoinColumns, reach: Reach, outer: tuple[bool, bool]) -> None:
+        self.columns, self.reach, self.outer = columns, reach, outer
+        self.states = tuple(
+            RowState(name, f"{columns.function}, input {columns.names[side]!r}", its)
+            for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
+        )
+
+    def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
+        """Return a state of rows for each side."""
+        return tuple(each.declaration for each in self.states)
+
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """Return the columns of the key and of both sides."""
+        return self.columns.output
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """See `Processor.run`."""
+        for keys, new in visits(self.columns, self.states, work):
+            yield from _Visit(self, work, keys, new).run()
+
+
+def visits(
+    columns: JoinColumns, states: Sequence[RowState], work: Work
+) -> Iterator[tuple[Keys, list[Rows]]]:
+    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late."""
+    codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
+    new = []
+    for side, state in enumerate(states):
+        at, values = columns.part_of(side, work.rows)
+        times = columns.times_of(side, work.rows, at)
+        on_time = in_time(times, work.time.watermark_ms)
+        if not on_time.all():
+            kept = np.flatnonzero(on_time)
+            at, times, values = at[kept], times[kept], tuple(taken(values, kept))
+        new.append(state.new_rows(codes[at], times, values))
+    for first in range(0, len(keys.entries), KEYS_MAX):
+        stop = min(first + KEYS_MAX, len(keys.entries))
+        count = stop - first
+        some = Keys(keys.columns.slice(first, count), keys.entries.slice(first, count))
+        yield some, [each.of_keys(first, stop) for each in new]
+
+
+class _Visit:
+    """The work on some keys: all their rows of an epoch, and what is due.
+
+    Args:
+        join: whose.
+        work: of the epoch.
+        keys: they, as entries of the left state.
+        new: the rows that arrived, of each side.
+    """
+
+    def __init__(self, join: RangeJoin, work: Work, keys: Keys, new: list[Rows]) -> None:
+        self._join, self._work, self._keys, self._new = join, work, keys, new
+        until = work.time.watermark_ms
+        self._until = -NEVER if until is None else until
+        entries = [of_state(keys.entries, work.fields[name].state_id) for name in SIDES]
+        self._heads: list[Head] = [
+            state.load(work.overlay, its) for state, its in zip(join.states, entries, strict=True)
+        ]
+        self._chunks = [head.chunks for head in self._heads]
+
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """Yield what the keys put out; the state is written at the end."""
+        left, right = (head.rows for head in self._heads)
+        new_left, new_right = self._new
+        yield from self._pairs(LEFT, new_left, right)
+        yield from self._pairs(LEFT, new_left, new_right)
+        yield from self._pairs(RIGHT, new_right, left)
+        for side in (LEFT, RIGHT):
+            yield from self._visit_chunks(side)
+        dues = []
+        for side in (LEFT, RIGHT):
+            rows = self._heads[side].rows.and_then(self._new[side])
+            ended = self._ends(side, rows.times) <= self._until
+            yield from self._alone(side, rows, ended)
+            dues.append(self._write(side, rows.filter(~ended)))
+        before = np.minimum(*(head.due for head in self._heads))
+        move_timers(self._work.overlay, self._keys.entries, before, np.minimum(*dues))
+
+    def _ends(self, side: int, times: Int64Array) -> Int64Array:
+        """Return when no partner can come any more."""
+        return self._join.reach.partners(side, times)[1]
+
+    def _pairs(self, side: int, probing: Rows, others: Rows) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs of rows of a side and rows of the other, and note who had a partner."""
+        if not (len(probing) and len(others)):
+            return
+        first, last = self._join.reach.partners(side, probing.times)
+        starts, stops = ranges(probing.codes, first, last, others.codes, others.times)
+        np.logical_or(probing.matched, stops > starts, out=probing.matched)
+        np.logical_or(others.matched, covered(starts, stops, len(others)), out=others.matched)
+        for one, two in pairs(starts, stops, OUTPUT_ROWS):
+            mine, theirs = taken(probing.columns, one), taken(others.columns, two)
+            sides = (mine, theirs) if side == LEFT else (theirs, mine)
+            yield self._joined(probing.codes[one], probing.times[one], *sides)
+
+    def _alone(self, side: int, rows: Rows, ended: BoolArray) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of an outer side that end without a partner."""
+        if not self._join.outer[side]:
+            return
+        alone = np.flatnonzero(ended & ~rows.matched)
+        for first in range(0, len(alone), OUTPUT_ROWS):
+            some = alone[first : first + OUTPUT_ROWS]
+            mine = taken(rows.columns, some)
+            sides = (mine, None) if side == LEFT else (None, mine)
+            yield self._joined(rows.codes[some], rows.times[some], *sides)
+
+    def _joined(
+        self,
+        codes: Int64Array,
+        times: Int64Array,
+        left: list[pa.Array] | None,
+        right: list[pa.Array] | None,
+    ) -> pa.RecordBatch:
+        keys = taken(self._keys.columns.columns, codes)
+        return self._join.columns.joined(keys, left, right, self._join.reach.values(times))
+
+    def _visit_chunks(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Match the chunks of a side with the other's new rows, and end what is due in them."""
+        chunks, theirs = self._chunks[side], self._new[1 - side]
+        if not len(chunks.codes):
+            return
+        first = self._join.reach.partners(side, chunks.firsts)[0]
+        last = self._ends(side, chunks.lasts)
+        starts, stops = ranges(chunks.codes, first, last, theirs.codes, theirs.times)
+        wanted = (stops > starts) | (chunks.dues <= self._until)
+        left = [chunks.take(~wanted)]
+        for part in chunks.take(wanted).parts():
+            state = self._join.states[side]
+            loaded = state.load_chunks(self._work.overlay, self._heads[side], part)
+            matched = loaded.rows.matched.copy()
+            yield from self._pairs(1 - side, theirs, loaded.rows)
+            is_due = part.dues <= self._until
+            ended = is_due[loaded.lines] & (self._ends(side, loaded.rows.times) <= self._until)
+            yield from self._alone(side, loaded.rows, ended)
+            rewritten = is_due
+            if self._join.outer[side]:
+                changed = loaded.lines[loaded.rows.matched != matched]
+                rewritten = is_due | (np.bincount(changed, minlength=len(is_due)) > 0)
+            left += [part.take(~rewritten), self._written_again(side, loaded, ~ended, rewritten)]
+        self._chunks[side] = Chunks.of_all(left)
+
+    def _written_again(
+        self, side: int, loaded: LoadedChunks, kept: BoolArray, which: BoolArray
+    ) -> Chunks:
+        part = loaded.chunks.take(which)
+        rows = loaded.by_line(kept, which)
+        return self._join.states[side].write_chunks(
+            self._work.overlay,
+            self._heads[side],
+            (part.codes, part.numbers),
+            rows,
+            self._dues(side, rows, len(part.codes)),
+            loaded.before.filter(pa.array(which)),
+        )
+
+    def _dues(self, side: int, rows: Rows, count: int) -> Int64Array:
+        pending = ~rows.matched if self._join.outer[side] else np.zeros(len(rows), np.bool_)
+        return due_of(self._ends(side, rows.times), rows.codes, pending, count)
+
+    def _write(self, side: int, rows: Rows) -> Int64Array:
+        """Write the rows that stay, as chunks where they are many; return when keys are due."""
+        head, state, overlay = self._heads[side], self._join.states[side], self._work.overlay
+        rows, chunks = state.move_to_chunks(
+            overlay, head, self._chunks[side], rows, partial(self._dues, side)
+        )
+        count = len(head.entries)
+        due = self._dues(side, rows, count)
+        due = np.minimum(due, least(chunks.dues, chunks.codes, count, NEVER))
+        state.write_heads(overlay, head, rows, chunks, due)
+        return due

@@ -1,0 +1,375 @@
+"""Rows in state, several per key, for functions that look some up by key and time.
+
+A key has one entry, its *head*, with its newest rows and the list of its *chunks*; each chunk is an
+entry of its own, with the rows of a span of time:
+
+    key group | state id | key            times, matched, rows | first, last, due, … of each chunk
+    key group | state id | key | number   times, matched, rows
+
+So a key with few rows costs one entry, and one with very many is read and written in parts: once
+the head has `OPEN_ROWS` or `OPEN_BYTES` of rows, they become chunks, by time. A row itself is the
+bytes of `ColumnsCodec`.
+
+Invariants: the rows of a head stand in the order of their times, and so do those of a chunk; those
+of equal times as they arrived. The number of a chunk is above those of all earlier ones of its key
+that are still there, and an epoch writes each entry once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.state.entries import ID_AT
+from tallystick.state.functions.join_keys import NEVER
+from tallystick.state.functions.join_rows import Rows
+from tallystick.state.functions.matching import greatest, least, order_of
+from tallystick.state.functions.processing import ROWS, StateDeclaration
+from tallystick.state.keys import bodies
+from tallystick.state.numpy_columns import explode, lists_of
+from tallystick.state.overlay import Overlay
+from tallystick.state.row_codec import ColumnsCodec, changed_rows
+from tallystick.state.schema import text_of
+
+OPEN_ROWS = 64
+OPEN_BYTES = 4096
+"""The rows of a head at most: more become chunks."""
+CHUNK_ROWS = 1024
+CHUNK_BYTES = 64 << 10
+"""The size of a chunk; a row that is larger stands alone."""
+LOAD_BYTES = 8 << 20
+"""The chunks that are in memory at a time."""
+
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_ROWS = [
+    pa.field("times", pa.list_(pa.int64())),
+    pa.field("matched", pa.list_(pa.bool_())),
+    pa.field("rows", pa.list_(pa.binary())),
+]
+_CHUNKS = ("numbers", "firsts", "lasts", "dues", "sizes")
+_HEAD = ColumnsCodec(
+    pa.schema(
+        [
+            *_ROWS,
+            *(pa.field(name, pa.list_(pa.int64())) for name in _CHUNKS),
+            pa.field("due", pa.int64()),
+        ]
+    )
+)
+_CHUNK = ColumnsCodec(pa.schema(_ROWS))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The list of chunks, sorted by key and number.
+
+    Args:
+        codes: the number of the key of each.
+        numbers: its own.
+        firsts, lasts: the times of its first and its last row.
+        dues: when something is to be done about it.
+        sizes: in bytes, about.
+    """
+
+    codes: Int64Array
+    numbers: Int64Array
+    firsts: Int64Array
+    lasts: Int64Array
+    dues: Int64Array
+    sizes: Int64Array
+
+    def take(self, which: Int64Array | BoolArray) -> "Chunks":
+        """Return some of them."""
+        return Chunks(*(column[which] for column in self._columns))
+
+    @classmethod
+    def of_all(cls, lists: Sequence["Chunks"]) -> "Chunks":
+        """Return several lists as one, sorted."""
+        columns = zip(*(each._columns for each in lists), strict=True)
+        found = cls(*(np.concatenate(column) for column in columns))
+        return found.take(order_of(found.codes, found.numbers))
+
+    def parts(self) -> Iterator["Chunks"]:
+        """Yield them in runs that fit into memory together."""
+        ends = np.cumsum(self.sizes)
+        first = 0
+        while first < len(ends):
+            done = int(ends[first - 1]) if first else 0
+            stop = max(first + 1, int(np.searchsorted(ends, done + LOAD_BYTES, "right")))
+            yield self.take(np.arange(first, stop))
+            first = stop
+
+    @property
+    def _columns(self) -> tuple[Int64Array, ...]:
+        return self.codes, self.numbers, self.firsts, self.lasts, self.dues, self.sizes
+
+
+@dataclass(frozen=True)
+class Head:
+    """The heads of some keys as they are committed.
+
+    Args:
+        entries: their keys in the state.
+        before: the committed values.
+        rows: those in them.
+        chunks: of the keys.
+        due: when something is to be done about a key; `NEVER`.
+    """
+
+    entries: pa.BinaryArray
+    before: pa.BinaryArray
+    rows: Rows
+    chunks: Chunks
+    due: Int64Array
+
+
+class RowState:
+    """The rows of one side.
+
+    Args:
+        name: of the state.
+        what: they are, for messages.
+        columns: of a row.
+
+    Raises:
+        OptionError: a column cannot be stored.
+    """
+
+    def __init__(self, name: str, what: str, columns: pa.Schema) -> None:
+        self.name, self._columns = name, columns
+        self._codec = ColumnsCodec(columns, what) if len(columns) else None
+
+    @cached_property
+    def declaration(self) -> StateDeclaration:
+        """The state as the step declares it."""
+        return StateDeclaration(self.name, ROWS, "", text_of(self._columns))
+
+    def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
+        """Return rows that arrived, by key and time."""
+        data = pa.nulls(len(codes), pa.binary())
+        if self._codec is not None:
+            batch = pa.RecordBatch.from_arrays(list(columns), schema=self._codec.schema)
+            data = self._codec.encode(batch)
+        unmatched = np.zeros(len(codes), np.bool_)
+        return Rows(codes, times, unmatched, data, tuple(columns)).ordered()
+
+    def load(self, overlay: Overlay, entries: pa.BinaryArray) -> Head:
+        """Read the heads of keys, whose entries are sorted."""
+        before = overlay.get_many(entries)
+        decoded = _HEAD.decode(before)
+        codes, lists = explode(decoded.columns[: len(_ROWS)])
+        owners, lines = explode(decoded.columns[len(_ROWS) : -1])
+        due = decoded.columns[-1].fill_null(NEVER).to_numpy()
+        chunks = Chunks(owners, *(line.to_numpy() for line in lines))
+        return Head(entries, before, self._rows(codes, lists), chunks, due)
+
+    def load_chunks(self, overlay: Overlay, head: Head, chunks: Chunks) -> "LoadedChunks":
+        """Read chunks of these keys."""
+        entries = _chunk_keys(head.entries, chunks.codes, chunks.numbers)
+        before = overlay.get_many(entries)
+        lines, lists = explode(_CHUNK.decode(before).columns)
+        rows = self._rows(chunks.codes[lines], lists)
+        order = order_of(rows.codes, rows.times)
+        return LoadedChunks(chunks, before, rows.take(order), lines[order])
+
+    def write_chunks(
+        self,
+        overlay: Overlay,
+        head: Head,
+        places: tuple[Int64Array, Int64Array],
+        rows: Rows,
+        dues: Int64Array,
+        before: pa.BinaryArray | None = None,
+    ) -> Chunks:
+        """Write chunks, and return those that have rows: the others are deleted.
+
+        Args:
+            overlay: of the epoch.
+            head: of the keys.
+            places: the number of the key of each chunk, and its own; sorted.
+            rows: of all; their codes are numbers of chunks, by which they are sorted.
+            dues: of each chunk.
+            before: what is committed; None: they are new.
+        """
+        codes, numbers = places
+        count = len(codes)
+        values = _CHUNK.encode(_lists_of(rows, count, _CHUNK.schema))
+        _put_changed(
+            overlay,
+            _chunk_keys(head.entries, codes, numbers),
+            pa.nulls(count, pa.binary()) if before is None else before,
+            values,
+        )
+        found = Chunks(
+            codes,
+            numbers,
+            least(rows.times, rows.codes, count, NEVER),
+            greatest(rows.times, rows.codes, count, -NEVER),
+            dues,
+            np.bincount(rows.codes, rows.sizes, count).astype(np.int64),
+        )
+        return found.take(np.bincount(rows.codes, minlength=count) > 0)
+
+    def move_to_chunks(
+        self,
+        overlay: Overlay,
+        head: Head,
+        chunks: Chunks,
+        rows: Rows,
+        dues: Callable[[Rows, int], Int64Array],
+    ) -> tuple[Rows, Chunks]:
+        """Make chunks of the rows of keys that have too many for a head.
+
+        Args:
+            overlay: of the epoch.
+            head: of the keys.
+            chunks: that they have.
+            rows: for the heads, by key and time.
+            dues: when each of so many chunks is due, from their rows.
+
+        Returns:
+            The rows that are left, and all chunks.
+        """
+        before = head.chunks
+        following = greatest(before.numbers, before.codes, len(head.entries), -1) + 1
+        leaving, moved, places = _to_be_chunks(rows, following)
+        if not len(moved):
+            return rows, chunks
+        due = dues(moved, len(places[0]))
+        new = self.write_chunks(overlay, head, places, moved, due)
+        return rows.filter(~leaving), Chunks.of_all([chunks, new])
+
+    def write_heads(
+        self, overlay: Overlay, head: Head, rows: Rows, chunks: Chunks, due: Int64Array
+    ) -> None:
+        """Write the heads of keys where they changed.
+
+        Args:
+            overlay: of the epoch.
+            head: as they were.
+            rows: that they hold now, by key and time.
+            chunks: of the keys.
+            due: of each key.
+        """
+        count = len(head.entries)
+        counts = np.bincount(chunks.codes, minlength=count)
+        lines = [lists_of(counts, pa.array(getattr(chunks, name))) for name in _CHUNKS]
+        whole = _lists_of(rows, count, pa.schema(_ROWS))
+        arrays = [*whole.columns, *lines, pa.array(due, mask=due == NEVER)]
+        values = _HEAD.encode(pa.RecordBatch.from_arrays(arrays, schema=_HEAD.schema))
+        _put_changed(overlay, head.entries, head.before, values)
+
+    def _rows(self, codes: Int64Array, lists: Sequence[pa.Array]) -> Rows:
+        times, matched, data = lists
+        columns = () if self._codec is None else tuple(self._codec.decode(data).columns)
+        flags = matched.to_numpy(zero_copy_only=False)
+        return Rows(codes, times.to_numpy(), np.array(flags, np.bool_), data, columns)
+
+
+@dataclass(frozen=True)
+class LoadedChunks:
+    """Chunks with their rows.
+
+    Args:
+        chunks: which.
+        before: the committed values.
+        rows: of all, by key and time.
+        lines: the chunk of each row, as a number into `chunks`.
+    """
+
+    chunks: Chunks
+    before: pa.BinaryArray
+    rows: Rows
+    lines: Int64Array
+
+    def by_line(self, kept: BoolArray, which: BoolArray) -> Rows:
+        """Return rows to keep, by chunk.
+
+        Args:
+            kept: for each row, whether it stays.
+            which: for each chunk, whether it is written again; the codes count these.
+        """
+        numbers = np.cumsum(which) - 1
+        at = np.flatnonzero(kept & which[self.lines])
+        return replace(self.rows.take(at), codes=numbers[self.lines[at]]).ordered()
+
+
+def _to_be_chunks(
+    rows: Rows, next_numbers: Int64Array
+) -> tuple[BoolArray, Rows, tuple[Int64Array, Int64Array]]:
+    """Return which rows leave their heads for new chunks, those rows, and the chunks.
+
+    Args:
+        rows: of the heads, by key and time.
+        next_numbers: the number of each key's next chunk.
+
+    Returns:
+        A mask of the rows; the rows with the numbers of their chunks as codes; the key and number
+        of each chunk.
+    """
+    key_count = len(next_numbers)
+    sizes = rows.sizes
+    is_large = np.bincount(rows.codes, sizes, key_count) > OPEN_BYTES
+    is_large |= np.bincount(rows.codes, minlength=key_count) > OPEN_ROWS
+    leaving = is_large[rows.codes]
+    left = rows.take(np.flatnonzero(leaving))
+    costs = np.maximum(sizes[leaving], CHUNK_BYTES // CHUNK_ROWS)
+    before = np.cumsum(costs) - costs
+    is_first = np.diff(left.codes, prepend=-1) > 0
+    starts = np.maximum.accumulate(np.where(is_first, before, 0))
+    parts = (before - starts) // CHUNK_BYTES
+    is_new = is_first | (np.diff(parts, prepend=-1) != 0)
+    numbers = next_numbers[left.codes] + parts
+    places = left.codes[is_new], numbers[is_new]
+    return leaving, replace(left, codes=np.cumsum(is_new) - 1), places
+
+
+def due_of(ends: Int64Array, codes: Int64Array, pending: BoolArray, count: int) -> Int64Array:
+    """Return when something is to be done about the rows of each code; `NEVER` without rows.
+
+    That is when the first pending row ends, else when the last row does, and all can go.
+
+    Args:
+        ends: the moment after which no partner of a row can come.
+        codes: of the rows.
+        pending: whether the row comes out at its end.
+        count: how many codes there are.
+    """
+    last = greatest(ends, codes, count, -NEVER)
+    first = least(ends[pending], codes[pending], count, NEVER)
+    return np.where(first < NEVER, first, np.where(last > -NEVER, last, NEVER))
+
+
+def of_state(entries: pa.BinaryArray, state_id: int) -> pa.BinaryArray:
+    """Return the entries of another state under the same keys."""
+    groups = pc.binary_slice(entries, 0, ID_AT)
+    return pc.binary_join_element_wise(groups, bytes([state_id]), bodies(entries), b"")
+
+
+def _chunk_keys(entries: pa.BinaryArray, codes: Int64Array, numbers: Int64Array) -> pa.BinaryArray:
+    """Return the entries of chunks: that of the key, and the number."""
+    words = numbers.astype(">u8")
+    width = words.dtype.itemsize
+    tails = pa.Array.from_buffers(pa.binary(width), len(words), [None, pa.py_buffer(words)])
+    owners = entries.take(pa.array(codes))
+    return pc.binary_join_element_wise(owners, tails.cast(pa.binary()), b"")
+
+
+def _lists_of(rows: Rows, count: int, schema: pa.Schema) -> pa.RecordBatch:
+    counts = np.bincount(rows.codes, minlength=count)
+    columns = (pa.array(rows.times), pa.array(rows.matched), rows.data)
+    arrays = [lists_of(counts, column) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _put_changed(
+    overlay: Overlay, keys: pa.BinaryArray, before: pa.BinaryArray, after: pa.BinaryArray
+) -> None:
+    changed = pa.array(changed_rows(before, after))
+    overlay.put_many(keys.filter(changed), after.filter(changed))

@@ -1,0 +1,250 @@
+"""An upsert join: both inputs are tables, of which each row is the newest of its key.
+
+The state of a key is its row of each side; whenever rows arrive, the joined row is made again, and
+put out where it is another one than before.
+
+Source: Flink's StreamingJoinOperator on two upsert tables with one key, and Kafka Streams' joins of
+two KTables.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tallystick.errors import OptionError, RecordError
+from tallystick.state.functions.join_columns import (
+    INNER,
+    LEFT,
+    RIGHT,
+    JoinColumns,
+    columns_of_input,
+    outer_sides,
+    taken,
+)
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.matching import order_of
+from tallystick.state.functions.processing import NO_TIME
+from tallystick.state.functions.range_join import SIDES
+from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
+from tallystick.state.numpy_columns import valid_of
+from tallystick.state.row_codec import ColumnsCodec, changed_rows
+
+CHANGE = "change"
+INSERT, UPDATE, DELETE = "insert", "update", "delete"
+_CHANGES = pa.array([INSERT, UPDATE, DELETE])
+
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+def upsert_join(
+    left: str,
+    right: str,
+    *,
+    how: str = INNER,
+    newest_by: Mapping[str, str] | None = None,
+    deleted: Mapping[str, str] | None = None,
+) -> ByColumns:
+    """Join two tables by their key: each input's row is the newest of the key.
+
+    Puts out the key, `change`, the left input's columns and the right one's, when the joined row of
+    a key has become another one: "insert", "update", or "delete" with the row as it was. Of the
+    changes within an epoch only the last comes out, so how many there are depends on epochs, and
+    the table that they add up to does not.
+
+    Args:
+        left: the name of an input.
+        right: that of another one.
+        how: "inner", "left", "right" or "full".
+        newest_by: for an input, the column by whose value a row is newer: whole numbers or moments,
+            not null; of equal ones the later arrived. An input that is not named: as they arrive.
+        deleted: for an input, a boolean column that is true in a row that deletes the key's row.
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    outer = outer_sides("upsert_join", how)
+    orders, gone = dict(newest_by or {}), dict(deleted or {})
+    for option, given in (("newest_by", orders), ("deleted", gone)):
+        for name in given.keys() - {left, right}:
+            raise OptionError(
+                f"upsert_join: {option} names {name!r}: expected {left!r} or {right!r}"
+            )
+
+    def make(rows: pa.Schema) -> VectorisedFunction:
+        own = (pa.field(CHANGE, pa.string()),)
+        columns = JoinColumns("upsert_join", rows, (left, right), own)
+        tables = tuple(
+            _Table(columns, side, orders.get(name), gone.get(name))
+            for side, name in enumerate((left, right))
+        )
+        state = pa.schema([field for table in tables for field in table.state])
+        function = _UpsertJoin(columns, tables, outer, ColumnsCodec(state, "upsert_join"))
+        return VectorisedFunction(function, state, NO_TIME, None, lambda key, rows: columns.output)
+
+    return ByColumns(make, None)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One side: the newest row of each key.
+
+    Args:
+        columns: of the join.
+        side: which.
+        order: the column that says what is newer; None: the order of arrival.
+        deleted: the column that says that a row deletes; None: none does.
+    """
+
+    columns: JoinColumns
+    side: int
+    order: str | None
+    deleted: str | None
+
+    def __post_init__(self) -> None:
+        name = self.columns.names[self.side]
+        its = columns_of_input(self.columns.rows, name, "upsert_join")
+        for option, column, fits, expected in (
+            ("newest_by", self.order, _is_ordered, "whole numbers, date or timestamp"),
+            ("deleted", self.deleted, pa.types.is_boolean, "boolean"),
+        ):
+            if column is None:
+                continue
+            if column not in its.names:
+                raise OptionError(
+                    f"upsert_join: {option} of {name!r} is {column!r}, which is none of its "
+                    f"columns {', '.join(its.names)}"
+                )
+            if not fits(its.field(column).type):
+                raise OptionError(
+                    f"upsert_join: {option} of {name!r}: column {column!r} is "
+                    f"{its.field(column).type}, expected {expected}"
+                )
+
+    @property
+    def state(self) -> list[pa.Field]:
+        """The columns of the state: whether there is a row, how new, and the row."""
+        name = SIDES[self.side]
+        return [
+            pa.field(f"${name}", pa.bool_()),
+            pa.field(f"${name}_version", pa.int64()),
+            *(each.with_name(f"{name}_{each.name}") for each in self.columns.sides[self.side]),
+        ]
+
+    def column(self, rows: pa.RecordBatch, at: Int64Array, name: str) -> pa.Array:
+        """Return a column of the rows of this side."""
+        structs = rows.column(self.columns.names[self.side])
+        return pc.struct_field(structs, name).take(pa.array(at))
+
+    def versions(self, rows: pa.RecordBatch, at: Int64Array) -> Int64Array:
+        """Return how new each row of this side is.
+
+        Raises:
+            RecordError: a row does not say.
+        """
+        if self.order is None:
+            return np.zeros(len(at), np.int64)
+        column = self.column(rows, at, self.order)
+        if column.null_count:
+            raise RecordError(
+                f"upsert_join, input {self.columns.names[self.side]!r}: {column.null_count} rows "
+                f"have no {self.order!r}, which says which is the newest: filter them out before"
+            )
+        if pa.types.is_date32(column.type):
+            column = column.cast(pa.int32())
+        found: Int64Array = column.cast(pa.int64()).to_numpy()
+        return found
+
+    def after(self, batch: KeyedBatch, held: list[pa.Array]) -> list[pa.Array]:
+        """Return the state of this side after the rows of the batch."""
+        at, columns = self.columns.part_of(self.side, batch.rows)
+        if not len(at):
+            return held
+        codes, versions = batch.codes[at].astype(np.int64), self.versions(batch.rows, at)
+        order = order_of(codes, versions)
+        newest = order[np.append(np.diff(codes[order]) > 0, True)]
+        row = np.full(len(batch), -1)
+        row[codes[newest]] = newest
+        before = held[1].fill_null(np.iinfo(np.int64).min).to_numpy()
+        wins = (row >= 0) & (versions[row] >= before)
+        is_gone = np.zeros(len(at), np.bool_)
+        if self.deleted is not None:
+            flags = self.column(batch.rows, at, self.deleted).fill_null(False)
+            is_gone = flags.to_numpy(zero_copy_only=False)
+        is_there = np.where(wins, ~is_gone[row], _is_true(held[0]))
+        is_known = is_there | ((wins | valid_of(held[1])) & (self.order is not None))
+        version = np.where(wins, versions[row], before)
+        source = np.where(wins, len(batch) + row, np.arange(len(batch)))
+        chosen = pa.array(source, mask=~is_there)
+        pairs = zip(held[2:], columns, strict=True)
+        return [
+            pa.array(is_there, mask=~is_known),
+            pa.array(version, mask=~is_known),
+            *(pa.concat_arrays(pair).take(chosen) for pair in pairs),
+        ]
+
+
+@dataclass(frozen=True)
+class _UpsertJoin:
+    """See `upsert_join`."""
+
+    columns: JoinColumns
+    tables: tuple[_Table, ...]
+    outer: tuple[bool, bool]
+    codec: ColumnsCodec
+
+    def __call__(self, batch: KeyedBatch) -> Update:
+        """Return the changes and the state after the rows."""
+        width = len(self.tables[LEFT].state)
+        before = list(batch.state.columns)
+        after = [
+            *self.tables[LEFT].after(batch, before[:width]),
+            *self.tables[RIGHT].after(batch, before[width:]),
+        ]
+        state = pa.RecordBatch.from_arrays(after, schema=self.codec.schema)
+        was, there = self._is_joined(before, width), self._is_joined(after, width)
+        seen = [self._seen(columns, width) for columns in (before, after)]
+        differs = changed_rows(*map(self.codec.encode, seen))
+        kinds = np.where(there, np.where(was, 1, 0), 2)
+        which = np.flatnonzero((there != was) | (there & differs))
+        count = len(batch)
+        chosen = np.where(there, np.arange(count) + count, np.arange(count))[which]
+        both = [pa.concat_arrays(pair) for pair in zip(before, after, strict=True)]
+        output = self.columns.joined(
+            taken(batch.keys.columns, which),
+            taken(both[2:width], chosen),
+            taken(both[width + 2 :], chosen),
+            [_CHANGES.take(pa.array(kinds[which]))],
+        )
+        return Update(output, state)
+
+    def _is_joined(self, state: list[pa.Array], width: int) -> BoolArray:
+        """Return which keys have a joined row."""
+        left, right = _is_true(state[0]), _is_true(state[width])
+        with_left = left & (right | self.outer[LEFT])
+        joined: BoolArray = with_left | (right & (left | self.outer[RIGHT]))
+        return joined
+
+    def _seen(self, state: list[pa.Array], width: int) -> pa.RecordBatch:
+        """Return the state without the versions, which alone make no other row."""
+        nothing = pa.nulls(len(state[0]), pa.int64())
+        arrays: list[Any] = list(state)
+        arrays[1] = arrays[width + 1] = nothing
+        return pa.RecordBatch.from_arrays(arrays, schema=self.codec.schema)
+
+
+def _is_true(flags: pa.BooleanArray) -> BoolArray:
+    found: BoolArray = flags.fill_null(False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    is_type = pa.types
+    return bool(
+        is_type.is_signed_integer(kind) or is_type.is_date32(kind) or is_type.is_timestamp(kind)
+    )

@@ -1,0 +1,114 @@
+"""Temporal joins against plain Python: any order of arrival, any epochs, any parallelism."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from co_keyed_tasks import CoKeyedTasks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tallystick.errors import OptionError
+from tallystick.state.functions import range_join, row_state
+from tallystick.state.functions import temporal_join as module
+from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.state.functions.temporal_join import temporal_join
+
+ORDERS = pa.schema([("coin", pa.string()), ("amount", pa.int64()), ("at", pa.int64())])
+RATES = pa.schema([("coin", pa.string()), ("rate", pa.int64()), ("at", pa.int64())])
+INPUTS = KeyedInputs(
+    [
+        KeyedInput("orders", ORDERS, ("coin",), "at"),
+        KeyedInput("rates", RATES, ("coin",), "at"),
+    ]
+)
+ROW = st.tuples(
+    st.integers(0, 1),
+    st.sampled_from([None, "a", "b"]),
+    st.integers(-20, 20),
+    st.none() | st.integers(0, 99),
+)
+EPOCHS = st.lists(
+    st.tuples(st.lists(ROW, max_size=14), st.integers(0, 12), st.integers(1, 16)), max_size=6
+)
+Record = tuple[int, str | None, int, int | None]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_state, "OPEN_ROWS", 2)
+    monkeypatch.setattr(row_state, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(row_state, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(row_state, "LOAD_BYTES", 150)
+    monkeypatch.setattr(range_join, "KEYS_MAX", 2)
+    monkeypatch.setattr(module, "OUTPUT_ROWS", 3)
+
+
+def arrival(record: Record) -> tuple[int, dict[str, Any]]:
+    side, coin, at, x = record
+    return side, {"coin": coin, "at": at, ("amount", "rate")[side]: x}
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@settings(deadline=None, max_examples=40)
+@given(epochs=EPOCHS)
+def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any]) -> None:
+    """Of equal times the later arrived; late rows do not count; one version a key stays."""
+    tasks = CoKeyedTasks(temporal_join("orders", "rates", how=how), INPUTS)
+    watermark: int | None = None
+    waiting: list[Record] = []
+    rates: list[Record] = []
+    for records, advance, parallelism in [*epochs, ([], 200, 2), ([], 0, 3)]:
+        found = tasks.epoch(
+            [arrival(each) for each in records], watermark_ms=watermark, parallelism=parallelism
+        )
+
+        until = -(10**9) if watermark is None else watermark
+        waiting += [each for each in records if each[0] == 0 and each[2] > until]
+        rates += [each for each in records if each[0] == 1 and each[2] > until]
+        expected = []
+        for _, coin, at, amount in (each for each in waiting if each[2] <= until):
+            fitting = [each for each in rates if each[1] == coin and each[2] <= at]
+            newest = max(fitting, key=lambda each: each[2], default=None)
+            newest = newest and [each for each in fitting if each[2] == newest[2]][-1]
+            if newest or how == "left":
+                row = {"coin": coin, "amount": amount, "at": at}
+                row |= {"rate": newest and newest[3], "rates_at": newest and newest[2]}
+                expected.append(row)
+        waiting = [each for each in waiting if each[2] > until]
+        assert sorted(map(str, found)) == sorted(map(str, expected))
+        watermark = (-30 if watermark is None else watermark) + advance
+    assert held_rows(tasks, tasks.fields["left"].state_id) == []
+    # A row of the same time that arrived in an earlier epoch may stay until there is a newer one.
+    newest = {each[1]: each[2] for each in sorted(rates, key=lambda each: each[2])}
+    assert set(held_rows(tasks, tasks.fields["right"].state_id)) == set(newest.items())
+
+
+def held_rows(tasks: CoKeyedTasks, state_id: int) -> list[tuple[str | None, int]]:
+    """The coin and the time of each row that is left, from heads and chunks."""
+    found: list[tuple[str | None, int]] = []
+    for key, value in tasks.entries.items():
+        if key[2] == state_id:
+            rows, sizes = tasks.key.decode_start(pa.array([key[3:]], pa.binary()))
+            codec = row_state._CHUNK if sizes[0] < len(key) - 3 else row_state._HEAD
+            times = codec.decode(pa.array([value], pa.binary())).column(0)[0].as_py()
+            found += [(rows.column(0)[0].as_py(), time) for time in times or []]
+    return found
+
+
+def test_a_rate_that_nobody_asks_for_is_forgotten_when_there_is_a_newer_one() -> None:
+    tasks = CoKeyedTasks(temporal_join("orders", "rates"), INPUTS)
+    tasks.epoch([arrival((1, "a", at, at)) for at in range(10)])
+    for watermark in range(12):
+        tasks.epoch([], watermark_ms=watermark)
+        held = len(held_rows(tasks, tasks.fields["right"].state_id))
+        needed = max(1, 10 - watermark)
+        assert needed <= held < needed + 3, "a chunk of three is cleaned at its last row"
+    assert held == 1
+    timers = [key for key in tasks.entries if key[2] == 0xFC]
+    assert timers == [], "nothing to wait for"
+
+
+def test_only_two_kinds_are_there() -> None:
+    with pytest.raises(OptionError, match="temporal_join: how='full', expected one of inner, left"):
+        temporal_join("orders", "rates", how="full")
