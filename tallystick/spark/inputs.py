@@ -34,6 +34,7 @@ from tallystick.spark.reading import (
     find_topics,
     layout_of,
 )
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.values import SplitRange
 
@@ -235,6 +236,33 @@ def value_mode_of(inputs: Sequence[PipelineInput]) -> str:
     """Return what is done with malformed values: `deadletter`, if any input asks for it."""
     modes = [each.options.value_mode for each in inputs]
     return DEADLETTER if DEADLETTER in modes else modes[0]
+
+
+def check_dead_letters(
+    inputs: Sequence[PipelineInput],
+    topology: OutputTopology,
+    *,
+    has_transform: bool,
+    has_keyed: bool,
+) -> None:
+    """Refuse dead letters that the pipeline's steps could not bring to their topic exactly once.
+
+    Raises:
+        OptionError: of Avro values before DataFrame code, or without an epoch's transaction.
+    """
+    is_avro = any(each.options.avro for each in inputs)
+    if has_transform and is_avro and value_mode_of(inputs) == DEADLETTER:
+        raise OptionError(
+            "mode='deadletter' with Avro values and a transform step: the dead letters of such a "
+            "pipeline are found by a second reading, and a schema that became known in between "
+            "would be in neither output. Use map_batches instead of transform, or another mode."
+        )
+    if topology.decider is None and topology.dead_letter_topic and (has_keyed or has_transform):
+        raise OptionError(
+            "dead letters of a pipeline with process or transform steps travel with the epoch's "
+            "own transaction: use KafkaSink(transactions='epoch'), or another mode than "
+            "'deadletter' in the source's value"
+        )
 
 
 def check_groups(inputs: Sequence[PipelineInput]) -> None:

@@ -34,6 +34,7 @@ from tallystick.spark.inputs import (
     PipelineInput,
     WithColumns,
     by_input,
+    check_dead_letters,
     check_groups,
     joined,
     value_mode_of,
@@ -92,8 +93,7 @@ class PipelineRun:
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
-        value_mode = value_mode_of(self.inputs)
-        topology.check_dead_letters(value_mode)
+        topology.check_dead_letters(value_mode_of(self.inputs))
         columns, joining = joined(self.inputs, steps, cluster)
         steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
@@ -128,27 +128,9 @@ class PipelineRun:
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
         check_sendable(all_steps)
-        if (
-            frames is not None
-            and value_mode == DEADLETTER
-            and any(each.options.avro for each in self.inputs)
-        ):
-            raise OptionError(
-                "mode='deadletter' with Avro values and a transform step: the dead letters of such "
-                "a pipeline are found by a second reading, and a schema that became known in "
-                "between would be in neither output. Use map_batches instead of transform, or "
-                "another mode."
-            )
-        if (
-            topology.decider is None
-            and topology.dead_letter_topic
-            and (keyed or frames is not None)
-        ):
-            raise OptionError(
-                "dead letters of a pipeline with process or transform steps travel with the "
-                "epoch's own transaction: use KafkaSink(transactions='epoch'), or another "
-                "mode than 'deadletter' in the source's value"
-            )
+        check_dead_letters(
+            self.inputs, topology, has_transform=has_transform, has_keyed=bool(keyed)
+        )
 
     def _known_columns(self) -> pa.Schema | None:
         """The columns of the rows that are written; None: nobody knows before there are some."""
