@@ -17,8 +17,9 @@ from harness.count_check import MODES, RECORD
 
 import tallystick as ts
 from tallystick.checkpoint.local.local_state import ROOT_VARIABLE
-from tallystick.state.functions.ready_made import aggregate, count
-from tallystick.state.functions.ready_made import sum as total
+from tallystick.state.functions.aggregates import count
+from tallystick.state.functions.aggregates import sum as total
+from tallystick.state.functions.ready_made import aggregate
 
 EVENT = "user string, amount double, ts bigint"
 TOTALS = "user string, ts bigint, count bigint, sum double"

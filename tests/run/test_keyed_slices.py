@@ -12,14 +12,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.run import keyed_slices
 from tallystick.run.keyed_slices import Slices
+from tallystick.state.functions.aggregates import count, sum
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.functions.ready_made import (
     aggregate,
-    count,
     deduplicate,
     sessions,
-    sum,
     top_n,
 )
 from tallystick.state.functions.vectorised import vectorised
