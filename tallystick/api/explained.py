@@ -16,6 +16,7 @@ from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import OutputTopology
+from tallystick.state.functions.processing import PANES
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
 
@@ -120,7 +121,8 @@ def _steps(
 
 def _state(step: KeyedStep) -> str:
     found = [
-        f"{each.name} {each.kind} {each.value_schema}"
+        f"{each.name} {each.kind} {f'of {each.key_schema} ' if each.kind == PANES else ''}"
+        f"{each.value_schema}"
         f"{f' (kept for {each.ttl_ms} ms)' if each.ttl_ms else ''}"
         for each in step.declared
     ]
