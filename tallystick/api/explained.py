@@ -17,6 +17,7 @@ from tallystick.spark.inputs import PipelineInput, by_input, check_none_gone
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.topology import OutputTopology
+from tallystick.state.functions.processing import PANES
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
 
@@ -160,7 +161,8 @@ def _outputs(run: PipelineRun, names: Iterable[str]) -> Iterator[tuple[str, str]
 
 def _state(step: KeyedStep) -> str:
     found = [
-        f"{each.name} {each.kind} {each.value_schema}"
+        f"{each.name} {each.kind} {f'of {each.key_schema} ' if each.kind == PANES else ''}"
+        f"{each.value_schema}"
         f"{f' (kept for {each.ttl_ms} ms)' if each.ttl_ms else ''}"
         for each in step.declared
     ]

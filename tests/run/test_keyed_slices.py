@@ -12,11 +12,18 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tallystick.run import keyed_slices
 from tallystick.run.keyed_slices import Slices
-from tallystick.state.functions.aggregates import count, sum
+from tallystick.state.functions.aggregates import collect, count, sum
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
-from tallystick.state.functions.ready_made import aggregate, deduplicate, sessions, top_n
+from tallystick.state.functions.ready_made import (
+    aggregate,
+    deduplicate,
+    sessions,
+    top_n,
+)
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.functions.windowed import windowed
+from tallystick.state.functions.windows import hopping, session
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.pyspark.processor import row_processor
@@ -144,6 +151,12 @@ def counted(each: str):
     return step(aggregate(columns, each=each))
 
 
+def windows(kind, **settings):
+    columns = {"count": count(), "total": sum("n"), "all": collect("n")}
+    function = windowed(kind, columns, **settings).make(EVENTS)
+    return step(function, event_time="at", output=function.output(KEY.schema, EVENTS))
+
+
 STEPS = {
     "an aggregate per epoch": (counted("epoch"),),
     "an aggregate per record": (counted("record"),),
@@ -162,6 +175,8 @@ STEPS = {
             output=sessions(5, "at").output(KEY.schema, EVENTS),
         ),
     ),
+    "windows": (windows(hopping(10, every=5), allowed_lateness=3),),
+    "windows of sessions": (windows(session(5), emit="update"),),
     "timers of event time": (
         step(vectorised(reminding, state="n bigint", time_mode=EVENT_TIME), event_time="at"),
     ),

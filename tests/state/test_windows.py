@@ -11,14 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_keyed_task import OneTask
+from one_keyed_task import MAX_PARALLELISM, OneTask
 
 import tallystick as ts
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.compatibility import settle
+from tallystick.state.entries import regrouped
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.functions.windows import Sessions, Windows
 from tallystick.state.keys import KeyCodec
+from tallystick.state.overlay import ENTRIES
 
 SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.int64()), ("x", pa.int64())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -463,7 +465,9 @@ def test_a_far_jump_of_the_watermark_closes_many_windows(monkeypatch: pytest.Mon
         (lambda: ts.session(0), "expected more than 0"),
         (lambda: ts.windowed("1 minute", AGGREGATES), r"expected tumbling\(...\)"),
         (lambda: ts.windowed(ts.tumbling(1), {}), "no aggregates"),
-        (lambda: ts.windowed(ts.tumbling(1), {"window_end": ts.count()}), "is taken"),
+        (lambda: ts.windowed(ts.tumbling(1), {"window_end": ts.count()}), "it is taken, or"),
+        (lambda: ts.windowed(ts.tumbling(1), {"a.b": ts.count()}), "or has a dot"),
+        (lambda: ts.windowed(ts.tumbling(1), {"$open": ts.count()}), "or a dollar"),
         (lambda: ts.windowed(ts.tumbling(1), {"n": 1}), "expected an aggregate like"),
         (lambda: ts.windowed(ts.tumbling(1), AGGREGATES, emit="late"), "emit='late'"),
         (lambda: ts.windowed(ts.tumbling(1), AGGREGATES, time="now"), "time='now'"),
@@ -521,3 +525,18 @@ def test_what_is_stored_does_not_depend_on_how_rows_come() -> None:
         tasks.append(task.entries)
 
     assert tasks[0] == tasks[1] == tasks[2]
+
+
+def test_panes_and_timers_go_with_their_keys_to_other_key_groups() -> None:
+    """`tallystick savepoint migrate` moves entries; a pane's group is that of its key alone."""
+    task = task_of(ts.hopping(20, every=5))
+    task.epoch(rows_of([(f"k{n}", n, n) for n in range(40)]))
+    held = pa.RecordBatch.from_pylist(
+        [{"key": key, "value": task.entries[key]} for key in sorted(task.entries)], schema=ENTRIES
+    )
+
+    moved = regrouped(held, KeyCodec(KEY), 100)
+
+    groups = {key[:2] for key in moved["key"].to_pylist()}
+    assert len(groups) > MAX_PARALLELISM
+    assert regrouped(moved, KeyCodec(KEY), MAX_PARALLELISM).equals(held)

@@ -96,5 +96,8 @@ def _check_columns(aggregates: Mapping[str, Aggregate], *, has_updates: bool) ->
     for name, one in aggregates.items():
         if not isinstance(one, Aggregate):
             raise OptionError(f"windowed: {name!r} is {one!r}, expected an aggregate like count()")
-        if name in taken:
-            raise OptionError(f"windowed: the name {name!r} is taken: give the aggregate another")
+        if name in taken or name.startswith("$") or "." in name:
+            raise OptionError(
+                f"windowed: {name!r} cannot be the name of an aggregate: it is taken, or has a dot "
+                f"in it or a dollar before it. Give it another"
+            )

@@ -1,0 +1,137 @@
+"""Spark's `groupBy(window)` in append mode and ours put the same windows out, from the same rows.
+
+Rows are out of order by less than the delay, in epochs that are Spark's batches. Times are whole
+seconds, so that many are equal, and stand on the edges of windows and sessions.
+"""
+
+import os
+import random
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as fn
+
+import tallystick as ts
+from tests.state.one_keyed_task import OneTask
+
+pytestmark = [pytest.mark.spark]
+
+SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("x", pa.int64())])
+DELAY_S = 20
+BEGIN = datetime(2026, 11, 25, tzinfo=UTC)
+AGGREGATES = {
+    "n": ts.count(),
+    "total": ts.sum("x"),
+    "low": ts.minimum("x"),
+    "high": ts.maximum("x"),
+    "mean": ts.average("x"),
+    "all": ts.collect("x"),
+}
+
+
+def batches() -> list[pa.RecordBatch]:
+    """Rows of two minutes, some without a value, in five batches; and one far ahead."""
+    chance = random.Random(7)
+    times = sorted(range(120), key=lambda at: at + chance.randrange(DELAY_S))
+    rows = [
+        (f"k{chance.randrange(4)}", BEGIN + timedelta(seconds=at), chance.choice([None, at, -at]))
+        for at in times
+        for _ in range(chance.randrange(4))
+    ]
+    size = len(rows) // 5 + 1
+    parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+    parts += [[("end", BEGIN + timedelta(hours=1), 0)], []]
+    found = []
+    for part in parts:
+        columns = list(zip(*part, strict=True)) or [[], [], []]
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+        found.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+    return found
+
+
+def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, Any]]:
+    """The rows that Spark puts out, batch after batch."""
+    for number, batch in enumerate(batches()):
+        path = folder / f"{number}.parquet"
+        pq.write_table(pa.Table.from_batches([batch]), path)
+        os.utime(path, (number, number))  # Spark reads files in the order of their age
+    rows = (
+        spark.readStream.schema("key string, ts timestamp, x bigint")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder))
+        .withWatermark("ts", f"{DELAY_S} seconds")
+        .groupBy("key", window().alias("window"))
+        .agg(
+            fn.count("*").alias("n"),
+            fn.sum("x").alias("total"),
+            fn.min("x").alias("low"),
+            fn.max("x").alias("high"),
+            fn.avg("x").alias("mean"),
+            fn.sort_array(fn.collect_list("x")).alias("all"),
+        )
+        .selectExpr(
+            "key",
+            "unix_micros(window.start) AS window_start",
+            "unix_micros(window.end) AS window_end",
+            "n",
+            "total",
+            "low",
+            "high",
+            "mean",
+            "all",
+        )
+    )
+    query = rows.writeStream.format("memory").queryName(re.sub(r"\W", "_", folder.name))
+    started = query.outputMode("append").trigger(availableNow=True).start()
+    assert started.awaitTermination(120)
+    return [row.asDict() for row in spark.table(started.name).collect()]
+
+
+def of_ours(windows: Any) -> list[dict[str, Any]]:
+    """The rows that we put out, with a watermark like Spark's."""
+    task = OneTask(
+        ts.windowed(windows, AGGREGATES), pa.schema([SCHEMA.field("key")]), SCHEMA, event_time="ts"
+    )
+    latest: datetime | None = None
+    found = []
+    for batch in batches():
+        behind = None if latest is None else latest - timedelta(seconds=DELAY_S)
+        watermark = None if behind is None else round(behind.timestamp() * 1000)
+        found += task.epoch(batch, watermark_ms=watermark, parallelism=2)
+        assert not task.late
+        seen = batch["ts"].to_pylist() + ([] if latest is None else [latest])
+        latest = max(seen, default=None)
+    for row in found:
+        for name in ("window_start", "window_end"):
+            row[name] = round(row[name].timestamp() * 1_000_000)
+        row["all"].sort()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ts.tumbling("10 seconds", offset="3 seconds"), ("10 seconds", "10 seconds", "3 seconds")),
+        (ts.hopping("15 seconds", every="5 seconds"), ("15 seconds", "5 seconds")),
+        (ts.hopping("10 seconds", every="4 seconds"), ("10 seconds", "4 seconds")),
+        (ts.session("3 seconds"), None),
+    ],
+    ids=["tumbling", "hopping", "hopping unevenly", "session"],
+)
+def test_windows_are_those_of_spark(
+    shared_spark: SparkSession, tmp_path: Path, ours: Any, theirs: tuple[str, ...] | None
+) -> None:
+    def window() -> Column:
+        return fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
+
+    expected = of_spark(shared_spark, tmp_path, window)
+    found = of_ours(ours)
+
+    assert len(expected) > 40
+    assert sorted(found, key=str) == sorted(expected, key=str)
