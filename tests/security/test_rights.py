@@ -1,5 +1,6 @@
 """The whole epoch protocol with the least rights, and with each of them missing."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, missing_rights
+from tallystick.run.outputs import OF_MAIN, Selection
+from tallystick.spark.sinks import SinkCluster, preflight
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay
@@ -155,6 +158,21 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     owner.abort_transaction(producer)
     for each in (admin, asking, owner):
         each.close()
+
+
+def test_topics_of_sinks_that_share_a_transaction_are_asked_for_too(
+    guarded: EmbeddedKafka,
+) -> None:
+    config = config_of(guarded, "alice")
+    main = KafkaOutput(config, TOPIC, TOPIC)
+    for topic, told in (("guarded-out", ""), (TOKENS, f"lacks WRITE on topic '{TOKENS}'")):
+        side = KafkaOutput(config, topic, topic)
+        sinks = SinkCluster(main, ((main, OF_MAIN), (side, Selection("alerts"))))
+        try:
+            with pytest.raises(AuthorizationError, match=told) if told else nullcontext():
+                preflight(sinks, "alice", {}, None)
+        finally:
+            sinks.broker.close()
 
 
 def test_topics_that_are_not_there_and_clusters_without_access_control_lack_no_right(

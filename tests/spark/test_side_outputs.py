@@ -222,6 +222,46 @@ def test_malformed_records_and_outputs_of_a_function_are_in_one_transaction(flow
     assert {rows.topic for each in newest for rows in each.produced} == {flow.topic_out, *topics}
 
 
+@ENGINES
+def test_outputs_behind_dataframe_code_and_malformed_records_at_the_same_time(
+    flow: Flow, execution: Any
+) -> None:
+    """Functions behind a transform have outputs, and so have the keyed steps behind it."""
+    names = ("dead", "fives", "thirds")
+    topics = {name: flow.kafka.create_topic(f"{flow.name}-{name}", 2) for name in names}
+    value = ts.Json("k string, n string", mode="deadletter")
+    source = ts.Pipeline(flow.name).read(flow.source(value=value, max_offsets_per_trigger=40))
+    if execution == "jobs":
+        source = source.transform(lambda rows: rows.where("n <> '8'"))
+
+    def in_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
+        both = {"key": rows["k"], "value": rows["n"]}
+        return pa.record_batch({name: text.cast(pa.binary()) for name, text in both.items()})
+
+    pipeline = (
+        source.map_batches(in_bytes, schema=BOTH)
+        .map_batches(reader(), schema=BOTH, outputs={"fives": BOTH})
+        .key_by("key")
+        .process(counting(), output=BOTH, parallelism=2)
+        .write(
+            flow.sink(dead_letter_topic=topics["dead"]),
+            fives=flow.sink(topic=topics["fives"]),
+            thirds=flow.sink(topic=topics["thirds"]),
+        )
+    )
+    texts = {n: "poison" if n % 9 == 4 else f'{{"k": "k{n % 5}", "n": "{n}"}}' for n in range(90)}
+    produce(flow.confluent, flow.topic_in, [(f"k{n % 5}", text) for n, text in texts.items()])
+    flow.run(pipeline, execution=execution)
+
+    dropped = {8} if execution == "jobs" else set()
+    good = [(f"k{n % 5}", str(n)) for n in range(90) if n % 9 != 4 and n not in dropped]
+    assert_exact(flow.confluent, flow.topic_out, good)
+    assert_exact(flow.confluent, topics["fives"], expected_multiples(good, 5))
+    assert_exact(flow.confluent, topics["thirds"], expected_thirds(good))
+    wait_until_nothing_is_pending(flow.confluent, topics["dead"])
+    assert [r.value for r in read_committed(flow.confluent, topics["dead"])] == ["poison"] * 10
+
+
 def test_a_sink_that_begins_to_share_the_transaction_settles_what_it_prepared_before(
     flow: Flow,
     mortal: Mortal,  # noqa: F811
