@@ -28,7 +28,7 @@ from tests.spark.topics import read_committed
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md")
+PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md", "inputs.md")
 _BLOCK = re.compile(
     r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,

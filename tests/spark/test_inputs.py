@@ -12,11 +12,18 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import tallystick as ts
+from tallystick.__main__ import app
+from tallystick.api.declared import declared
 from tallystick.epoch import manifest as m
 from tallystick.errors import OptionError
+from tallystick.ops.doctor_pipeline import DeclaredSubject
+from tallystick.ops.doctor_pipeline import pipeline as its_checkpoint
+from tallystick.ops.ui.checkpoint_reader import CheckpointReader
 from tallystick.source.offsets import parse_source
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import produce, read_committed
@@ -34,6 +41,13 @@ def flow(
     tmp_path: Path,
 ) -> Flow:
     return Flow(tallystick_kafka, spark, tmp_path, execution=request.param)
+
+
+def typed(*arguments: object) -> str:
+    """`tallystick …`, which is done as asked."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def from_text() -> Any:
@@ -344,3 +358,40 @@ def some(is_even: bool) -> Any:
         return rows.select(["k", "n"]).filter(even if is_even else pc.invert(even))
 
     return choose
+
+
+@pytest.mark.parametrize("flow", ["resident"], indirect=True)
+def test_tools_know_inputs_by_their_ids(flow: Flow, tmp_path: Path) -> None:
+    """`inspect`, `doctor`, a savepoint, and a restored checkpoint that goes on by them."""
+    its = Sources(flow)
+    its.feed(30, 20)
+    its.run(its.numbers(), its.texts())
+    checkpoint, saved = str(flow.checkpoint), str(tmp_path / "saved")
+
+    said = typed("inspect", checkpoint, "--json")
+    assert json.loads(said)["inputs"] == ["numbers", "texts"]
+    shown = typed("inspect", checkpoint)
+    assert "numbers" in shown
+    assert "texts" in shown
+    told = {n.removeprefix("kafka."): v for n, v in flow.kafka.kafka_options.items()}
+    facts = CheckpointReader(checkpoint, told).read()
+    assert sum(each.lag for each in facts.partitions) == 0
+    assert {each.topic for each in facts.partitions} == {
+        f"numbers/{flow.topic_in}",
+        f"texts/{its.text_topic}",
+    }
+    assert sum(each.offsets or 0 for each in facts.epochs) == 50
+
+    sink = flow.sink(key="k", value=ts.Json())
+    fewer = ts.Pipeline(flow.name).read(its.numbers(), its.third()).write(sink)
+    told = "does not fit: the checkpoint has positions of input 'texts'"
+    assert told in fewer.explain(flow.spark, checkpoint=checkpoint)
+    subject = DeclaredSubject(declared(fewer), FileStorage(checkpoint), (), None)
+    assert any("'texts'" in each.found for each in its_checkpoint(subject))
+
+    typed("savepoint", "create", checkpoint, saved)
+    flow.folder = tmp_path / "restored"
+    typed("savepoint", "restore", saved, str(flow.checkpoint))
+    its.feed(10, 10)
+    its.run(its.texts(), its.numbers(), parallelism=3)
+    its.assert_exact()
