@@ -28,7 +28,7 @@ from tests.spark.topics import read_committed
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md", "inputs.md")
+PAGES = ("keyed-state.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md")
 _BLOCK = re.compile(
     r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -118,6 +118,24 @@ def test_the_pages_do_what_they_say(
     copied = ds.dataset(tmp_path / "payments-files", format="parquet").to_table()["cents"]
     assert sorted(copied.to_pylist()) == list(range(500, 600))
     reader.made.clear()  # with the Kafka client of the page, which would miss its broker
+
+
+def test_the_page_of_inputs_does_what_it_says(
+    shared_spark: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    reader = Reader(tallystick_kafka, tmp_path)
+    reader.read("inputs.md")
+
+    confluent = tallystick_kafka.confluent_options()
+    prices = [json.loads(r.value or "") for r in read_committed(confluent, "prices")]
+    newest = {row["bidder"]: (row["bids"], row["highest"]) for row in prices}
+    of_each = {bidder: [i for i in range(300) if i % 9 == bidder] for bidder in range(9)}
+    assert newest == {bidder: (2 * len(its), max(its)) for bidder, its in of_each.items()}
+    spent = [json.loads(r.value or "") for r in read_committed(confluent, "spent")]
+    assert sorted(row["price"] for row in spent) == list(range(300))
+    assert {row["name"] for row in spent} <= {None, *(f"person {i}" for i in range(9))}
+    assert all(row["price"] % 9 == row["bidder"] for row in spent)
+    reader.made.clear()
 
 
 def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:

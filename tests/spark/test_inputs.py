@@ -395,3 +395,30 @@ def test_tools_know_inputs_by_their_ids(flow: Flow, tmp_path: Path) -> None:
     its.feed(10, 10)
     its.run(its.texts(), its.numbers(), parallelism=3)
     its.assert_exact()
+
+
+def test_dead_letters_of_all_inputs_go_to_one_topic_with_transform_or_without(flow: Flow) -> None:
+    """One of them leaves its own out; after a `transform` they are found by a second reading."""
+    its = Sources(flow)
+    letters = f"{flow.name}-letters"
+    flow.kafka.create_topic(letters, 1)
+    for topic in (flow.topic_in, its.text_topic, its.third_topic):
+        produce(flow.confluent, topic, [("a", "{"), ("b", json.dumps({"k": "b", "n": 1}))])
+
+    def part(uid: str, topic: str, mode: Any) -> ts.Stream:
+        source = flow.source(topics=[topic], value=ts.Json(ROWS, mode=mode))
+        return ts.stream(source, uid=uid).map_batches(only_rows(), schema=ROWS)
+
+    pipeline = ts.Pipeline(flow.name).read(
+        part("one", flow.topic_in, "deadletter"),
+        part("two", its.text_topic, "dropmalformed"),
+        part("three", its.third_topic, "deadletter"),
+    )
+    if flow.execution == "jobs":
+        pipeline = pipeline.transform(lambda rows: rows.where("n > 0"))
+    sink = flow.sink(key="k", value=ts.Json(), dead_letter_topic=letters)
+    flow.run(pipeline.write(sink), execution=flow.execution)
+
+    rows = [json.loads(each.value or "") for each in read_committed(flow.confluent, flow.topic_out)]
+    assert rows == [{"k": "b", "n": 1}] * 3
+    assert [each.value for each in read_committed(flow.confluent, letters)] == ["{"] * 2
