@@ -229,6 +229,7 @@ class Auction:
     people: list[tuple[int, str, int]] = field(default_factory=list)
     at_once: int = 40
     bid_settings: dict[str, Any] = field(default_factory=dict)
+    max_drift: str | int = 0
 
     def __post_init__(self) -> None:
         self.topic = f"{self.flow.name}-people"
@@ -263,6 +264,7 @@ class Auction:
             .process(
                 both_sides(),
                 event_time={"bids": "ts", "people": "since"},
+                max_drift=self.max_drift,
                 output="bidder bigint, what string, at bigint, bids bigint, people bigint",
                 uid="both",
                 parallelism=parallelism,
@@ -336,6 +338,29 @@ def test_an_input_that_lags_makes_no_row_late(flow: Flow) -> None:
     assert len(marks) > 3
     assert marks == sorted(marks)
     assert sum(mark < now for mark in marks) >= 3, "it followed the one that lags"
+
+
+def test_an_input_that_is_ahead_waits_for_the_other(flow: Flow) -> None:
+    """Its first epoch shows how far it is; then it stands until the people are as far."""
+    auction = Auction(flow, at_once=10, bid_settings={"max_offsets_per_trigger": 9})
+    auction.max_drift = "1 hour"
+    now, day = 1_700_000_000_000, 86_400_000
+    auction.feed(
+        [(n % 5, n, now + n) for n in range(60)],
+        [(n % 5, f"p{n}", now - day + 1000 * n) for n in range(60)],
+    )
+    auction.run()
+    auction.assert_exact()
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
+    read = [
+        {each.input: sum(each.positions.values()) for each in map(parse_source, texts)}
+        for texts in (m.decode(path.read_bytes(), str(path)).sources for path in paths)
+    ]
+    during = [each["bids"] for each in read if 0 < each["people"] < 60]
+    assert len(during) >= 3
+    assert set(during) == {during[0]}
+    assert 0 < during[0] < 60
+    assert read[-1] == {"bids": 60, "people": 60}
 
 
 def test_one_topic_may_be_read_twice(flow: Flow) -> None:
