@@ -151,6 +151,24 @@ def test_the_page_of_outputs_does_what_it_says(
     reader.made.clear()
 
 
+def test_the_page_of_inputs_does_what_it_says(
+    shared_spark: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    reader = Reader(tallystick_kafka, tmp_path)
+    reader.read("inputs.md")
+
+    confluent = tallystick_kafka.confluent_options()
+    prices = [json.loads(r.value or "") for r in read_committed(confluent, "prices")]
+    newest = {row["bidder"]: (row["bids"], row["highest"]) for row in prices}
+    of_each = {bidder: [i for i in range(300) if i % 9 == bidder] for bidder in range(9)}
+    assert newest == {bidder: (2 * len(its), max(its)) for bidder, its in of_each.items()}
+    spent = [json.loads(r.value or "") for r in read_committed(confluent, "spent")]
+    assert sorted(row["price"] for row in spent) == list(range(300))
+    assert {row["name"] for row in spent} <= {None, *(f"person {i}" for i in range(9))}
+    assert all(row["price"] % 9 == row["bidder"] for row in spent)
+    reader.made.clear()
+
+
 def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:
     """What stands in an output topic, in the order of each user's rows."""
     rows: dict[str, list[dict[str, Any]]] = {}
