@@ -55,9 +55,17 @@ from .spark.context import (
 )
 from .spark.streaming.registration import kafka_partition as kafka_partition
 from .spark.streaming.registration import register as register
+from .state.functions.co_process import (
+    CoKeyedBatch as CoKeyedBatch,
+    co_process as co_process,
+)
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,
+)
+from .state.functions.range_join import (
+    interval_join as interval_join,
+    window_join as window_join,
 )
 from .state.functions.ready_made import (
     aggregate as aggregate,
@@ -70,6 +78,8 @@ from .state.functions.ready_made import (
     sum as sum,
     top_n as top_n,
 )
+from .state.functions.temporal_join import temporal_join as temporal_join
+from .state.functions.upsert_join import upsert_join as upsert_join
 from .state.functions.vectorised import vectorised as vectorised
 
 __version__: str

@@ -109,7 +109,8 @@ class StateField:
     Args:
         name: as the user's code calls it.
         state_id: the byte in the entries' keys; never used again after the state was deleted.
-        kind: `value`, `list`, `map`, `columns` (a vectorised function's) or `timers`.
+        kind: `value`, `list`, `map`, `columns` (a vectorised function's), `rows` (of a join) or
+            `timers`.
         key_schema: of the entries of a map, as JSON; "" elsewhere.
         value_schema: as JSON.
         ttl_ms: how long an entry lives after its last write; 0: for ever.

@@ -142,7 +142,9 @@ def test_a_function_of_two_inputs_sees_each_with_its_columns_and_one_state(
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return pa.schema([*key, ("n", pa.int64()), ("total", pa.int64())])
 
-    tasks = CoKeyedTasks(co_process(function, state="n bigint, total bigint", output=output), INPUTS)
+    tasks = CoKeyedTasks(
+        co_process(function, state="n bigint, total bigint", output=output), INPUTS
+    )
     counts: dict[Any, int] = {}
     totals: dict[Any, int] = {}
     for records, parallelism in epochs:
@@ -189,9 +191,9 @@ def test_a_function_of_two_inputs_has_timers_and_event_times() -> None:
 
 def test_a_function_names_inputs_that_are_there() -> None:
     tasks = CoKeyedTasks(co_process(lambda batch: batch.of("bids"), state=""), INPUTS)
-    with pytest.raises(OptionError, match="no input 'bids'; read.. and key_by.. name users, acco"):
+    with pytest.raises(OptionError, match=r"no input 'bids'; .* name users, accounts"):
         tasks.epoch([(0, {"user": "a"})])
-    with pytest.raises(OptionError, match="co_process: the step has a single input. Name several"):
+    with pytest.raises(OptionError, match="co_process: the step has a single input"):
         co_process(lambda batch: Update(), state="").make(USERS)
     with pytest.raises(OptionError, match="time_mode 'Now': expected one of None"):
         co_process(lambda batch: Update(), state="", time_mode="Now")
