@@ -49,7 +49,7 @@ EPOCHS = st.lists(
     st.tuples(
         st.lists(ROW, max_size=14),
         st.integers(0, 12),  # the watermark's advance
-        st.integers(1, 16),
+        st.sampled_from([1, 2, 3, 16]),
         st.sampled_from([None, None, 5, 16, 40]),
     ),
     max_size=6,
@@ -153,7 +153,7 @@ def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] =
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(epochs=EPOCHS, bounds=st.tuples(st.integers(-15, 15), st.integers(0, 12)))
 def test_an_interval_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], bounds: tuple[int, int]
@@ -170,7 +170,7 @@ def test_an_interval_join_is_that_of_nested_loops(
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(epochs=EPOCHS, size=st.integers(1, 15), offset=st.integers(-3, 20))
 def test_a_window_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], size: int, offset: int
