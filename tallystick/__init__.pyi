@@ -3,6 +3,8 @@
 from .api.kafka_sink import KafkaSink as KafkaSink
 from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
+from .api.streams import Stream as Stream
+from .api.streams import stream as stream
 from .codec.formats import (
     Avro as Avro,
     Json as Json,

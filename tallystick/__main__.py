@@ -125,7 +125,7 @@ def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
 
     found = find_pipeline(where)
     its = declared(found)
-    return connection_of(found.source, found.sinks), its
+    return connection_of(found.inputs.sources, found.sinks), its
 
 
 def find_pipeline(where: str) -> "Pipeline":

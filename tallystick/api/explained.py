@@ -9,10 +9,10 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options.source import parse_source_options
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.steps import MapBatches, Process, Step
 from tallystick.spark.cluster import JOBS, is_local, members_max
+from tallystick.spark.inputs import PipelineInput, by_input, check_none_gone
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import OutputTopology
@@ -24,7 +24,7 @@ _WIDTH = 16
 
 def explained(
     run: PipelineRun,
-    source: KafkaSource,
+    sources: tuple[KafkaSource, ...],
     steps: tuple[Step, ...],
     topology: OutputTopology,
     checkpoint: str | None,
@@ -33,7 +33,7 @@ def explained(
 
     Args:
         run: the pipeline, with all types known; not started.
-        source: what it reads.
+        sources: what it reads, by input.
         steps: what the user wrote.
         topology: its sinks.
         checkpoint: its folder; None: not given.
@@ -44,17 +44,39 @@ def explained(
     manifest = None if checkpoint is None else newest_manifest(FileStorage(checkpoint), run.name)
     lines = [
         ("pipeline", run.name),
-        ("source", _source(source)),
-        ("", _values(run, source)),
+        *_inputs(run, sources, manifest),
         *_steps(run, steps, manifest),
         *_sinks(topology),
-        *_exchange(run, source, steps, topology),
+        *_exchange(run, sources, steps, topology),
         ("checkpoint", _checkpoint(checkpoint, manifest)),
         ("execution", _execution(run)),
         ("slots", _slots(run)),
         *_timeouts(run, topology),
     ]
     return "\n".join(f"{name:{_WIDTH}} {text}" for name, text in lines)
+
+
+def _inputs(
+    run: PipelineRun, sources: tuple[KafkaSource, ...], manifest: Manifest | None
+) -> Iterator[tuple[str, str]]:
+    is_one = len(sources) == 1 and not run.inputs[0].name
+    for its, source in zip(run.inputs, sources, strict=True):
+        yield "source", f"{'' if is_one else f'{its.text}: '}{_source(source)}"
+        yield "", _values(its, source)
+        if its.name and its.uid != its.name:
+            yield "", f"its positions are those of uid {its.uid!r}"
+        for step in its.steps:
+            yield "", f"map_batches {_name(step.function)}"
+    if run.inputs[0].name:
+        yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"
+    held = {} if manifest is None else by_input(manifest.sources)
+    try:
+        check_none_gone(held, [each.uid for each in run.inputs])
+    except OptionError as error:
+        yield "", f"does not fit: {error}"
+    for its in run.inputs:
+        if held and its.uid not in held:
+            yield "", f"{its.text} is new: it begins as its source says"
 
 
 def _source(source: KafkaSource) -> str:
@@ -67,8 +89,8 @@ def _source(source: KafkaSource) -> str:
     return f"{what} at {source.bootstrap_servers}"
 
 
-def _values(run: PipelineRun, source: KafkaSource) -> str:
-    options = parse_source_options(run.source_options, streaming=True)
+def _values(its: PipelineInput, source: KafkaSource) -> str:
+    options = its.options
     group = f"group {options.shown_group}" if options.shown_group else "no group"
     if source.value is None:
         return f"values stay binary; {group} shows how far it is read"
@@ -93,12 +115,16 @@ def _steps(
         name = f"step {number}"
         if not isinstance(step, Process):
             word = "map_batches" if isinstance(step, MapBatches) else "transform"
-            yield name, f"{word} {getattr(step.function, '__name__', repr(step.function))}"
+            yield name, f"{word} {_name(step.function)}"
             continue
         its = next(keyed)
         start = starts[its.uid]
         has_state = its.uid in held
-        yield name, f"process, uid {its.uid}, key_by {', '.join(its.key.names)}"
+        keys = ", ".join(its.key.names)
+        if step.inputs:
+            pairs = zip(run.inputs, step.inputs, strict=True)
+            keys = "; ".join(f"{each.name}: {', '.join(key)}" for each, (key, _) in pairs)
+        yield name, f"process, uid {its.uid}, key_by {keys}"
         yield "", f"state: {_state(its)}{'' if has_state or manifest is None else ' (new)'}"
         yield "", f"puts out: {ddl_of(its.output)}"
         groups = f"{start.max_parallelism} key groups"
@@ -116,6 +142,10 @@ def _steps(
         )
         stored, copied = state_places(run.cluster, its.uid)
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def _state(step: KeyedStep) -> str:
@@ -155,7 +185,10 @@ def _sink(sink: Sink) -> str:
 
 
 def _exchange(
-    run: PipelineRun, source: KafkaSource, steps: tuple[Step, ...], topology: OutputTopology
+    run: PipelineRun,
+    sources: tuple[KafkaSource, ...],
+    steps: tuple[Step, ...],
+    topology: OutputTopology,
 ) -> Iterator[tuple[str, str]]:
     """Report which rows leave their task on the way to the sinks."""
     if topology.others:
@@ -165,7 +198,7 @@ def _exchange(
         return
     to = "topics that rows name" if topology.decider.topic is None else topology.decider.topic
     text = f"to {topology.uid}: rows go to the task that writes their partition of {to}"
-    if _readers_write(source, steps):
+    if len(sources) == 1 and _readers_write(sources[0], steps):
         text += "; co-partitioned ones, to a partition of the number they came from, stay in place"
     yield "" if topology.others else "exchange", f"{text}, {_over(run)}"
 
@@ -182,7 +215,9 @@ def _readers_write(source: KafkaSource, steps: tuple[Step, ...]) -> bool:
 
 
 def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str, str]]:
-    yield "timeouts", f"source: {_calls(run.source_config)}"
+    for number, each in enumerate(run.inputs):
+        whose = "source" if len(run.inputs) == 1 else each.text
+        yield "" if number else "timeouts", f"{whose}: {_calls(each.config)}"
     for uid, sink in _by_uid(topology):
         if not isinstance(sink, KafkaSink):
             yield "", f"sink {uid}: those of its own system"

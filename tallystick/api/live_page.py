@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def open_live_page(
     port: int,
     checkpoint: str,
-    source: KafkaSource | None,
+    sources: Sequence[KafkaSource],
     sinks: Sequence[Sink],
     trigger: Mapping[str, Any] | None,
     listener: Listener | None,
@@ -27,7 +27,7 @@ def open_live_page(
     Args:
         port: of this machine.
         checkpoint: the pipeline's.
-        source: what it reads.
+        sources: what it reads.
         sinks: what it writes; where none is of Kafka, the source's cluster is asked.
         trigger: when epochs begin.
         listener: the user's.
@@ -44,20 +44,20 @@ def open_live_page(
     except ModuleNotFoundError as error:
         raise ui_is_missing(error) from None
     live = LiveRun(listener, trigger, topology_of(sinks).dead_letter_topic or "")
-    open_page(port, checkpoint, connection_of(source, sinks), live)
+    open_page(port, checkpoint, connection_of(sources, sinks), live)
     return live
 
 
-def connection_of(source: KafkaSource | None, sinks: Sequence[Sink]) -> dict[str, str]:
+def connection_of(sources: Sequence[KafkaSource], sinks: Sequence[Sink]) -> dict[str, str]:
     """Return how the cluster is reached that an operator asks about a pipeline.
 
-    That of the sink that decides; else of another Kafka sink, or of the source.
+    That of the sink that decides; else of another Kafka sink, or of the first source.
 
     Args:
-        source: what it reads.
+        sources: what it reads.
         sinks: what it writes.
     """
-    ends = (topology_of(sinks).sink, *sinks, source)
+    ends = (topology_of(sinks).sink, *sinks, *sources)
     end = next(each for each in ends if isinstance(each, KafkaSink | KafkaSource))
     options = {
         name: value for name, value in end.options.items() if name.startswith("kafka.")

@@ -20,10 +20,9 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +31,8 @@ from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
+from tallystick.api.process_arguments import check_own, delay_ms, is_stateful_processor
+from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
@@ -44,7 +45,6 @@ from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
 from tallystick.state.functions.processing import NO_TIME, Processor
-from tallystick.state.functions.ready_made import Aggregate
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -65,7 +65,7 @@ class Pipeline:
     """
 
     name: str
-    source: KafkaSource | None = None
+    inputs: Inputs = NO_INPUTS
     steps: tuple[Step, ...] = ()
     sinks: tuple[Sink, ...] = ()
 
@@ -77,9 +77,18 @@ class Pipeline:
                 f"'.', '_' and '-'"
             )
 
-    def read(self, source: KafkaSource) -> Self:
-        """Say what is read; the first step."""
-        return replace(self, source=source)
+    def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
+        """Say what is read; the first step.
+
+        Args:
+            sources: several become one stream: their columns have to be equal, after the steps that
+                each may have (`ts.stream`), and each needs a uid there.
+            named: inputs that stay apart, for a `process` with several; `key_by` follows.
+
+        Raises:
+            OptionError: there is no input, or one cannot be told from another.
+        """
+        return replace(self, inputs=inputs_of(sources, named))
 
     def map_batches(self, function: BatchFunction, *, schema: str | None = None) -> Self:
         """Pass each Arrow batch through a function, in the task that read it.
@@ -90,6 +99,7 @@ class Pipeline:
                 run again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
         """
+        self._refuse_named("map_batches")
         return replace(self, steps=(*self.steps, MapBatches(function, schema)))
 
     def transform(self, function: FrameFunction) -> Self:
@@ -97,16 +107,35 @@ class Pipeline:
 
         Only here do rows go through the JVM. A shuffle in it may change the order of rows.
         """
+        self._refuse_named("transform")
         return replace(self, steps=(*self.steps, Transform(function)))
 
-    def key_by(self, *columns: str, max_parallelism: int | None = None) -> "KeyedPipeline":
+    def _refuse_named(self, step: str) -> None:
+        if self.inputs.are_named and not self.steps:
+            raise OptionError(
+                f"pipeline {self.name!r}: {step}() stands between read() with named inputs and "
+                f"key_by(): their rows have different columns. Give the function to its input, "
+                f"read({self.inputs.names[0]}=ts.stream(source).map_batches(…, schema=…), …)"
+            )
+
+    def key_by(
+        self,
+        *columns: str,
+        max_parallelism: int | None = None,
+        **named: str | Sequence[str],
+    ) -> "KeyedPipeline":
         """Bring the rows of each key to one task, in order; `process` says what is done there.
 
         Args:
             columns: of the key; a `map_batches` right before needs its `schema`.
             max_parallelism: how many key groups there are: the most tasks that the state can ever
                 be shared among, fixed once it exists. None: by Flink's formula, 128 at least.
+            named: the key of each input, a column or several, right after `read` with named ones.
         """
+        names = () if self.steps else self.inputs.names
+        if names or named:
+            keys = keys_of(names, columns, named)
+            return KeyedPipeline(self, keys[0], max_parallelism, keys)
         if not columns or not all(isinstance(name, str) for name in columns):
             raise OptionError(f"key_by{columns}: expected names of columns, e.g. key_by('user')")
         if repeated := [name for name in columns if columns.count(name) > 1]:
@@ -172,7 +201,8 @@ class Pipeline:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
                 return start_loop(run, checkpoint, trigger, accepted)
-            live = open_live_page(ui_port, checkpoint, self.source, self.sinks, trigger, listener)
+            sources = self.inputs.sources
+            live = open_live_page(ui_port, checkpoint, sources, self.sinks, trigger, listener)
             query = start_loop(
                 self._run(cluster, execution, live, dropped), checkpoint, trigger, accepted
             )
@@ -228,24 +258,35 @@ class Pipeline:
             OptionError: `start` would find the same mistake.
             DataLossError: the checkpoint is another pipeline's.
         """
-        source = self._check_whole(execution)
+        self._check_whole(execution)
         run = self._run(Cluster.at_hand(spark), execution)
-        return explained(run, source, self.steps, topology_of(self.sinks), checkpoint)
+        sources, steps = self.inputs.sources, self._all_steps
+        return explained(run, sources, steps, topology_of(self.sinks), checkpoint)
 
-    def _check_whole(self, execution: str | None) -> KafkaSource:
+    @property
+    def _all_steps(self) -> tuple[Step, ...]:
+        """The steps, those of an only input included."""
+        return (*self.inputs.chain, *self.steps)
+
+    def _check_whole(self, execution: str | None) -> None:
         """Find mistakes for which nothing but the pipeline need be known."""
         if execution not in (None, RESIDENT, JOBS):
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
-        if self.source is None or not self.sinks:
+        if not self.inputs.streams or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
+        if self.inputs.are_named and not self.steps:
+            raise OptionError(
+                f"pipeline {self.name!r}: named inputs go to a process step: key_by("
+                f"{self.inputs.names[0]}='…', …).process(…) follows read(). Inputs of equal "
+                f"columns become one stream without names: read(first, second)"
+            )
         check_for_pipeline(self.sinks)
         token = token_group(f"{topology_of(self.sinks).id_prefix}{self.name}")
-        if self.source.group_id == token:
+        if any(each.group_id == token for each in self.inputs.sources):
             raise OptionError(
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
             )
-        return self.source
 
     def _run(
         self,
@@ -254,12 +295,11 @@ class Pipeline:
         listener: Listener | None = None,
         dropped: frozenset[str] = frozenset(),
     ) -> PipelineRun:
-        assert self.source is not None, "checked before"
         run = PipelineRun(
             name=self.name,
             cluster=cluster,
-            source_options=self.source.to_options(self.name),
-            steps=self.steps,
+            inputs=self.inputs.declared(self.name),
+            steps=self._all_steps,
             topology=topology_of(self.sinks),
             listener=listener,
             allow_dropped_state=dropped,
@@ -289,6 +329,7 @@ class KeyedPipeline:
     pipeline: Pipeline
     columns: tuple[str, ...]
     max_parallelism: int | None = None
+    keys: tuple[tuple[str, ...], ...] = ()
 
     def process(
         self,
@@ -298,7 +339,7 @@ class KeyedPipeline:
         parallelism: int | None = None,
         uid: str | None = None,
         time_mode: str | None = None,
-        event_time: str | None = None,
+        event_time: str | Mapping[str, str] | None = None,
         watermark_delay: str | int = 0,
         idle_after: str | int = 0,
         rows: str = "row",
@@ -317,7 +358,8 @@ class KeyedPipeline:
                 state: `process-1`, which it has to be given when another one joins it.
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
-            event_time: the column with a row's event time, a timestamp or bigint in ms.
+            event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
+                by name, for those that have such times.
             watermark_delay: how much later than the latest row of its partition another one may
                 come, in ms or as text such as "10 seconds". What comes later still is dropped with
                 time mode EventTime.
@@ -330,7 +372,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        if _is_stateful_processor(function):
+        if is_stateful_processor(function):
             from tallystick.state.pyspark.processor import row_processor
 
             if output is None:
@@ -338,16 +380,14 @@ class KeyedPipeline:
                     f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
                     f"columns of the rows that it returns, e.g. output='user string, n bigint'"
                 )
+            mode = time_mode or NO_TIME
             processor: Processor = row_processor(
-                function,
-                output=output,
-                rows=rows,
-                time_mode=time_mode or NO_TIME,
-                initial_state=initial_state,
+                function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
             )
         else:
             processor = cast(Processor, function)
-            _check_own(processor, time_mode, rows, initial_state)
+            check_own(processor, time_mode, rows, initial_state)
+        event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
             key=self.columns,
@@ -356,8 +396,9 @@ class KeyedPipeline:
             max_parallelism=self.max_parallelism,
             parallelism=parallelism,
             event_time=event_time,
-            watermark_delay_ms=_delay_ms("watermark_delay", watermark_delay),
-            idle_after_ms=_delay_ms("idle_after", idle_after),
+            watermark_delay_ms=delay_ms("watermark_delay", watermark_delay),
+            idle_after_ms=delay_ms("idle_after", idle_after),
+            inputs=inputs,
         )
         return replace(self.pipeline, steps=(*self.pipeline.steps, step))
 
@@ -374,53 +415,8 @@ class KeyedPipeline:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
-
-
-def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
-    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
-    return module is not None and isinstance(function, module.StatefulProcessor)
-
-
-def _check_own(
-    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
-) -> None:
-    if isinstance(processor, Aggregate):
-        raise OptionError(
-            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
-            'themselves. Wrap it: ts.aggregate({"n": ts.count()})'
-        )
-    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
-        raise OptionError(
-            f"process({processor!r}): expected a StatefulProcessor, a function made with "
-            f"vectorised(...), or a ready-made one such as deduplicate()"
-        )
-    if time_mode not in (None, processor.time_mode):
-        raise OptionError(
-            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
-        )
-    if rows != "row" or initial_state is not None:
-        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
-
-
-_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
-_UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
-
-
-def _delay_ms(name: str, delay: str | int) -> int:
-    """Return a delay in ms, given as such or as for Spark's `withWatermark`: "10 seconds"."""
-    if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
-        return delay
-    words = str(delay).lower().split()
-    unit = _UNITS_MS.get(words[1].removesuffix("s")) if len(words) == 2 else None
-    if isinstance(delay, str) and unit is not None and words[0].isdecimal():
-        return int(words[0]) * unit
-    raise OptionError(
-        f"{name}={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
-        f"(milliseconds, seconds, minutes, hours, days)"
-    )
 
 
 def _uids(uids: Collection[str]) -> frozenset[str]:

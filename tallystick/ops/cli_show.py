@@ -12,6 +12,7 @@ from rich.table import Table
 from tallystick.epoch.manifest import KAFKA
 from tallystick.epoch.savepoint import Savepoint
 from tallystick.ops.inspection import Report, StepReport, state_text
+from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import StepState
 
 SHOWN_MAX = 20
@@ -64,8 +65,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 def _show_positions(report: Report, out: Console) -> None:
     table = Table("source", "partition", "next offset", title="positions", title_justify="left")
     rows = [
-        (str(source), partition, str(offset))
-        for source, positions in enumerate(report.positions)
+        (str(number) if uid == ONLY_INPUT else uid, partition, str(offset))
+        for number, (uid, positions) in enumerate(zip(report.inputs, report.positions, strict=True))
         for partition, offset in positions.items()
     ]
     for row in rows[:SHOWN_MAX]:

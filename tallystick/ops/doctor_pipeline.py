@@ -21,6 +21,7 @@ from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_recovery, missing_rights
 from tallystick.kafka.task_sink import rights_of
+from tallystick.spark.inputs import by_input, check_none_gone
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.sinks import decider_rights
 from tallystick.storage.file_storage import FileStorage
@@ -64,7 +65,7 @@ class DeclaredSubject:
 
 
 def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
-    """Check that the checkpoint is this pipeline's, and its state fits the steps."""
+    """Check that the checkpoint is this pipeline's, and fits its inputs and steps."""
     its = subject.pipeline
     if its.other_sinks:
         uids = ", ".join(its.other_sinks)
@@ -73,6 +74,8 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
     try:
         manifest = newest_manifest(subject.storage, its.run.name)
         its.run.keyed.check(() if manifest is None else manifest.state)
+        sources = () if manifest is None else manifest.sources
+        check_none_gone(by_input(sources), [each.uid for each in its.run.inputs])
     except TallystickError as error:
         yield _refusal("pipeline", error)
 

@@ -129,6 +129,7 @@ class Report:
         logged: the newest that was begun; it may be under way, or not have counted.
         origin: of which savepoint it is, while no epoch has run after it.
         positions: per source, the next offset of each partition.
+        inputs: the id of each source.
         epochs: those whose manifests are there, oldest first.
         newest_whole: the newest one of them with all its files; None: there is none.
         outputs: what they, and manifests after them, make visible; oldest first.
@@ -144,6 +145,7 @@ class Report:
     logged: int
     origin: str
     positions: tuple[dict[str, int], ...]
+    inputs: tuple[str, ...]
     steps: tuple[StepReport, ...]
     epochs: tuple[RetainedEpoch, ...]
     newest_whole: int | None
@@ -214,6 +216,7 @@ class _Look:
             logged=max(self.known.newest_begun, self.committed),
             origin="" if manifest.origin is None else manifest.origin.savepoint,
             positions=_positions(manifest),
+            inputs=tuple(each.input for each in map(parse_source, manifest.sources) if each),
             steps=tuple(self._step(step) for step in manifest.state),
             epochs=tuple(epochs),
             newest_whole=newest_whole(epochs),

@@ -85,7 +85,7 @@ class InputState:
     """The state of a pipeline's input when an epoch was planned.
 
     Args:
-        partitions: that have a position.
+        partitions: that have a position; of several inputs, as `offsets.of_input` names them.
         unfinished: those that had more than the epoch reads.
         begun: those that the epoch begins to read, perhaps again: what an earlier topic of the
             same name held says nothing of this one.

@@ -1,7 +1,7 @@
 """The reading task: from splits of partitions to frames on their way."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from tallystick.run.event_times import TimesRead
 from tallystick.run.exchange import Frame
 from tallystick.run.task import BatchFunction, DeadLetters, Outlet, apply, send
 from tallystick.source.losses import LossPolicy
+from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class ReadPlan:
         functions: what rows pass through.
         event_time: the column whose latest value of each partition the driver is told, as the
             keyed step has it; None: nobody asks.
+        input: the id of the pipeline's input.
     """
 
     fetch: Fetch
@@ -39,6 +41,7 @@ class ReadPlan:
     policy: LossPolicy = STRICT
     functions: tuple[BatchFunction, ...] = ()
     event_time: pa.Field | None = None
+    input: str = ONLY_INPUT
 
     def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
         """The well-formed rows of all splits, in order within each.
@@ -63,24 +66,16 @@ class ReadPlan:
         source: int,
         attempt_number: int = 0,
     ) -> Iterator[Frame]:
-        """Yield all frames of one attempt of a reader: what `read` and `read_dead_letters` do.
+        """Yield the frames of a reader that reads nothing else; see `send_read`."""
+        return send_read([(self, splits)], outlet, source, attempt_number)
 
-        Args:
-            splits: that it reads.
-            outlet: where they go.
-            source: the task's index.
-            attempt_number: Spark's.
-        """
-        times = TimesRead(self.event_time)
-        read = self._read_both(splits, times)
-        return send(outlet, read, source, times.notes, attempt_number)
-
-    def _read_both(
+    def read_both(
         self, splits: Iterable[SplitRange], times: TimesRead
     ) -> Iterator[pa.RecordBatch | DeadLetters]:
+        """Yield what `read` and `read_dead_letters` do, and tell `times` the event times."""
         for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
-                times.note(partition, rows)
+                times.note(of_input(self.input, partition), rows)
                 yield rows
             if built.dead_letters is not None:
                 yield DeadLetters(built.dead_letters)
@@ -99,6 +94,25 @@ class ReadPlan:
                 yield split.topic_partition, built
         finally:
             left_out.tell()
+
+
+def send_read(
+    parts: Sequence[tuple[ReadPlan, Iterable[SplitRange]]],
+    outlet: Outlet,
+    source: int,
+    attempt_number: int = 0,
+) -> Iterator[Frame]:
+    """Yield all frames of one attempt of a reader: of each input that it has splits of.
+
+    Args:
+        parts: how each input is read, and the splits of it; their event times are in one column.
+        outlet: where they go.
+        source: the task's index.
+        attempt_number: Spark's.
+    """
+    times = TimesRead(parts[0][0].event_time)
+    read = (each for plan, splits in parts for each in plan.read_both(splits, times))
+    return send(outlet, read, source, times.notes, attempt_number)
 
 
 class _LeftOut:

@@ -65,6 +65,7 @@ class Process:
         watermark_delay_ms: how much later than the latest row of its partition another one may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
+        inputs: the key and the event time of each named input; none where rows come in one stream.
     """
 
     uid: str | None
@@ -76,6 +77,7 @@ class Process:
     event_time: str | None = None
     watermark_delay_ms: int = 0
     idle_after_ms: int = 0
+    inputs: tuple[tuple[tuple[str, ...], str | None], ...] = ()
 
     def __post_init__(self) -> None:
         if self.uid is not None and not PLAIN_NAME.fullmatch(self.uid):
@@ -145,8 +147,12 @@ class Stages:
     keyed: tuple[KeyedStage, ...] = ()
 
 
-def arrange(steps: tuple[Step, ...], source_ddl: str) -> Stages:
+def arrange(steps: tuple[Step, ...], source: Columns) -> Stages:
     """Return where each step runs.
+
+    Args:
+        steps: in their order.
+        source: the columns that they begin with; as DDL where DataFrame code may follow.
 
     Raises:
         OptionError: the columns of a step would not be known, Arrow functions stand between
@@ -161,14 +167,14 @@ def arrange(steps: tuple[Step, ...], source_ddl: str) -> Stages:
             "letters) travels to the writing tasks along with their rows, and DataFrame code would "
             "drop it. Put the DataFrame code before key_by, or into map_batches"
         )
-    stages = _stateless(steps[:first], source_ddl)
+    stages = _stateless(steps[:first], source)
     if not keyed_at:
         return stages
-    known = None if stages.frames else source_ddl
+    known = None if stages.frames else source
     return Stages(stages.before, stages.frames, stages.after, _keyed(steps, keyed_at, known))
 
 
-def _stateless(steps: tuple[Step, ...], source_ddl: str) -> Stages:
+def _stateless(steps: tuple[Step, ...], source: Columns) -> Stages:
     frame_positions = [i for i, step in enumerate(steps) if isinstance(step, Transform)]
     if not frame_positions:
         return Stages(_functions(steps), None, ())
@@ -180,12 +186,13 @@ def _stateless(steps: tuple[Step, ...], source_ddl: str) -> Stages:
             "or use DataFrame.mapInArrow inside one of them"
         )
     before = steps[:first]
-    ddl = before[-1].schema if before and isinstance(before[-1], MapBatches) else source_ddl
+    ddl = before[-1].schema if before and isinstance(before[-1], MapBatches) else source
     if ddl is None:
         raise OptionError(
             "the map_batches before transform needs schema=, e.g. schema='dest string, n bigint': "
             "Spark has to know the columns of the DataFrame"
         )
+    assert isinstance(ddl, str), "no DataFrame code follows named inputs"
     stage = FrameStage(tuple(step.function for step in frames), ddl)
     return Stages(_functions(before), stage, _functions(steps[last + 1 :]))
 

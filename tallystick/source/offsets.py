@@ -6,7 +6,8 @@ group travel along, so that the committer of the epoch can say in Kafka how far 
 
     {"tallystick": 1, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
      "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},
-     "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}, "tick": …}
+     "gone": {topic: since, in ms}, "skipped": {topic: {partition: [from, to]}}, "tick": …,
+     "input": its id}
 """
 
 import json
@@ -19,6 +20,8 @@ from tallystick.errors import ManifestError
 from tallystick.values import TopicPartition
 
 VERSION = 1
+ONLY_INPUT = "input-1"
+"""The id of the input of a pipeline that has one, and names it not; JSON leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class SourceOffsets:
             passed over, as its policy says.
         tick: how many epochs were planned without records since the last one with some, so that
             timers get their epochs. It only makes offsets distinct.
+        input: the id of the pipeline's input that reads them, by which a restart finds them.
     """
 
     cluster_id: str
@@ -53,6 +57,7 @@ class SourceOffsets:
     gone: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     tick: int = 0
+    input: str = ONLY_INPUT
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON types for Spark to store; the same for the same value."""
@@ -75,6 +80,8 @@ class SourceOffsets:
             value["skipped"] = _ranges(self.skipped)
         if self.tick:
             value["tick"] = self.tick
+        if self.input != ONLY_INPUT:
+            value["input"] = self.input
         return value
 
 
@@ -106,12 +113,18 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
             for partition, (start, stop) in ranges.items()
         },
         tick=value.get("tick", 0),
+        input=str(value.get("input", ONLY_INPUT)),
     )
 
 
 def next_tick(start: SourceOffsets) -> SourceOffsets:
     """Return the offsets of an epoch that reads nothing: those of `start`, with another tick."""
-    return replace(start, starts={}, skipped={}, initial=False, tick=start.tick + 1)
+    return replace(unmoved(start), tick=start.tick + 1)
+
+
+def unmoved(start: SourceOffsets) -> SourceOffsets:
+    """Return the offsets of an epoch that reads nothing here, and something of other inputs."""
+    return replace(start, starts={}, skipped={}, initial=False)
 
 
 def _columns(positions: Mapping[TopicPartition, int]) -> dict[str, list[int | None]]:
@@ -154,6 +167,16 @@ def parse_source(text: str) -> SourceOffsets | None:
             f"offsets {text[:200]}: expected those of a Tallystick source; they were edited, or "
             f"made by somebody else."
         ) from error
+
+
+def of_input(uid: str, partition: TopicPartition) -> TopicPartition:
+    """Return the name of a partition among those of all inputs, which may read topics of one name.
+
+    No topic's name has a slash.
+    """
+    if uid == ONLY_INPUT:
+        return partition
+    return TopicPartition(f"{uid}/{partition.topic}", partition.partition)
 
 
 POSITIONS_PER_REQUEST = 1_000

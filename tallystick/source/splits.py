@@ -5,7 +5,7 @@ Pure arithmetic over positions, the same for the same input: a replayed epoch is
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tallystick.source.offsets import SourceOffsets
@@ -32,6 +32,21 @@ def limit_offsets(
         p: start.get(p, 0) + min(count, max(math.floor(count * share), 1 if count else 0))
         for p, count in waiting.items()
     }
+
+
+def fair_shares(waiting: Sequence[int], offset_count_max: int) -> list[int]:
+    """Return how many offsets of each input an epoch may span, if it may span so many of all.
+
+    An input that wants less than an equal share gets what it wants, and the others divide the rest:
+    a backlog of one does not hold up another. Each that has any gets one at least.
+    """
+    shares = [0] * len(waiting)
+    left = offset_count_max
+    by_size = sorted(range(len(waiting)), key=lambda at: waiting[at])
+    for done, at in enumerate(by_size):
+        shares[at] = min(waiting[at], max(left // (len(by_size) - done), 1))
+        left = max(0, left - shares[at])
+    return shares
 
 
 def is_worth_an_epoch(

@@ -35,9 +35,9 @@ from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.sink_task import CollectPlan, FanOut
 from tallystick.run.task import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
-from tallystick.spark.tasks import Parcel, Shares, Shipment, TaskRunner, Unread
+from tallystick.spark.tasks import Parcel, Shipment, TaskRunner, Unread
 from tallystick.state.catalog import StepState
-from tallystick.values import Producer, SplitRange
+from tallystick.values import Producer
 
 MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]
 MakeLast = Callable[[int], EncodePlan | FanOut]
@@ -63,7 +63,7 @@ class SplitsEngine:
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochResult:
         """Read, transform and write all of the epoch into the producer's open transaction."""
-        if self.keyed.is_idle(state) and not any(self.unread.shares):
+        if self.keyed.is_idle(state) and self.unread.is_empty:
             return EpochResult((), self.keyed.carried(state))
         last = self._placed(self.last(checkpoint_id))
         epoch = self.keyed.epoch(
@@ -77,10 +77,9 @@ class SplitsEngine:
 
         After a keyed step rows are where their key groups are, whatever their partition was.
         """
-        topics = {split.topic for share in self.unread.shares for split in share}
-        if self.keyed.steps or len(topics) != 1:
+        topic = self.unread.only_topic
+        if self.keyed.steps or not topic:
             return last
-        (topic,) = topics
         if isinstance(last, EncodePlan):
             return replace(last, follows=topic)
         return replace(last, encode=last.encode and replace(last.encode, follows=topic))
@@ -181,8 +180,7 @@ def read_frame(spark: SparkSession, unread: Unread, ddl: str, shipment: Shipment
     reading = shipment.pack(unread)
 
     def read_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        unread = reading.plan
-        yield from unread.plan.read(_chosen(unread.shares, indices))
+        yield from reading.plan.read(_ids(indices))
 
     return _one_row_per_reader(spark, unread).mapInArrow(read_share, ddl)
 
@@ -206,8 +204,7 @@ def _dead_letter_frames(
     spark: SparkSession, reading: Parcel[Unread], first: Parcel[Outlet]
 ) -> DataFrame:
     def encode_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        unread = reading.plan
-        letters = unread.plan.read_dead_letters(_chosen(unread.shares, indices))
+        letters = reading.plan.read_dead_letters(_ids(indices))
         # A source of its own: Spark may run both sides of the union as one task.
         source, number = -1 - _task_index(), attempt_number()
         for frame in send(first.plan, letters, source=source, attempt_number=number):
@@ -217,14 +214,13 @@ def _dead_letter_frames(
 
 
 def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:
-    count = len(unread.shares)
+    count = unread.reader_count
     return spark.range(0, count, 1, count)
 
 
-def _chosen(shares: Shares, indices: Iterable[pa.RecordBatch]) -> list[SplitRange]:
-    """Return the splits of the readers that these rows stand for."""
-    ids = [index for batch in indices for index in batch.column("id").to_pylist()]
-    return [split for index in ids for split in shares[index]]
+def _ids(indices: Iterable[pa.RecordBatch]) -> list[int]:
+    """Return the readers that these rows stand for."""
+    return [index for batch in indices for index in batch.column("id").to_pylist()]
 
 
 def _token() -> str:

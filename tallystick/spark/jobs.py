@@ -54,13 +54,13 @@ class JobTasks:
         write: WritePlan | CollectPlan,
         shipment: Shipment,
     ) -> list[Report]:
-        task_count = len(unread.shares)
+        task_count = unread.reader_count
         reading, writing = shipment.pack((unread, epoch.first)), shipment.pack(write)
 
         def read_share(index: int, indices: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(indices, maxlen=0)  # Spark does not reuse a worker that left input unread
             unread, first = reading.plan
-            for frame in unread.plan.send(unread.shares[index], first, index, attempt_number()):
+            for frame in unread.send(index, first, attempt_number()):
                 yield frame[:3], frame[3:]
 
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:

@@ -5,7 +5,6 @@ the planner lives in the driver, an epoch is planned after the fence, and where 
 the manifest of the one before.
 """
 
-import json
 import logging
 import time
 import uuid
@@ -30,15 +29,21 @@ from tallystick.host.stopwatch import (
     WRITTEN_FILES,
 )
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options.source import SourceOptions, parse_source_options
+from tallystick.kafka.config import KafkaConfig
 from tallystick.ports import Engine, PlannedEpoch
-from tallystick.run.event_times import InputState
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
-from tallystick.source.offsets import SourceOffsets, from_json, next_tick
-from tallystick.source.splits import plan_splits
+from tallystick.source.offsets import next_tick, unmoved
 from tallystick.spark.cluster import JOBS
+from tallystick.spark.input_planning import (
+    InputPlanner,
+    InputPlanners,
+    Positions,
+    count_of,
+    text_of,
+)
+from tallystick.spark.inputs import by_input
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe
@@ -70,12 +75,14 @@ class _Begun:
         bound: of its size; None: the user wants none.
         offset_count: how many it spans.
         is_cut: whether more could have been read.
+        is_held_back: only users' bounds of single inputs leave something.
     """
 
     at_s: float
     bound: SizeBound | None
     offset_count: int
     is_cut: bool
+    is_held_back: bool = False
 
 
 class PlannedByUs:
@@ -83,7 +90,7 @@ class PlannedByUs:
 
     Args:
         run: the pipeline.
-        planner: asks Kafka.
+        inputs: plan what each input reads.
         sizes: bounds the epochs; None: nothing does.
         on_idle: called with the positions where there is nothing more to read.
     """
@@ -91,12 +98,12 @@ class PlannedByUs:
     def __init__(
         self,
         run: PipelineRun,
-        planner: StreamPlanner,
+        inputs: InputPlanners,
         sizes: EpochSizes | None,
-        on_idle: Callable[[SourceOffsets], None] = lambda _: None,
+        on_idle: Callable[[Positions], None] = lambda _: None,
     ) -> None:
         self._run = run
-        self._planner = planner
+        self._inputs = inputs
         self._sizes = sizes
         self._on_idle = on_idle
         run.keyed = replace(run.keyed, on_share=self._note_share, on_times=run.parts.note_tasks)
@@ -112,7 +119,7 @@ class PlannedByUs:
     def stop_at_what_is_there(self) -> None:
         """See `run.loop.LoopSource.stop_at_what_is_there`."""
         self._ends_with_records = True
-        self._planner.stop_at_what_is_there()
+        self._inputs.stop_at_what_is_there()
 
     def plan(
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
@@ -127,18 +134,22 @@ class PlannedByUs:
         if self._begun is not None and self._has_run and self._sizes is not None:
             self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
         bound = None if self._sizes is None else self._sizes.bound()
-        position = _offsets(start[0]) if start else self._planner.first()
-        stop = self._planner.next(position, None if bound is None else bound.offset_count)
-        begins = start or (_text(position),)
+        positions = self._inputs.positions(start)
+        stops = self._inputs.next(positions, None if bound is None else bound.offset_count)
+        begins = start or _texts(positions)
         self._begun, self._has_run, self._share_bytes = None, False, 0
-        if stop is position and self._is_watermark_due(position, state):
-            stop = replace(next_tick(position), tick=0)  # others follow, as after records
-        elif stop is position:
-            self._on_idle(position)
+        if stops is positions and self._is_watermark_due(positions, state):
+            first = replace(next_tick(positions[0]), tick=0)  # others follow, as after records
+            stops = (first, *map(unmoved, positions[1:]))
+        elif stops is positions and self._inputs.has_dropped(start):
+            stops = tuple(map(unmoved, positions))  # so that it is so from now on
+        elif stops is positions:
+            self._on_idle(positions)
             return PlannedEpoch(begins, None)
-        count = sum(split.offset_count for split in plan_splits(position, stop))
-        self._begun = _Begun(at_s, bound, count, count < self._planner.waiting)
-        return PlannedEpoch(begins, (_text(stop),))
+        count = count_of(positions, stops)
+        is_held_back = len(stops) > 1 and self._inputs.is_held_back(positions, stops)
+        self._begun = _Begun(at_s, bound, count, count < self._inputs.waiting, is_held_back)
+        return PlannedEpoch(begins, _texts(stops))
 
     def ended(self) -> None:
         """Learn from the epoch that was planned last and is committed now."""
@@ -152,7 +163,7 @@ class PlannedByUs:
     def is_behind(self) -> bool:
         """See `run.loop.LoopSource.is_behind`."""
         newest = self._newest
-        if newest is None or newest.bound is None:
+        if newest is None or newest.bound is None or newest.is_held_back:
             return False
         return newest.is_cut and newest.bound.reason is not Reason.OPTION
 
@@ -163,44 +174,29 @@ class PlannedByUs:
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
         """See `ports.EpochSource.engine`."""
-        # The very first positions go with the epoch's own end, which has the starts as resolved.
-        previous = () if not start or _offsets(start[0]).initial else start
         at_ms = self._planned_at_ms or time.time_ns() // 1_000_000
-        self._ran = LoopEpoch(sources, previous, at_ms)
+        self._ran = LoopEpoch(sources, start, at_ms)
         self._checkpoint_id = checkpoint_id
         self._has_run = True
-        return self._run.make_engine(self._ran, self._input_state(_offsets(sources[0])))
+        return self._run.make_engine(self._ran, self._inputs.state(self.shown))
 
-    def _is_watermark_due(self, position: SourceOffsets, state: tuple[StepState, ...]) -> bool:
+    def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
         """True if an epoch is to be run only because a partition has become idle."""
         keyed = self._run.keyed
-        if position.initial or self._ends_with_records or not keyed.has_idle_partitions:
+        is_new = any(each.initial for each in positions)
+        if is_new or self._ends_with_records or not keyed.has_idle_partitions:
             return False
-        source = self._input_state(next_tick(position))
+        source = self._inputs.state(tuple(map(unmoved, positions)))
         return keyed.is_watermark_due(state, source, self._planned_at_ms)
 
-    def _input_state(self, stop: SourceOffsets) -> InputState:
-        """Return the state of the input for an epoch up to `stop`, by the newest look at it."""
-        positions, stops, ends = stop.positions, stop.stops or {}, self._planner.latest()
-        if ends is None:  # not looked yet: an epoch of an earlier run runs again
-            unfinished = frozenset(positions)
-        else:
-            unfinished = frozenset(
-                at
-                for at, position in positions.items()
-                for end in (ends.positions.get(at, position),)
-                if min(end, stops.get(at, end)) > position
-            )
-        return InputState(frozenset(positions), unfinished, frozenset(stop.starts))
-
     @property
-    def shown(self) -> SourceOffsets:
+    def shown(self) -> Positions:
         """The positions where the newest epoch has ended."""
-        return _offsets(self._ran.sources[0])
+        return tuple(by_input(self._ran.sources).values())
 
     def describe(self, ended: EpochEnded) -> dict[str, Any]:
         """Return what the newest epoch read, and where its time went, for the progress."""
-        latest, parts = self._planner.latest(), self._run.parts
+        parts = self._run.parts
         return {
             "batchId": self._checkpoint_id,
             "durationMs": parts.duration_ms(ended.took_s),
@@ -213,15 +209,25 @@ class PlannedByUs:
                 "bytes": parts.count(WRITTEN_FILE_BYTES),
             },
             "epochSize": self._size(),
-            "sources": [
+            "sources": self._sources(),
+        }
+
+    def _sources(self) -> list[dict[str, Any]]:
+        """Return where each input is, as a progress has it."""
+        latest, before = self._inputs.latest(), by_input(self._ran.previous_sources)
+        found = []
+        for uid, stop in by_input(self._ran.sources).items():
+            start, ends = before.get(uid), latest.get(uid)
+            found.append(
                 {
                     "description": "tallystick",
-                    "startOffset": (self._ran.previous_sources or (None,))[0],
-                    "endOffset": self._ran.sources[0],
-                    "latestOffset": None if latest is None else _text(latest),
+                    "input": uid,
+                    "startOffset": None if start is None or start.initial else text_of(start),
+                    "endOffset": text_of(stop),
+                    "latestOffset": None if ends is None else text_of(ends),
                 }
-            ],
-        }
+            )
+        return found
 
     def _size(self) -> dict[str, Any] | None:
         """Return the newest epoch's size and its bound; None if an earlier run planned it."""
@@ -237,17 +243,38 @@ class PlannedByUs:
         }
 
 
-def sizes_of(run: PipelineRun, options: SourceOptions, when: Trigger) -> EpochSizes | None:
+def sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
     """Return what bounds the epochs of a run; None where the user wants all there is in one."""
-    if run.is_bounded and options.offset_count_max is None:
+    its = run.inputs
+    counts = [each.options.offset_count_max if each.is_bounded else None for each in its]
+    if all(each.is_bounded and each.options.offset_count_max is None for each in its):
         return None
+    known = [each for each in counts if each is not None]
     limits = SizeLimits(
         interval_s=when.interval_ms / 1000,
         timeout_s=run.transaction_timeout_ms / 1000,
-        task_bytes_max=options.task_bytes_max,
-        offset_count_max=options.offset_count_max if run.is_bounded else None,
+        task_bytes_max=min(each.options.task_bytes_max for each in its),
+        offset_count_max=sum(known) if len(known) == len(its) else None,
     )
     return EpochSizes(limits)
+
+
+def planners_of(
+    run: PipelineRun, brokers: Mapping[KafkaConfig, KafkaBroker], accepted: frozenset[str]
+) -> InputPlanners:
+    """Return what plans the inputs of a run."""
+    return InputPlanners(
+        [
+            InputPlanner(
+                uid=each.uid,
+                planner=StreamPlanner(brokers[each.config], each.options),
+                offset_count_max=each.options.offset_count_max if each.is_bounded else None,
+                takes_all=each.is_bounded and each.options.offset_count_max is None,
+            )
+            for each in run.inputs
+        ],
+        accepted,
+    )
 
 
 class _Run:
@@ -270,7 +297,7 @@ class _Run:
         self.id = str(uuid.uuid4())
         self._run = run
         self._when = when
-        self._broker = KafkaBroker(run.source_config)
+        self._brokers = {each.config: KafkaBroker(each.config) for each in run.inputs}
         try:
             storage = FileStorage(checkpoint)
             folder = CheckpointFolder(storage)
@@ -279,16 +306,13 @@ class _Run:
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(checkpoint, identity, storage)
             run.start_tasks()
-            options = parse_source_options(run.source_options, streaming=True)
-            planner = StreamPlanner(self._broker, options)
-            sizes = sizes_of(run, options, when)
-            self.source = PlannedByUs(run, planner, sizes, self._show_again)
+            planners = planners_of(run, self._brokers, accepted)
+            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._show_again)
         except BaseException:
-            self._broker.close()
-            run.close()
+            self._hang_up()
             raise
-        client = SourceClient(options.shown_group, run.source_config)
-        self._groups = GroupOffsetsBeside(GroupOffsets(run.name, [client]))
+        clients = [SourceClient(each.options.shown_group, each.config) for each in run.inputs]
+        self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
         self._show_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
@@ -307,16 +331,21 @@ class _Run:
         newest = self._driver.coordinator.committed_manifest
         self._run.rescale(parallelism, () if newest is None else newest.state)
 
-    def _show(self, offsets: SourceOffsets, *, forward_only: bool = False) -> None:
+    def _show(self, positions: Positions, *, forward_only: bool = False) -> None:
         """Show how far is read, where the epochs' transactions do not."""
-        if offsets.cluster_id != self._driver.cluster_id:
-            self._groups.show(offsets, forward_only=forward_only)
+        beside = [
+            each
+            for each in positions
+            if each.cluster_id != self._driver.cluster_id and not each.initial
+        ]
+        if beside:
+            self._groups.show(*beside, forward_only=forward_only)
 
-    def _show_again(self, offsets: SourceOffsets) -> None:
+    def _show_again(self, positions: Positions) -> None:
         """Show what an earlier run did not, or what Kafka refused."""
-        if offsets.initial or time.monotonic() < self._show_again_s or not self._groups.is_due:
+        if time.monotonic() < self._show_again_s or not self._groups.is_due:
             return
-        self._show(offsets, forward_only=True)
+        self._show(positions, forward_only=True)
         self._show_again_s = time.monotonic() + SHOW_AGAIN_S
 
     def prepare(self) -> None:
@@ -336,7 +365,11 @@ class _Run:
         """Hang up: the run is over."""
         observe(self._run.name, None)
         self._groups.close()
-        self._broker.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for broker in self._brokers.values():
+            broker.close()
         self._run.close()
 
 
@@ -395,9 +428,5 @@ def _cancel_jobs(context: SparkContext, run_id: str) -> None:
             raise
 
 
-def _offsets(text: str) -> SourceOffsets:
-    return from_json(json.loads(text))
-
-
-def _text(offsets: SourceOffsets) -> str:
-    return json.dumps(offsets.to_json(), separators=(",", ":"))
+def _texts(positions: Positions) -> tuple[str, ...]:
+    return tuple(map(text_of, positions))

@@ -1,8 +1,7 @@
 """A started pipeline: what its epochs are made of, and what runs their tasks."""
 
-import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -15,47 +14,38 @@ from tallystick.checkpoint.local.local_state import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
-from tallystick.epoch.rights import Right, reading, showing
+from tallystick.epoch.rights import Right, showing
 from tallystick.errors import DataLossError, OptionError
-from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
-from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check_all, missing_rights, refuse
-from tallystick.options.source import (
-    TICK_COUNT,
-    TICK_INTERVAL,
-    is_bounded,
-    parse_source_options,
-)
+from tallystick.kafka.preflight import check_all
+from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
-from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import FrameStage, Step, arrange
-from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.inputs import (
+    InputDeclaration,
+    PipelineInput,
+    WithColumns,
+    by_input,
+    check_groups,
+    joined,
+    value_mode_of,
+)
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
 from tallystick.spark.listeners import PIPELINES, EpochCounts
-from tallystick.spark.reading import (
-    check_named,
-    check_same_cluster,
-    columns_ddl,
-    find_topics,
-    layout_of,
-)
 from tallystick.spark.sinks import STRAYS_LIVE_S, OutputTopology, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
-from tallystick.spark.tasks import Shipment, Unread, share
+from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
-from tallystick.values import SplitRange
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +55,7 @@ class EpochInput(Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The end offsets of its sources, as JSON texts."""
+        """The end offsets of its inputs, as JSON texts."""
         ...
 
     @property
@@ -86,7 +76,7 @@ class PipelineRun:
         self,
         name: str,
         cluster: Cluster,
-        source_options: Mapping[str, str],
+        inputs: Sequence[InputDeclaration],
         steps: tuple[Step, ...],
         topology: OutputTopology,
         listener: Listener | None,
@@ -99,40 +89,42 @@ class PipelineRun:
         self.parts = PartTimes(_counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
-        self._source_cluster = ""
-        self._topics: Collection[str] = ()
-        options = parse_source_options(source_options, streaming=True)
-        topology.check_dead_letters(options.value_mode)
-        columns = columns_ddl(options)
-        layout = layout_of(
-            options, cluster.columns(columns, "the columns of the source"), dead_letters=True
-        )
-        self._subscription = options.subscription
-        self._group = options.shown_group
-        self.source_config = options.config
-        """The settings with which the source reaches its cluster."""
-        self._read = ReadPlan(KafkaFetch(self.source_config), layout, options.policy)
+        self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
+        value_mode = value_mode_of(self.inputs)
+        topology.check_dead_letters(value_mode)
+        columns, joining = joined(self.inputs, steps, cluster)
         self._stages = arrange(steps, columns)
         frames = self._stages.frames
         has_transform = frames is not None
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
-        if keyed and frames is None and not self._stages.before:
-            self._read, first = lean(self._read, keyed[0])
+        if keyed and frames is None and not self._stages.before and not any(joining):
+            self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
             keyed = (first, *keyed[1:])
         self.keyed = KeyedSteps(
             keyed,
             task_count=tasks_at_once(cluster, self.execution),
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
-            slice_bytes=options.task_bytes_max,
+            slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
         )
+        for each, before in zip(self.inputs, joining, strict=True):
+            each.read = replace(
+                each.read,
+                functions=(*before, *self._stages.before),
+                event_time=self.keyed.event_time,
+            )
+            each.ticking(_ticks(self.keyed))
+        self._split_count_mins = {
+            each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
+        }
         self.columns = self._known_columns()
-        check_sendable(steps)
-        self.is_bounded = is_bounded(source_options)
-        self._split_count_min = self._pieces(options.split_count_min)
-        self.source_options = {**source_options, **_ticks(self.keyed)}
-        if frames is not None and options.avro and options.value_mode == DEADLETTER:
+        check_sendable([*(step for each in self.inputs for step in each.steps), *steps])
+        if (
+            frames is not None
+            and value_mode == DEADLETTER
+            and any(each.options.avro for each in self.inputs)
+        ):
             raise OptionError(
                 "mode='deadletter' with Avro values and a transform step: the dead letters of such "
                 "a pipeline are found by a second reading, and a schema that became known in "
@@ -155,7 +147,11 @@ class PipelineRun:
         steps, stages = self.keyed.steps, self._stages
         if steps:
             return None if steps[-1].functions else steps[-1].output
-        return None if stages.before or stages.frames else self._read.layout.schema
+        if stages.before or stages.frames:
+            return None
+        joining = self.inputs[0].read.functions
+        its = next((each for each in joining if isinstance(each, WithColumns)), None)
+        return self.inputs[0].read.layout.schema if its is None else its.columns
 
     def _pieces(self, split_count_min: int | None) -> int | None:
         """Return how many pieces partitions may be cut into, as far as their order allows it.
@@ -196,41 +192,35 @@ class PipelineRun:
             raise
 
     def check_source(self, *, is_new: bool) -> None:
-        """Check the cluster that is read, its topics, and the rights to read them.
+        """Check the clusters that are read, their topics, and the rights to read them.
 
         Raises:
             OptionError: a topic is not there, or a right is missing.
         """
-        source, user = KafkaBroker(self.source_config), self.source_config.sasl_username
-        try:
-            self._source_cluster = source.cluster_id()
-            named = self._subscription.named
-            self._topics = named or ()
-            refuse((), missing_rights(source.client, reading(self._topics)), user)
-            topics = find_topics(source, self._subscription)
-            if named is None:
-                refuse((), missing_rights(source.client, reading(topics)), user)
-            if is_new:
-                check_named(source, self._subscription, topics)
-            self._topics = topics
-        finally:
-            source.close()
+        check_all([partial(each.check, is_new=is_new) for each in self.inputs])
+        check_groups(self.inputs)
 
     def _check_sinks(self) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
-        if cluster is not None and cluster_id == self._source_cluster:
-            self._check_circle(cluster.output)
+        if cluster is not None:
+            for each in self.inputs:
+                if each.cluster_id == cluster_id:
+                    self._check_circle(cluster.output, each)
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
-        """Return the rights that showing positions takes, where a cluster is the source's.
+        """Return the rights that showing positions takes, of inputs on one cluster.
 
         Call it after `check_source`.
         """
-        is_read = bool(self._group) and cluster_id == self._source_cluster
-        return showing(self._group, self._topics) if is_read else ()
+        return tuple(
+            right
+            for each in self.inputs
+            if each.options.shown_group and each.cluster_id == cluster_id
+            for right in showing(each.options.shown_group, each.topics)
+        )
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""
@@ -242,15 +232,15 @@ class PipelineRun:
         finally:
             self.cluster.close()
 
-    def _check_circle(self, sink: KafkaOutput) -> None:
+    def _check_circle(self, sink: KafkaOutput, source: PipelineInput) -> None:
         """Warn of output that is read again by this very pipeline."""
-        if sink.topic in self._topics:
+        if sink.topic in source.topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
                 self.name,
                 sink.topic,
             )
-        if sink.dead_letter_topic in self._topics:
+        if sink.dead_letter_topic in source.topics:
             raise OptionError(
                 f"dead_letter_topic {sink.dead_letter_topic!r} is read by this very pipeline: its "
                 f"dead letters would come back to it for ever. Name another topic, or read others."
@@ -296,11 +286,11 @@ class PipelineRun:
     def _known(self) -> tuple[object, ...]:
         """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
+        reads = [each.read for each in self.inputs]
         return (
-            self._read.fetch,
-            self.source_config,
-            self._read.layout,
-            self._read.policy,
+            *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
+            *(part for each in reads for part in (each.functions, *each.functions)),
+            *(each.config for each in self.inputs),
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
@@ -335,16 +325,7 @@ class PipelineRun:
         """
         assert self._sinks is not None, "checked before it is started"
         sinks, stages = self._sinks, self._stages
-        stop = from_json(json.loads(batch.sources[0]))
-        check_same_cluster(stop, self._source_cluster, self.source_config.bootstrap_servers)
-        unread = Unread(
-            share(
-                self.keyed.task_count,
-                splits_of(batch, stop),
-                self._split_count_min,
-            ),
-            replace(self._read, functions=stages.before, event_time=self.keyed.event_time),
-        )
+        unread = self._unread(batch)
         if stages.frames is None:
             return SplitsEngine(
                 tasks=self._gang or JobTasks(self.cluster.context),
@@ -355,11 +336,38 @@ class PipelineRun:
                 timestamp_ms=batch.timestamp_ms,
                 source=source,
             )
-        twice = unread if self._read.layout.mode == DEADLETTER else None
+        twice = unread if value_mode_of(self.inputs) == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
         return engine_of(
             sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms
+        )
+
+    def _unread(self, batch: EpochInput) -> Unread:
+        """Return what an epoch reads: of inputs that are there, whatever their order was.
+
+        Raises:
+            OptionError: it is to run again, and one of its inputs is gone from the pipeline.
+        """
+        starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
+        gone = sorted(stops.keys() - {each.uid for each in self.inputs})
+        if gone:
+            raise OptionError(
+                f"pipeline {self.name!r}: an epoch of an earlier run has to run again, and it read "
+                f"input {gone[0]!r}, which the pipeline no longer has: put it back until the epoch "
+                f"has run"
+            )
+        its = [each for each in self.inputs if each.uid in stops]
+        splits = [each.splits(starts.get(each.uid), stops[each.uid]) for each in its]
+        shares = share(
+            self.keyed.task_count,
+            *(
+                InputSplits(found, self._split_count_mins[each.uid])
+                for each, found in zip(its, splits, strict=True)
+            ),
+        )
+        return Unread(
+            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True))
         )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
@@ -431,10 +439,3 @@ def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:
     folder = CheckpointFolder(storage)
     paths = folder.manifest_paths()
     return folder.manifest(paths[-1]) if paths else None
-
-
-def splits_of(batch: EpochInput, stop: SourceOffsets) -> tuple[SplitRange, ...]:
-    """The ranges of an epoch, from what Spark logged for it (`stop`) and for the one before."""
-    if batch.previous_sources:
-        return plan_splits(from_json(json.loads(batch.previous_sources[0])), stop)
-    return plan_splits(SourceOffsets(stop.cluster_id, stop.group), stop)

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.run.query import Query
-from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, parse_source
 from tallystick.values import TopicPartition
 
 
@@ -25,6 +25,7 @@ class SourceProgress:
         positions: the next offset to read of each partition.
         latest: the end of each partition, as far as Spark knows; may be empty.
         skipped: ranges (from, to) that were lost unread, and that this epoch passed over.
+        input: the id of the pipeline's input that it is.
     """
 
     index: int
@@ -33,6 +34,7 @@ class SourceProgress:
     positions: Mapping[TopicPartition, int]
     latest: Mapping[TopicPartition, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    input: str = ONLY_INPUT
 
     @property
     def lag(self) -> dict[TopicPartition, int]:
@@ -88,6 +90,7 @@ def _one(index: int, source: Mapping[str, Any]) -> SourceProgress | None:
         group=end.group,
         positions=end.positions,
         latest={} if latest is None else latest.positions,
+        input=end.input,
     )
     # An epoch that read nothing from this source repeats the offsets of the one before, and its
     # losses with them.

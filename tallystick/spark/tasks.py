@@ -8,18 +8,20 @@ partitions. So large plans are broadcast here, and destroyed when their job has 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+import pyarrow as pa
 from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
+from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch
-from tallystick.run.read_plan import ReadPlan
+from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import Report, WritePlan
+from tallystick.run.task import DeadLetters, Outlet, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
 
@@ -94,34 +96,95 @@ Shares = tuple[tuple[SplitRange, ...], ...]
 """The splits of each reader."""
 
 
-def share(parallelism: int, splits: tuple[SplitRange, ...], split_count_min: int | None) -> Shares:
-    """Divide the splits among readers.
+class InputSplits(NamedTuple):
+    """The splits of one input.
 
     Args:
-        parallelism: how many tasks run at a time; there are no more readers.
         splits: one per partition.
         split_count_min: partitions are cut until there are about this many pieces; None: they stay
             whole, and the reader of each is the one that Flink gives it.
     """
-    pieces = cut_splits(splits, split_count_min)
-    reader_count = max(1, min(parallelism, len(pieces)))
-    if len(pieces) > len(splits):
-        return share_pieces(pieces, reader_count)
-    return share_out(pieces, reader_count)
+
+    splits: tuple[SplitRange, ...]
+    split_count_min: int | None = None
+
+
+def share(parallelism: int, *inputs: InputSplits) -> tuple[Shares, ...]:
+    """Divide the splits of each input among the same readers.
+
+    Args:
+        parallelism: how many tasks run at a time; there are no more readers.
+        inputs: what there is to be read.
+    """
+    pieces = [cut_splits(*each) for each in inputs]
+    reader_count = max(1, min(parallelism, sum(map(len, pieces))))
+    return tuple(
+        share_pieces(its, reader_count)
+        if len(its) > len(each.splits)
+        else share_out(its, reader_count)
+        for its, each in zip(pieces, inputs, strict=True)
+    )
 
 
 @dataclass(frozen=True)
-class Unread:
-    """The splits of an epoch by reader, and how they are read."""
+class UnreadInput:
+    """The splits of one input by reader, and how they are read."""
 
     shares: Shares
     plan: ReadPlan
 
     @property
     def is_cut(self) -> bool:
-        """True if several readers have parts of one partition: their order is that of the rows."""
+        """True if several readers have parts of one partition."""
         held = [{split.topic_partition for split in share} for share in self.shares]
         return sum(map(len, held)) > len(set[TopicPartition]().union(*held))
+
+
+@dataclass(frozen=True)
+class Unread:
+    """All that an epoch reads; each input is divided among the same readers."""
+
+    inputs: tuple[UnreadInput, ...]
+
+    @property
+    def reader_count(self) -> int:
+        """The number of readers."""
+        return len(self.inputs[0].shares)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to be read."""
+        return not any(share for each in self.inputs for share in each.shares)
+
+    @property
+    def only_topic(self) -> str:
+        """The topic that everything is read from; "" where there are several, or none."""
+        its = {split.topic for each in self.inputs for share in each.shares for split in share}
+        return next(iter(its)) if len(self.inputs) == len(its) == 1 else ""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the order of a partition is that of the readers."""
+        return any(each.is_cut for each in self.inputs)
+
+    def send(self, reader: int, outlet: Outlet, attempt_number: int) -> Iterator[Frame]:
+        """Yield the frames of a reader; see `read_plan.send_read`."""
+        parts = [(each.plan, each.shares[reader]) for each in self.inputs]
+        return send_read(parts, outlet, reader, attempt_number)
+
+    def read(self, readers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the well-formed rows of some readers."""
+        for each, splits in self._parts(readers):
+            yield from each.read(splits)
+
+    def read_dead_letters(self, readers: Sequence[int]) -> Iterator[DeadLetters]:
+        """Yield the malformed records of some readers, of inputs that leave them to a topic."""
+        for each, splits in self._parts(readers):
+            yield from each.read_dead_letters(splits)
+
+    def _parts(self, readers: Sequence[int]) -> Iterable[tuple[ReadPlan, list[SplitRange]]]:
+        for each in self.inputs:
+            yield each.plan, [split for reader in readers for split in each.shares[reader]]
 
 
 class TaskRunner(Protocol):

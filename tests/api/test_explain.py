@@ -184,7 +184,7 @@ def test_what_may_stay_in_place_is_said_where_readers_write() -> None:
     stays = "co-partitioned ones, to a partition of the number they came from, stay in place"
     two = ts.KafkaSource(NOWHERE, topics=["a", "b"], value=ts.Json("user string"))
     assert stays in facts(direct.write(sink()).explain())["exchange"][0]
-    assert stays not in facts(replace(direct, source=two).write(sink()).explain())["exchange"][0]
+    assert stays not in facts(direct.read(two).write(sink()).explain())["exchange"][0]
     assert stays not in facts(counting().explain())["exchange"][0]
     framed = direct.transform(lambda rows: rows).write(sink())
     assert stays not in facts(framed.explain())["exchange"][0]
@@ -219,7 +219,7 @@ def test_all_timeouts_are_those_that_are_set(tmp_path: Path) -> None:
     weak = sink(guarantee="at_least_once", uid="weak")
     first = sink(transaction_timeout_ms=70_000, timeout_warning_share=0.5)
     pipeline = counting(first, task, weak, ts.FileSink(str(tmp_path)))
-    said = facts(replace(pipeline, source=source(options=calls)).explain())["timeouts"]
+    said = facts(pipeline.read(source(options=calls)).explain())["timeouts"]
 
     assert said[0] == "source: a request 1500 ms, a call with all its tries 40000 ms"
     assert said[1].startswith("sink kafka-1: a request 8000 ms, a call with all its tries 56000 ms")

@@ -10,9 +10,10 @@ import pytest
 from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
-from tallystick.spark.pipeline_loop import PlannedByUs, _text
+from tallystick.spark.input_planning import InputPlanner, InputPlanners, text_of
+from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
@@ -61,11 +62,11 @@ def loop(planner: Planner, time_mode: str = EVENT_TIME) -> tuple[PlannedByUs, li
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
         make_engine=lambda batch, source: given.append(source),
     )
-    return PlannedByUs(run, planner, None), given
+    return PlannedByUs(run, InputPlanners([InputPlanner(ONLY_INPUT, planner)]), None), given
 
 
 def at(positions: dict[TopicPartition, int], **further) -> tuple[str, ...]:
-    return (_text(SourceOffsets("cluster", "", positions, **further)),)
+    return (text_of(SourceOffsets("cluster", "", positions, **further)),)
 
 
 def held(state: dict[TopicPartition, tuple[int, int]], watermark_ms: int) -> tuple[StepState, ...]:

@@ -10,8 +10,9 @@ from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
 from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
+from tallystick.spark.input_planning import InputPlanner, InputPlanners
 from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.values import TopicPartition
 
@@ -60,7 +61,8 @@ def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, 
         make_engine=lambda batch, source: None,
     )
     sizes = None if limits is None else EpochSizes(limits)
-    return PlannedByUs(run, Planner(end), sizes), run
+    inputs = InputPlanners([InputPlanner(ONLY_INPUT, Planner(end))])
+    return PlannedByUs(run, inputs, sizes), run
 
 
 def spanned(source: PlannedByUs, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:

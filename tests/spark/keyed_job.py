@@ -1,8 +1,8 @@
 """A driver with keyed state, to be killed and paused as `crash_job.py`, on which it is built.
 
 Its pipeline numbers flights: each gets its number among those to the same destination. A spec may
-say `parallelism`, and `dies`: what dies within a keyed task, once: "worker", "daemon" or
-"executor", where the `marker` file is not there yet.
+say `parallelism`, `other_topic`, which is a second input, and `dies`: what dies within a keyed
+task, once: "worker", "daemon" or "executor", where the `marker` file is not there yet.
 """
 
 import os
@@ -82,11 +82,20 @@ def numbering(spec: dict[str, Any]) -> Mortal:
     return Mortal(counted, spec.get("dies", ""), spec.get("marker", ""))
 
 
+def inputs(spec: dict[str, Any]) -> list[Any]:
+    """One topic, or two of which each is an input."""
+    read = crash_job.source(spec, value=ts.Json(FLIGHT))
+    if "other_topic" not in spec:
+        return [read]
+    other = crash_job.source({**spec, "topic_in": spec["other_topic"]}, value=ts.Json(FLIGHT))
+    return [ts.stream(read, uid="flights"), ts.stream(other, uid="others")]
+
+
 def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
     """Flights in, numbered flights out."""
     return (
         ts.Pipeline(spec["name"])
-        .read(crash_job.source(spec, value=ts.Json(FLIGHT)))
+        .read(*inputs(spec))
         .map_batches(flights(), schema=FLIGHT)
         .key_by("dest", max_parallelism=32)
         .process(numbering(spec), output=NUMBERED, parallelism=spec["parallelism"], uid=UID)

@@ -29,11 +29,10 @@ def streamed(
     listener: Any = None,
 ) -> StreamingQuery:
     """Start a streaming query whose micro-batches are the pipeline's epochs."""
-    assert pipeline.source is not None
     run = PipelineRun(
         name=pipeline.name,
         cluster=Cluster.of(spark),
-        source_options=pipeline.source.to_options(pipeline.name),
+        inputs=pipeline.inputs.declared(pipeline.name),
         steps=pipeline.steps,
         topology=topology_of(pipeline.sinks),
         listener=listener,
@@ -47,7 +46,7 @@ def streamed(
     runner = EpochRunner(run.name, make_driver, run.make_engine, frozenset(), run.close)
     query = (
         spark.readStream.format(FORMAT)
-        .options(**run.source_options)
+        .options(**run.inputs[0].given)
         .load()
         .writeStream.queryName(run.name)
         .option("checkpointLocation", str(checkpoint))

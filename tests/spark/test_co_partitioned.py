@@ -21,7 +21,7 @@ from tallystick.run.read_plan import ReadPlan
 from tallystick.run.sink_task import FanOut
 from tallystick.run.task import EncodePlan, Report, WritePlan
 from tallystick.spark.engine import SplitsEngine
-from tallystick.spark.tasks import Unread, share
+from tallystick.spark.tasks import InputSplits, Unread, UnreadInput, share
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.spark.flow import Flow
@@ -47,7 +47,8 @@ class Recorder:
 def planned(topics: list[str], last: Any) -> tuple[Unread, Any]:
     """What reads, and where it sends its rows."""
     splits = tuple(SplitRange(topic, at, 0, 10) for topic in topics for at in range(8))
-    unread = Unread(share(2, splits, None), ReadPlan(KafkaFetch(CONFIG), Layout()))
+    (shares,) = share(2, InputSplits(splits))
+    unread = Unread((UnreadInput(shares, ReadPlan(KafkaFetch(CONFIG), Layout())),))
     tasks = Recorder()
 
     def write(producer: Producer) -> WritePlan:
@@ -65,7 +66,7 @@ def test_who_reads_a_partition_writes_that_of_the_same_number(topic: str, has_si
     unread, first = planned([topic], FanOut((), ENCODE, 1) if has_sinks else ENCODE)
 
     encode = first.encode if has_sinks else first
-    for reader, share_of_reader in enumerate(unread.shares):
+    for reader, share_of_reader in enumerate(unread.inputs[0].shares):
         for split in share_of_reader:
             assert encode.target(TopicPartition("out", split.partition)) == reader
 

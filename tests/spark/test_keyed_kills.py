@@ -152,3 +152,27 @@ def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_not
     successor.run(flights.spec(2, execution=execution))  # with the copies that the zombie had
     assert successor.wait_for_end() is None
     flights.assert_exact()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_kills_between_the_positions_of_two_inputs(
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str
+) -> None:
+    """Both are in one decision: neither is ever ahead of the counts."""
+    other = f"{flow.name}-other"
+    flow.kafka.create_topic(other, 2)
+    flights = Flights(flow, load(2000), other)
+    for parallelism, fact in ((3, "ManifestWritten"), (1, "TransactionCommitted")):
+        flights.feed(500)
+        driver = keyed.take(spares=1)
+        told = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+        driver.run(flights.spec(parallelism, other_topic=other, kill_at=fact, occurrence=2, **told))
+        driver.wait_until_killed()
+        driver.stop()
+    flights.feed(500)
+    driver = keyed.take()
+    driver.run(flights.spec(2, execution=execution, epoch_records=5_000, other_topic=other))
+    assert driver.wait_for_end() is None
+    keyed.give_back(driver)
+
+    flights.assert_exact()

@@ -30,7 +30,7 @@ from tallystick.ops.transactions import (
     recovery,
 )
 from tallystick.ops.ui.facts import EpochFact, PageFacts, PartitionFact, StepFact, TransactionFact
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import SourceOffsets, from_json, of_input
 from tallystick.source.splits import plan_splits
 from tallystick.source.subscription import LATEST
 from tallystick.storage.file_storage import FileStorage
@@ -172,8 +172,14 @@ def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
     """Return how many offsets an epoch read; None where the one before it is gone."""
     if before is None or before.checkpoint_id != manifest.checkpoint_id - 1:
         return None
-    pairs = zip(_sources(before), _sources(manifest), strict=False)
-    return sum(split.offset_count for pair in pairs for split in plan_splits(*pair))
+    starts = {each.input: each for each in _sources(before)}
+    return sum(
+        split.offset_count
+        for stop in _sources(manifest)
+        for start in [starts.get(stop.input, SourceOffsets(stop.cluster_id, stop.group))]
+        if not stop.initial
+        for split in plan_splits(start, stop)
+    )
 
 
 def _partitions(manifest: Manifest, kafka: _Kafka | None) -> tuple[PartitionFact, ...]:
@@ -184,7 +190,7 @@ def _partitions(manifest: Manifest, kafka: _Kafka | None) -> tuple[PartitionFact
         if kafka is not None and source.cluster_id == cluster.cluster_id(kafka.client):
             ends = cluster.list_offsets(kafka.client, source.positions, LATEST, absent_after_s=0.0)
         found += [
-            PartitionFact(each.topic, each.partition, position, ends.get(each))
+            PartitionFact(*of_input(source.input, each), position, ends.get(each))
             for each, position in sorted(source.positions.items())
         ]
     return tuple(found)

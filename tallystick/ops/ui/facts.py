@@ -43,7 +43,14 @@ class EpochFact:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFact:
-    """The progress of reading one partition; `end` is the readable end, None where unknown."""
+    """The progress of reading one partition.
+
+    Args:
+        topic: of several inputs, with the id of its input and a slash before it.
+        partition: its number.
+        position: the next offset to read.
+        end: the readable end; None where it is unknown.
+    """
 
     topic: str
     partition: int

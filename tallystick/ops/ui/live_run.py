@@ -16,6 +16,7 @@ from tallystick.ops.ui.facts import EpochFact, ErrorFact, PageFacts, PartitionFa
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
+from tallystick.source.offsets import of_input
 from tallystick.spark.listeners import PIPELINES, EpochOutcome, EpochOutcomes
 from tallystick.spark.progress import source_progress
 from tallystick.values import ProducedRange
@@ -227,9 +228,10 @@ def _partitions(
     found = []
     for source in source_progress(progress):
         for each, position in sorted(source.positions.items()):
-            known = (source.latest.get(each), ends.get((each.topic, each.partition)))
+            name = of_input(source.input, each)
+            known = (source.latest.get(each), ends.get(name))
             end = max((it for it in known if it is not None), default=None)
-            found.append(PartitionFact(each.topic, each.partition, position, end))
+            found.append(PartitionFact(*name, position, end))
     return tuple(found)
 
 

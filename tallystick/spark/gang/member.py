@@ -202,21 +202,20 @@ class Member:
             link.close()
 
     def _run(self, order: Order) -> list[Report]:
-        shares, read = order.unread.shares, order.unread.plan
-        number = order.attempt_number
+        unread, number = order.unread, order.attempt_number
 
         def read_share(at: int) -> Iterable[Frame]:
-            return read.send(shares[at], order.first, at, number)
+            return unread.send(at, order.first, number)
 
         return self._share.run(
             order.run,
             read_share,
-            len(shares),
+            unread.reader_count,
             order.plans,
             order.writer_count,
             order.write,
             number,
-            is_cut=order.unread.is_cut,
+            is_cut=unread.is_cut,
         )
 
     def _listen(self) -> None:

@@ -95,6 +95,19 @@ class StreamPlanner:
             OptionError: a new query cannot start as its options say.
             DataLossError: records were lost in a way that the policy does not accept.
         """
+        self._look_at(start)
+        return self.plan(start, offset_count_max)
+
+    def look(self, start: SourceOffsets) -> None:
+        """Look at topics and ends, and set `waiting` by them; `plan` follows.
+
+        Raises:
+            OptionError, DataLossError: see `next`.
+        """
+        self._look_at(start)
+        self.waiting = self._enumerator.plan().waiting
+
+    def _look_at(self, start: SourceOffsets) -> None:
         if start.initial and self._cannot_start is not None:
             raise self._cannot_start
         self.check_cluster(start)
@@ -106,6 +119,9 @@ class StreamPlanner:
             self._look(start)
         elif unresolved := self._enumerator.unresolved:  # planned again, after the same look
             self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+
+    def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        """Return what `next` does, by the newest look."""
         plan = self._enumerator.plan(offset_count_max)
         self.waiting = plan.waiting
         if plan.offsets is start or not self._is_ripe(plan):

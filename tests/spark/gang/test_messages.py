@@ -27,7 +27,7 @@ from tallystick.spark.gang.messages import (
     dumps,
     loads,
 )
-from tallystick.spark.tasks import Unread
+from tallystick.spark.tasks import Unread, UnreadInput
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.values import Producer, SplitRange
@@ -59,7 +59,7 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
     shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))
     order = Order(
         run=3,
-        unread=Unread(shares, read),
+        unread=Unread((UnreadInput(shares, read),)),
         first=epoch.first,
         plans=epoch.plans,
         writer_count=epoch.writer_count,
@@ -77,11 +77,12 @@ def test_an_order_leaves_out_what_members_have_and_stays_small() -> None:
 
     members: Any = loads(dumps(known.objects))
     again = SharedObjects.loads(data, members)
-    assert again.unread.shares == order.unread.shares
-    assert again.unread.plan.layout is members[known.objects.index(order.unread.plan.layout)]
+    (read,), (own,) = again.unread.inputs, order.unread.inputs
+    assert read.shares == own.shares
+    assert read.plan.layout is members[known.objects.index(own.plan.layout)]
     assert again.plans[1].step is members[known.objects.index(order.plans[1].step)]
     rows = pa.record_batch({"user": ["a"], "n": [1], "at": [2]}, schema=EVENTS)
-    assert again.unread.plan.functions[0](rows) == rows
+    assert read.plan.functions[0](rows) == rows
 
 
 def test_only_the_very_object_is_left_out() -> None:

@@ -1,0 +1,61 @@
+"""The arguments of `process`, checked."""
+
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+from pyspark.sql import DataFrame
+
+from tallystick.errors import OptionError
+from tallystick.state.functions.processing import Processor
+from tallystick.state.functions.ready_made import Aggregate
+
+if TYPE_CHECKING:  # PySpark 3.5 has none
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
+
+
+def is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
+    """True if a function of `process` is a class of PySpark's."""
+    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
+    return module is not None and isinstance(function, module.StatefulProcessor)
+
+
+def check_own(
+    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
+) -> None:
+    """Raise OptionError where a function is none of ours, or arguments are not for one."""
+    if isinstance(processor, Aggregate):
+        raise OptionError(
+            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
+            'themselves. Wrap it: ts.aggregate({"n": ts.count()})'
+        )
+    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
+        raise OptionError(
+            f"process({processor!r}): expected a StatefulProcessor, a function made with "
+            f"vectorised(...), or a ready-made one such as deduplicate()"
+        )
+    if time_mode not in (None, processor.time_mode):
+        raise OptionError(
+            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
+        )
+    if rows != "row" or initial_state is not None:
+        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
+
+
+_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
+_UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
+
+
+def delay_ms(name: str, delay: str | int) -> int:
+    """Return a delay in ms, given as such or as for Spark's `withWatermark`: "10 seconds"."""
+    if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
+        return delay
+    words = str(delay).lower().split()
+    unit = _UNITS_MS.get(words[1].removesuffix("s")) if len(words) == 2 else None
+    if isinstance(delay, str) and unit is not None and words[0].isdecimal():
+        return int(words[0]) * unit
+    raise OptionError(
+        f"{name}={delay!r}: expected whole ms from 0, or a text such as '10 seconds' "
+        f"(milliseconds, seconds, minutes, hours, days)"
+    )

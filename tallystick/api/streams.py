@@ -1,0 +1,232 @@
+"""`stream`: one of several inputs of a pipeline, with steps of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from tallystick.api.kafka_source import KafkaSource
+from tallystick.errors import OptionError
+from tallystick.run.steps import MapBatches
+from tallystick.run.task import BatchFunction
+from tallystick.source.offsets import ONLY_INPUT
+from tallystick.spark.inputs import InputDeclaration
+from tallystick.state.catalog import PLAIN_NAME
+from tallystick.state.functions.inputs import TIME
+
+INPUTS_MAX = 100
+"""The most inputs of a pipeline: rows have the number of theirs as int8."""
+NOT_A_NAME = "max_parallelism"
+"""Another argument of `key_by`."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source and what its rows pass through; immutable, as a pipeline.
+
+    Args:
+        source: where the rows come from.
+        uid: names the positions; None: the name of the input, or that of the only one.
+        steps: functions of its own.
+    """
+
+    source: KafkaSource
+    uid: str | None = None
+    steps: tuple[MapBatches, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, KafkaSource):
+            raise OptionError(f"stream({self.source!r}): expected a KafkaSource")
+        if self.uid is not None:
+            _check_name("uid", self.uid)
+
+    def map_batches(self, function: BatchFunction, *, schema: str | None = None) -> Self:
+        """Pass each Arrow batch of this input through a function, in the task that read it.
+
+        Args:
+            function: as for `Pipeline.map_batches`.
+            schema: what it returns, as DDL; the last one needs it where there are other inputs.
+        """
+        return replace(self, steps=(*self.steps, MapBatches(function, schema)))
+
+    def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
+        """Return the input as a run needs it.
+
+        Args:
+            pipeline: its name, which the consumer group has unless the source says another one.
+            name: of the input; "": it has none.
+            uid: of its positions.
+        """
+        owner = pipeline if uid == ONLY_INPUT else f"{pipeline}/{uid}"
+        return InputDeclaration(uid, self.source.to_options(owner), self.steps, name)
+
+
+def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
+    """Return an input of a pipeline, for steps of its own before it meets others.
+
+    Args:
+        source: what is read.
+        uid: names its positions in the checkpoint, for as long as the pipeline lives. Each of
+            several inputs needs one, or a name: `read(bids=…, people=…)`.
+
+    Raises:
+        OptionError: it is no source, or the uid no name.
+    """
+    return Stream(source, uid)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All inputs of a pipeline, in their order.
+
+    Args:
+        streams: of each; by name, where they have names.
+        uids: of the positions of each.
+        are_named: they go to the first keyed step side by side, and are not one stream before it.
+    """
+
+    streams: tuple[tuple[str, Stream], ...] = ()
+    uids: tuple[str, ...] = ()
+    are_named: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of named ones."""
+        return tuple(name for name, _ in self.streams) if self.are_named else ()
+
+    @property
+    def sources(self) -> tuple[KafkaSource, ...]:
+        """The sources, by input."""
+        return tuple(each.source for _, each in self.streams)
+
+    @property
+    def chain(self) -> tuple[MapBatches, ...]:
+        """The steps of the only input, which are the pipeline's first."""
+        is_one = len(self.streams) == 1 and not self.are_named
+        return self.streams[0][1].steps if is_one else ()
+
+    def declared(self, pipeline: str) -> tuple[InputDeclaration, ...]:
+        """Return the inputs as a run needs them."""
+        found = [
+            each.declared(pipeline, name, uid)
+            for (name, each), uid in zip(self.streams, self.uids, strict=True)
+        ]
+        return (replace(found[0], steps=()),) if self.chain else tuple(found)
+
+
+NO_INPUTS = Inputs()
+
+
+def inputs_of(
+    given: Sequence[KafkaSource | Stream], named: Mapping[str, KafkaSource | Stream]
+) -> Inputs:
+    """Return the inputs that `read` was given.
+
+    Raises:
+        OptionError: there are none, or too many, or the positions of one have no name.
+    """
+    if bool(given) == bool(named):
+        raise OptionError(
+            "read(): expected sources, read(orders) or read(old, new), which become one stream; or "
+            "named ones, read(bids=bids, people=people), for a process step with several inputs"
+        )
+    for name in named:
+        _check_name("the name of an input", name)
+        if name == NOT_A_NAME:
+            raise OptionError(f"read({name}=…): key_by has an argument of that name: rename it")
+    streams = [
+        (name, each if isinstance(each, Stream) else Stream(each))
+        for name, each in [*(("", each) for each in given), *named.items()]
+    ]
+    if len(streams) > INPUTS_MAX:
+        raise OptionError(f"read(): {len(streams)} inputs: expected up to {INPUTS_MAX}")
+    uids = [each.uid or name or (ONLY_INPUT if len(streams) == 1 else "") for name, each in streams]
+    for number, uid in enumerate(uids, start=1):
+        if not uid:
+            raise OptionError(
+                f"read(): {len(streams)} sources, and number {number} has no uid: which positions "
+                f"of the checkpoint are whose would hang on their order. Give each its own: "
+                f"read(ts.stream(orders, uid='orders'), …). The one that was the only source of a "
+                f"checkpoint so far has its positions under uid={ONLY_INPUT!r}"
+            )
+        if uids.count(uid) > 1:
+            raise OptionError(f"read(): two inputs have the uid {uid!r}: give each its own")
+    return Inputs(tuple(streams), tuple(uids), bool(named))
+
+
+def keys_of(
+    names: Sequence[str], columns: Sequence[str], named: Mapping[str, str | Sequence[str]]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of the key of each named input, in their order.
+
+    Args:
+        names: of the inputs; none where they have none, or other steps stand before `key_by`.
+        columns: that `key_by` was given without a name.
+        named: that it was given with one.
+
+    Raises:
+        OptionError: an input has none, or there is no such input.
+    """
+    given = f"key_by({', '.join([*map(repr, columns), *(f'{n}={c!r}' for n, c in named.items())])})"
+    if not names:
+        raise OptionError(
+            f"{given}: only right after read() with named inputs has each of them a key of its own "
+            f"here; rows of one stream have one: key_by('user')"
+        )
+    if columns or set(named) != set(names):
+        raise OptionError(
+            f"{given}: the inputs are {', '.join(names)}, and each needs its key: "
+            f"key_by({', '.join(f'{name}=…' for name in names)})"
+        )
+    keys = tuple(
+        (key,) if isinstance(key, str) else tuple(key) for key in (named[name] for name in names)
+    )
+    for name, key in zip(names, keys, strict=True):
+        if len(key) != len(keys[0]) or not key or len(set(key)) < len(key):
+            raise OptionError(
+                f"{given}: the key of {name!r}: expected as many columns as that of {names[0]!r} "
+                f"has, one at least, and each once"
+            )
+    return keys
+
+
+def times_of(
+    inputs: Inputs, keys: tuple[tuple[str, ...], ...], event_time: str | Mapping[str, str] | None
+) -> tuple[str | None, tuple[tuple[tuple[str, ...], str | None], ...]]:
+    """Return the column of event times of a keyed step, and key and time of each named input.
+
+    Args:
+        inputs: of the pipeline.
+        keys: of named inputs; none where the step's rows come in one stream.
+        event_time: as `process` was given it.
+
+    Raises:
+        OptionError: it names no column for an input, or an input that is not there.
+    """
+    if not keys:
+        if event_time is not None and not isinstance(event_time, str):
+            raise OptionError(
+                f"event_time={event_time!r}: a column for each input is for a process right after "
+                f"named inputs; expected one column, e.g. event_time='at'"
+            )
+        return event_time, ()
+    names = inputs.names
+    if isinstance(event_time, str):
+        raise OptionError(
+            f"event_time={event_time!r}: each of the inputs {', '.join(names)} has its own, e.g. "
+            f"event_time={{{names[0]!r}: {event_time!r}}}; leave out those without"
+        )
+    times = dict(event_time or {})
+    if unknown := sorted(times.keys() - set(names)):
+        raise OptionError(
+            f"event_time={times!r}: there is no input {unknown[0]!r}, only {', '.join(names)}"
+        )
+    its = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
+    return TIME if times else None, its
+
+
+def _check_name(what: str, name: str) -> None:
+    if not PLAIN_NAME.fullmatch(name):
+        raise OptionError(
+            f"{what} {name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
+            f"letter or digit"
+        )

@@ -1,0 +1,197 @@
+"""The plan of an epoch over all inputs of a pipeline: where each begins, and where it ends.
+
+An input is known by its id, not by its place: a manifest's positions are those of the input of the
+same id, whatever the order was. What an epoch may span is divided among the inputs that have
+something to read, so that a backlog of one does not hold up another.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tallystick.run.event_times import InputState
+from tallystick.source.offsets import SourceOffsets, of_input, unmoved
+from tallystick.source.splits import fair_shares, plan_splits
+from tallystick.spark.inputs import by_input, check_none_gone
+from tallystick.values import TopicPartition
+
+Positions = tuple[SourceOffsets, ...]
+"""The positions of each input, in the order of the pipeline."""
+
+
+class Planner(Protocol):
+    """Plans one input; see `streaming.planning.StreamPlanner`."""
+
+    waiting: int
+
+    def stop_at_what_is_there(self) -> None:
+        """Make the next look the last one."""
+        ...
+
+    def first(self) -> SourceOffsets:
+        """Return where a new pipeline starts."""
+        ...
+
+    def look(self, start: SourceOffsets) -> None:
+        """Look at topics and ends, and set `waiting`."""
+        ...
+
+    def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        """Return the next offsets by the newest look; `start` itself where there are none."""
+        ...
+
+    def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        """Look and plan."""
+        ...
+
+    def latest(self) -> SourceOffsets | None:
+        """Return the ends of logs as last seen."""
+        ...
+
+
+@dataclass(frozen=True)
+class InputPlanner:
+    """The planner of one input, and its user's bound.
+
+    Args:
+        uid: of the input.
+        planner: asks its cluster.
+        offset_count_max: the most that an epoch may span; None: the user sets none.
+        takes_all: it reads all there is in one epoch.
+    """
+
+    uid: str
+    planner: Planner
+    offset_count_max: int | None = None
+    takes_all: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """The number of offsets that the next epoch may span, as far as the input goes."""
+        waiting = self.planner.waiting
+        return waiting if self.offset_count_max is None else min(waiting, self.offset_count_max)
+
+
+class InputPlanners:
+    """The planners of all inputs of one run.
+
+    Args:
+        inputs: in the order of the pipeline.
+        accepted: decisions that the user stated.
+    """
+
+    def __init__(
+        self, inputs: Sequence[InputPlanner], accepted: frozenset[str] = frozenset()
+    ) -> None:
+        self._inputs = tuple(inputs)
+        self._accepted = accepted
+
+    def stop_at_what_is_there(self) -> None:
+        """Plan no further than what can be read now."""
+        for each in self._inputs:
+            each.planner.stop_at_what_is_there()
+
+    def positions(self, start: tuple[str, ...]) -> Positions:
+        """Return where each input goes on, or begins.
+
+        Args:
+            start: of the manifest before; empty: there is none.
+
+        Raises:
+            OptionError: an input is gone, and that is not accepted.
+        """
+        known = by_input(start)
+        check_none_gone(known, [each.uid for each in self._inputs], self._accepted)
+        return tuple(
+            known.get(each.uid) or replace(each.planner.first(), input=each.uid)
+            for each in self._inputs
+        )
+
+    def has_dropped(self, start: tuple[str, ...]) -> bool:
+        """True if a manifest has positions of an input that is gone."""
+        return bool(by_input(start).keys() - {each.uid for each in self._inputs})
+
+    def next(self, start: Positions, offset_count_max: int | None) -> Positions:
+        """Return where an epoch ends; `start` itself when there is none to run.
+
+        Args:
+            start: where each input goes on.
+            offset_count_max: the most that it may span; None: no limit.
+        """
+        if len(self._inputs) == 1:
+            stop = self._inputs[0].planner.next(start[0], offset_count_max)
+            return start if stop is start[0] else (stop,)
+        for each, position in zip(self._inputs, start, strict=True):
+            each.planner.look(position)
+        stops = [
+            each.planner.plan(position, count)
+            for each, position, count in zip(
+                self._inputs, start, self._counts(offset_count_max), strict=True
+            )
+        ]
+        pairs = list(zip(stops, start, strict=True))
+        if all(stop is position for stop, position in pairs):
+            return start
+        return tuple(unmoved(stop) if stop is position else stop for stop, position in pairs)
+
+    def _counts(self, offset_count_max: int | None) -> list[int | None]:
+        """Return how many offsets each input may add to the next epoch; None: no limit."""
+        if offset_count_max is None:
+            return [each.offset_count_max for each in self._inputs]
+        wanted = [0 if each.takes_all else each.wanted for each in self._inputs]
+        shares = fair_shares(wanted, offset_count_max)
+        return [
+            None if each.takes_all else max(1, count)
+            for each, count in zip(self._inputs, shares, strict=True)
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """The number of offsets readable at the newest plan, those beyond its limit too."""
+        return sum(each.planner.waiting for each in self._inputs)
+
+    def is_held_back(self, start: Positions, stops: Positions) -> bool:
+        """True if an epoch leaves something only because users' bounds of inputs say so."""
+        for each, before, after in zip(self._inputs, start, stops, strict=True):
+            count = count_of([before], [after])
+            is_at_bound = each.offset_count_max is not None and count >= each.offset_count_max
+            if count < each.planner.waiting and not is_at_bound:
+                return False
+        return True
+
+    def latest(self) -> dict[str, SourceOffsets | None]:
+        """Return the ends of logs as last seen, by input."""
+        found = {each.uid: each.planner.latest() for each in self._inputs}
+        return {
+            uid: None if ends is None else replace(ends, input=uid) for uid, ends in found.items()
+        }
+
+    def state(self, stops: Positions) -> InputState:
+        """Return the state of the input for an epoch up to `stops`, by the newest look at it."""
+        all_ends = self.latest()
+        partitions: set[TopicPartition] = set()
+        unfinished: set[TopicPartition] = set()
+        begun: set[TopicPartition] = set()
+        for stop in stops:
+            ends, last = all_ends.get(stop.input), stop.stops or {}
+            for at, position in stop.positions.items():
+                name = of_input(stop.input, at)
+                partitions.add(name)
+                end = None if ends is None else ends.positions.get(at, position)
+                # Not looked yet: an epoch of an earlier run runs again.
+                if end is None or min(end, last.get(at, end)) > position:
+                    unfinished.add(name)
+            begun |= {of_input(stop.input, at) for at in stop.starts}
+        return InputState(frozenset(partitions), frozenset(unfinished), frozenset(begun))
+
+
+def count_of(start: Sequence[SourceOffsets], stops: Sequence[SourceOffsets]) -> int:
+    """Return how many offsets lie between two positions of the same inputs."""
+    pairs = zip(start, stops, strict=True)
+    return sum(split.offset_count for pair in pairs for split in plan_splits(*pair))
+
+
+def text_of(offsets: SourceOffsets) -> str:
+    """Return positions as a manifest has them."""
+    return json.dumps(offsets.to_json(), separators=(",", ":"))

@@ -1,0 +1,296 @@
+"""The inputs of a started pipeline: what each reads, and how their rows become one table.
+
+    source 1 ─► functions ─┐ of equal columns: a union
+    source 2 ─► functions ─┴─► or, with names, side by side (`state.functions.inputs`)
+
+An input has an id, under which the checkpoint keeps its positions.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tallystick.codec.formats import DEADLETTER
+from tallystick.epoch.rights import reading
+from tallystick.errors import OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.fetcher import KafkaFetch
+from tallystick.kafka.preflight import missing_rights, refuse
+from tallystick.options.source import is_bounded, parse_source_options
+from tallystick.run.frames import conform
+from tallystick.run.read_plan import ReadPlan
+from tallystick.run.steps import Columns, MapBatches, Process, Step
+from tallystick.run.task import BatchFunction
+from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.splits import plan_splits
+from tallystick.spark.cluster import Cluster
+from tallystick.spark.reading import (
+    check_named,
+    check_same_cluster,
+    columns_ddl,
+    find_topics,
+    layout_of,
+)
+from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.values import SplitRange
+
+
+@dataclass(frozen=True)
+class InputDeclaration:
+    """An input as the user wrote it.
+
+    Args:
+        uid: of its positions.
+        options: of the source.
+        steps: that its rows pass through before they meet others.
+        name: of an input that stays apart from others; "": it has none.
+    """
+
+    uid: str
+    options: Mapping[str, str]
+    steps: tuple[MapBatches, ...] = ()
+    name: str = ""
+
+
+class PipelineInput:
+    """One input, checked.
+
+    Args:
+        declared: what it is.
+        cluster: whose Spark may have to read its columns.
+    """
+
+    def __init__(self, declared: InputDeclaration, cluster: Cluster) -> None:
+        self.uid = declared.uid
+        self.name = declared.name
+        self.steps = declared.steps
+        self.given: Mapping[str, str] = declared.options
+        self.options = parse_source_options(declared.options, streaming=True)
+        self.is_bounded = is_bounded(declared.options)
+        """Whether the user says how many offsets an epoch spans, or `all`."""
+        self.config = self.options.config
+        self.ddl = columns_ddl(self.options)
+        """The columns of the source's rows."""
+        columns = cluster.columns(self.ddl, "the columns of the source")
+        layout = layout_of(self.options, columns, dead_letters=True)
+        fetch = KafkaFetch(self.config)
+        self.read = ReadPlan(fetch, layout, self.options.policy, input=self.uid)
+        self.cluster_id = ""
+        self.topics: Collection[str] = ()
+
+    def ticking(self, ticks: Mapping[str, str]) -> None:
+        """Take the planner's options for timers in."""
+        self.given = {**self.given, **ticks}
+        self.options = parse_source_options(self.given, streaming=True)
+
+    @property
+    def text(self) -> str:
+        """Name it in messages."""
+        return f"input {(self.name or self.uid)!r}"
+
+    def check(self, *, is_new: bool) -> None:
+        """Check the cluster that is read, its topics, and the rights to read them.
+
+        Raises:
+            OptionError: a topic is not there, or a right is missing.
+        """
+        broker, user = KafkaBroker(self.config), self.config.sasl_username
+        subscription = self.options.subscription
+        try:
+            self.cluster_id = broker.cluster_id()
+            self.topics = subscription.named or ()
+            refuse((), missing_rights(broker.client, reading(self.topics)), user)
+            topics = find_topics(broker, subscription)
+            if subscription.named is None:
+                refuse((), missing_rights(broker.client, reading(topics)), user)
+            if is_new:
+                check_named(broker, subscription, topics)
+            self.topics = topics
+        finally:
+            broker.close()
+
+    def splits(self, start: SourceOffsets | None, stop: SourceOffsets) -> tuple[SplitRange, ...]:
+        """Return the ranges of an epoch.
+
+        Args:
+            start: where the epoch before ended; None: nothing was read yet.
+            stop: where it ends.
+        """
+        check_same_cluster(stop, self.cluster_id, self.config.bootstrap_servers)
+        if start is None or start.initial:  # its own end has the starts, as they were resolved
+            start = SourceOffsets(stop.cluster_id, stop.group)
+        return () if stop.initial else plan_splits(start, stop)
+
+
+def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
+    """Return the positions of a manifest, by the input's id."""
+    return {each.input: each for each in (from_json(json.loads(text)) for text in texts)}
+
+
+def dropped_word(uid: str) -> str:
+    """Return the word that accepts that an input's positions are forgotten."""
+    return f"dropped-input-{uid}"
+
+
+def check_none_gone(
+    known: Mapping[str, SourceOffsets],
+    uids: Sequence[str],
+    accepted: frozenset[str] = frozenset(),
+) -> None:
+    """Refuse to forget the positions of an input.
+
+    Args:
+        known: the positions of a manifest, by input.
+        uids: of the pipeline's inputs.
+        accepted: decisions that the user stated.
+
+    Raises:
+        OptionError: the pipeline no longer has one of them, and that is not accepted.
+    """
+    for uid in sorted(known.keys() - set(uids)):
+        if dropped_word(uid) not in accepted:
+            topics = ", ".join(sorted({each.topic for each in known[uid].positions}))
+            raise OptionError(
+                f"the checkpoint has positions of input {uid!r} (topics {topics}), and the "
+                f"pipeline reads only {', '.join(map(repr, uids))}: they would be forgotten. If it "
+                f"has another name now, give it its id: ts.stream(source, uid={uid!r}). If it is "
+                f"to go, start once with accept=[{dropped_word(uid)!r}]"
+            )
+
+
+@dataclass(frozen=True)
+class WithColumns:
+    """A function that checks that rows have the columns which were declared."""
+
+    columns: pa.Schema
+    what: str
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with these columns, in this order."""
+        return conform(rows, self.columns, self.what)
+
+
+@dataclass(frozen=True)
+class NumberedRows:
+    """A function that makes rows of one input rows of the table of all."""
+
+    inputs: KeyedInputs
+    number: int
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows in the struct of their input."""
+        return self.inputs.numbered(self.number, rows)
+
+
+def joined(
+    inputs: Sequence[PipelineInput], steps: tuple[Step, ...], cluster: Cluster
+) -> tuple[Columns, tuple[tuple[BatchFunction, ...], ...]]:
+    """Return the columns of all inputs' rows, and what the rows of each pass through before.
+
+    Args:
+        inputs: of the pipeline.
+        steps: that follow.
+        cluster: whose Spark may have to read columns.
+
+    Raises:
+        OptionError: columns are not known, or not equal.
+    """
+    if len(inputs) == 1 and not inputs[0].name:
+        return inputs[0].ddl, ((),)
+    texts = [_columns_of(each) for each in inputs]
+    schemas = [
+        _nullable(cluster.columns(text, f"the columns of {each.text}"))
+        for each, text in zip(inputs, texts, strict=True)
+    ]
+    if not inputs[0].name:
+        for each, schema in zip(inputs[1:], schemas[1:], strict=True):
+            _check_equal(inputs[0], schemas[0], each, schema)
+        return texts[0], tuple(
+            (*_functions(each), WithColumns(schemas[0], f"the rows of {each.text}"))
+            for each in inputs
+        )
+    first = steps[0] if steps else None
+    assert isinstance(first, Process), "checked before"
+    table = KeyedInputs(
+        [
+            KeyedInput(each.name, schema, key, event_time)
+            for each, schema, (key, event_time) in zip(inputs, schemas, first.inputs, strict=True)
+        ]
+    )
+    return table.columns, tuple(
+        (
+            *_functions(each),
+            WithColumns(schema, f"the rows of {each.text}"),
+            NumberedRows(table, number),
+        )
+        for number, (each, schema) in enumerate(zip(inputs, schemas, strict=True))
+    )
+
+
+def value_mode_of(inputs: Sequence[PipelineInput]) -> str:
+    """Return what is done with malformed values: `deadletter`, if any input asks for it."""
+    modes = [each.options.value_mode for each in inputs]
+    return DEADLETTER if DEADLETTER in modes else modes[0]
+
+
+def check_groups(inputs: Sequence[PipelineInput]) -> None:
+    """Refuse inputs that would show their positions in one place; called after their checks.
+
+    Raises:
+        OptionError: two read a topic of one cluster, and show it in one consumer group.
+    """
+    shown: dict[tuple[str, str, str], PipelineInput] = {}
+    for each in inputs:
+        if not each.options.shown_group:
+            continue
+        for topic in each.topics:
+            other = shown.setdefault((each.cluster_id, each.options.shown_group, topic), each)
+            if other is not each:
+                raise OptionError(
+                    f"{other.text} and {each.text} both read topic {topic!r}, and group "
+                    f"{each.options.shown_group!r} is to show how far: it has one position. Give "
+                    f"each KafkaSource its own group_id, or one '' for none"
+                )
+
+
+def _columns_of(each: PipelineInput) -> str:
+    """Return the columns after the input's own functions, as DDL."""
+    text = each.steps[-1].schema if each.steps else each.ddl
+    if text is None:
+        raise OptionError(
+            f"{each.text}: its last map_batches needs schema=, e.g. schema='dest string, n "
+            f"bigint': what it returns meets the rows of other inputs"
+        )
+    return text
+
+
+def _functions(each: PipelineInput) -> tuple[BatchFunction, ...]:
+    return tuple(step.function for step in each.steps)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(each.name, each.type) for each in schema])
+
+
+def _check_equal(
+    first: PipelineInput, expected: pa.Schema, each: PipelineInput, found: pa.Schema
+) -> None:
+    """Raise OptionError where the columns of two inputs are not the same, in any order."""
+    differing = [
+        f"{name!r} is {_type(expected, name)} in {first.text}, and {_type(found, name)} in "
+        f"{each.text}"
+        for name in dict.fromkeys([*expected.names, *found.names])
+        if _type(expected, name) != _type(found, name)
+    ]
+    if differing:
+        raise OptionError(
+            f"read(): the inputs become one stream, so their columns have to be equal: "
+            f"{'; '.join(differing)}. Make them so with ts.stream(…).map_batches(…, schema=…); or "
+            f"give the inputs names, read(first=…, second=…), if a process step is to get both"
+        )
+
+
+def _type(schema: pa.Schema, name: str) -> str:
+    return str(schema.field(name).type) if name in schema.names else "not there"

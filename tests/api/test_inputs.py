@@ -1,0 +1,186 @@
+"""What `read` takes, and what it refuses: several inputs, with names and without."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tallystick as ts
+from tallystick.errors import OptionError
+from tallystick.source.offsets import ONLY_INPUT
+from tallystick.spark.cluster import Cluster
+
+NOWHERE = "localhost:1"
+BIDS = "bidder bigint, price bigint, ts timestamp"
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+
+
+def source(topic: str, columns: str = BIDS, **settings: Any) -> ts.KafkaSource:
+    return ts.KafkaSource(NOWHERE, topics=[topic], value=ts.Json(columns), **settings)
+
+
+def same(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+def part(uid: str | None, schema: str | None = "k string, n bigint", **settings: Any) -> ts.Stream:
+    return ts.stream(source(uid or "in", **settings), uid=uid).map_batches(same, schema=schema)
+
+
+def run_of(pipeline: ts.Pipeline) -> Any:
+    whole = pipeline.write(ts.KafkaSink(NOWHERE, topic="out", value=ts.Json()))
+    whole._check_whole(None)
+    return whole._run(Cluster.at_hand(None), None)
+
+
+def people() -> ts.KafkaSource:
+    return source("people", "id bigint, name string, since bigint")
+
+
+def named(**key: Any) -> Any:
+    read = ts.Pipeline("p").read(bids=source("bids"), people=people())
+    return read.key_by(**(key or {"bids": "bidder", "people": "id"}))
+
+
+def counted(keyed: Any, **settings: Any) -> ts.Pipeline:
+    function = (
+        ts.aggregate({"n": ts.count()})
+        if not settings
+        else ts.vectorised(lambda batch: ts.Update(), state="n bigint", time_mode="EventTime")
+    )
+    return keyed.process(function, output="bidder bigint, n bigint", **settings)
+
+
+def test_the_only_source_needs_no_id_and_keeps_its_group():
+    run = run_of(ts.Pipeline("p").read(source("in")).map_batches(same))
+    (only,) = run.inputs
+    assert (only.uid, only.name, only.options.group) == (ONLY_INPUT, "", "tallystick-p")
+
+
+def test_steps_of_the_only_stream_are_the_pipelines():
+    pipeline = ts.Pipeline("p").read(part(None, schema=None)).map_batches(same)
+    run = run_of(pipeline)
+    assert run.inputs[0].read.functions == (same, same)
+    assert run.columns is None
+
+
+def test_each_of_several_has_its_own_group_and_steps():
+    run = run_of(ts.Pipeline("p").read(part("a"), part("b", group_id="mine")))
+    assert [each.options.group for each in run.inputs] == ["tallystick-p/a", "mine"]
+    assert [each.read.input for each in run.inputs] == ["a", "b"]
+    assert run.columns == pa.schema([("k", pa.string()), ("n", pa.int64())])
+    rows = pa.record_batch({"n": pa.array([1], pa.int32()), "k": ["x"]})
+    *_, conform = run.inputs[1].read.functions
+    assert conform(rows).to_pylist() == [{"k": "x", "n": 1}]
+    assert conform(rows).schema == run.columns
+
+
+@pytest.mark.parametrize(
+    ("streams", "message"),
+    [
+        ([part("a"), part(None)], "number 2 has no uid.*input-1"),
+        ([part("a"), part("a")], "two inputs have the uid 'a'"),
+        ([], "expected sources"),
+    ],
+)
+def test_inputs_that_could_be_taken_for_each_other_are_refused(streams, message):
+    with pytest.raises(OptionError, match=message):
+        ts.Pipeline("p").read(*streams)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (part("b", "k string, n int"), "'n' is int64 in input 'a', and int32 in input 'b'"),
+        (part("b", "k string"), "'n' is int64 in input 'a', and not there in input 'b'"),
+        (part("b", None), "input 'b': its last map_batches needs schema="),
+    ],
+)
+def test_columns_that_differ_are_named(other, message):
+    with pytest.raises(OptionError, match=message):
+        run_of(ts.Pipeline("p").read(part("a"), other))
+
+
+def test_the_order_of_columns_does_not_matter():
+    run = run_of(ts.Pipeline("p").read(part("a"), part("b", "n bigint, k string")))
+    assert run.columns.names == ["k", "n"]
+
+
+def test_named_inputs_become_one_table_for_the_first_step():
+    run = run_of(counted(named(), event_time={"people": "since"}))
+    (step,) = run.keyed.steps
+    assert step.columns.names == ["bidder", "$input", "$time", "bids", "people"]
+    assert (step.key.names, step.event_time) == (["bidder"], "$time")
+    assert [each.uid for each in run.inputs] == ["bids", "people"]
+    columns = run.inputs[1].read.layout.schema
+    row = {"id": 7, "name": "x", "since": 5}
+    rows = pa.RecordBatch.from_pylist([row], schema=columns)
+    for function in run.inputs[1].read.functions:
+        rows = function(rows)
+    (found,) = rows.to_pylist()
+    assert (found["bidder"], found["$input"], found["$time"], found["bids"]) == (7, 1, 5, None)
+    assert found["people"].items() >= row.items()
+
+
+def test_a_name_is_the_id_unless_there_is_another():
+    read = ts.Pipeline("p").read(bids=part(ONLY_INPUT), people=people())
+    assert read.inputs.uids == (ONLY_INPUT, "people")
+
+
+def both() -> ts.Pipeline:
+    return ts.Pipeline("p").read(bids=source("bids"), people=people())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: both().map_batches(same), "Give the function to its input"),
+        (lambda: both().transform(same), "Give the function to its input"),
+        (lambda: run_of(both()), "named inputs go to a process step"),
+        (lambda: both().key_by("id"), "the inputs are bids, people, and each needs its key"),
+        (lambda: both().key_by(bids="bidder"), "each needs its key"),
+        (lambda: both().key_by(bids="bidder", people=("id", "name")), "as many columns"),
+        (lambda: named(bids="bidder", people="id", more="x"), "each needs its key"),
+        (lambda: ts.Pipeline("p").read(source("a")).key_by(a="x"), "only right after read"),
+        (lambda: run_of(counted(named(bids="price", people="who"))), "no column 'who'"),
+        (lambda: run_of(counted(named(bids="ts", people="id"))), "the key of input 'people'"),
+        (lambda: counted(named(), event_time="ts"), "each of the inputs bids, people"),
+        (lambda: counted(named(), event_time={"bid": "ts"}), "no input 'bid'"),
+        (
+            lambda: counted(ts.Pipeline("p").read(source("a")).key_by("x"), event_time={"a": "t"}),
+            "expected one column",
+        ),
+        (lambda: ts.Pipeline("p").read(max_parallelism=source("a")), "rename it"),
+        (lambda: ts.Pipeline("p").read(source("a"), b=source("b")), "expected sources"),
+        (lambda: ts.Pipeline("p").read("topic"), "expected a KafkaSource"),
+        (lambda: ts.stream(source("a"), uid="a/b"), "uid 'a/b'"),
+    ],
+)
+def test_what_named_inputs_cannot_do_is_refused(wrong, message):
+    with pytest.raises(OptionError, match=message):
+        wrong()
+
+
+def test_explain_says_it_all():
+    pipeline = (
+        ts.Pipeline("p")
+        .read(bids=part("old").map_batches(same, schema=BIDS), people=people())
+        .key_by(bids="bidder", people="id")
+        .process(ts.aggregate({"n": ts.count()}))
+        .write(ts.KafkaSink(NOWHERE, topic="out", value=ts.Json()))
+    )
+    said = pipeline.explain()
+    for line in (
+        "input 'bids': topic old at",
+        "input 'people': topic people at",
+        "its positions are those of uid 'old'",
+        "map_batches same",
+        "bids, people go to step 1 side by side",
+        "key_by bids: bidder; people: id",
+        "group tallystick-p/people shows",
+    ):
+        assert line in said, said

@@ -1,0 +1,143 @@
+"""Plans over several inputs, without Kafka: whose positions are whose, and what each may read."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.errors import OptionError
+from tallystick.run.event_times import InputState
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, of_input
+from tallystick.source.splits import fair_shares, limit_offsets
+from tallystick.spark.input_planning import InputPlanner, InputPlanners, text_of
+from tallystick.values import TopicPartition
+
+P, Q = TopicPartition("in", 0), TopicPartition("in", 1)
+
+
+@dataclass
+class Planner:
+    """Logs with ends."""
+
+    ends: dict[TopicPartition, int]
+    waiting: int = 0
+    looks: int = 0
+    given: list[int | None] = field(default_factory=list)
+
+    def first(self) -> SourceOffsets:
+        return SourceOffsets("cluster", "", dict.fromkeys(self.ends, 0), initial=True)
+
+    def look(self, start: SourceOffsets) -> None:
+        self.looks += 1
+        self.waiting = sum(end - start.positions[at] for at, end in self.ends.items())
+
+    def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        self.given.append(offset_count_max)
+        if not self.waiting and not start.initial:
+            return start
+        starts = start.positions if start.initial else {}
+        stop = limit_offsets(start.positions, self.ends, offset_count_max)
+        return replace(start, positions=stop, starts=starts, initial=False)
+
+    def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
+        self.look(start)
+        return self.plan(start, offset_count_max)
+
+    def latest(self) -> SourceOffsets:
+        return SourceOffsets("cluster", "", self.ends)
+
+
+def planners(accepted: frozenset[str] = frozenset(), **ends: int) -> InputPlanners:
+    its = [InputPlanner(uid, Planner({P: end})) for uid, end in ends.items()]
+    return InputPlanners(its, accepted)
+
+
+def at(uid: str, position: int, **further) -> str:
+    return text_of(SourceOffsets("cluster", "", {P: position}, input=uid, **further))
+
+
+def test_positions_are_found_by_id_whatever_the_order():
+    found = planners(a=10, b=20).positions((at("b", 7), at("a", 3)))
+    assert [(each.input, each.positions[P]) for each in found] == [("a", 3), ("b", 7)]
+
+
+def test_a_checkpoint_from_before_is_that_of_the_only_input():
+    text = at(ONLY_INPUT, 5)
+    assert '"input"' not in text
+    (found,) = planners(**{ONLY_INPUT: 9}).positions((text,))
+    assert found.positions == {P: 5}
+
+
+def test_an_input_that_joins_begins_and_is_in_the_manifest_at_once():
+    """Where it began is known from then on, even where nothing was there to be read."""
+    its = planners(a=3, b=0)
+    start = its.positions((at("a", 3),))
+    assert start[1].initial
+    assert start[1].input == "b"
+    stops = its.next(start, 100)
+    assert stops is not start
+    assert not stops[1].initial
+    assert its.next(stops, 100) is stops
+
+
+def test_positions_that_would_be_forgotten_are_refused_or_accepted():
+    start = (at("a", 3), at("gone", 9))
+    with pytest.raises(OptionError, match=r"input 'gone' \(topics in\).*dropped-input-gone"):
+        planners(a=9).positions(start)
+    its = planners(frozenset({"dropped-input-gone"}), a=9)
+    assert [each.input for each in its.positions(start)] == ["a"]
+    assert its.has_dropped(start)
+    assert not its.has_dropped(start[:1])
+
+
+def test_what_reads_nothing_is_carried_without_its_old_starts():
+    """Else the next epoch would read again from where an earlier one began."""
+    its = planners(a=10, b=5)
+    start = its.positions((at("a", 3), at("b", 5, starts={P: 0}, skipped={Q: (1, 2)})))
+    stops = its.next(start, None)
+    assert stops[0].positions == {P: 10}
+    assert (stops[1].positions, stops[1].starts, stops[1].skipped) == ({P: 5}, {}, {})
+
+
+def test_a_backlog_leaves_the_others_their_share():
+    its = planners(a=1_000_000, b=30, c=0)
+    stops = its.next(its.positions((at("a", 0), at("b", 0), at("c", 0))), 100)
+    assert [each.positions[P] for each in stops] == [70, 30, 0]
+
+
+def test_a_users_bound_of_one_input_holds_for_it_alone():
+    own = InputPlanner("a", Planner({P: 1000}), offset_count_max=10)
+    every = InputPlanner("b", Planner({P: 1000}), takes_all=True)
+    rest = InputPlanner("c", Planner({P: 1000}))
+    its = InputPlanners([own, every, rest])
+    start = its.positions((at("a", 0), at("b", 0), at("c", 0)))
+    stops = its.next(start, 300)
+    assert [each.positions[P] for each in stops] == [10, 1000, 290]
+    assert not its.is_held_back(start, stops)
+    stops = its.next(start, 5000)
+    assert [each.positions[P] for each in stops] == [10, 1000, 1000]
+    assert its.is_held_back(start, stops), "only its user's bound leaves something"
+    assert its.waiting == 3000
+
+
+def test_the_state_of_the_input_tells_topics_of_one_name_apart():
+    its = planners(**{ONLY_INPUT: 10, "b": 5})
+    stops = its.next(its.positions((at(ONLY_INPUT, 0), at("b", 5))), 4)
+    assert its.state(stops) == InputState(
+        frozenset({P, of_input("b", P)}), frozenset({P}), frozenset()
+    )
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 2000))
+def test_shares_are_fair(waiting: list[int], most: int):
+    shares = fair_shares(waiting, most)
+    assert all(0 <= got <= wanted for got, wanted in zip(shares, waiting, strict=True))
+    assert all(got for got, wanted in zip(shares, waiting, strict=True) if wanted)
+    assert sum(shares) <= max(most, sum(map(bool, waiting)))
+    if sum(waiting) <= most:
+        assert shares == waiting
+    cut = [got for got, wanted in zip(shares, waiting, strict=True) if got < wanted]
+    if cut:
+        assert max(shares) <= min(cut) + 1, "nobody has more than who wanted more"
+        assert sum(shares) >= min(most, sum(waiting)), "all of it is used"

@@ -1,0 +1,346 @@
+"""Several inputs in one pipeline, on Spark and a real broker: exact, whatever is changed."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.epoch import manifest as m
+from tallystick.errors import OptionError
+from tallystick.source.offsets import parse_source
+from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import Flow, finish
+from tests.spark.topics import produce, read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+ROWS = "k string, n bigint"
+
+
+@pytest.fixture(params=["resident", "jobs"])
+def flow(
+    request: pytest.FixtureRequest,
+    tallystick_kafka: EmbeddedKafka,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> Flow:
+    return Flow(tallystick_kafka, spark, tmp_path, execution=request.param)
+
+
+def from_text() -> Any:
+    """Made here, so that workers need no tests."""
+
+    def split(rows: pa.RecordBatch) -> pa.RecordBatch:
+        parts = pc.split_pattern(rows["value"], ";")
+        return pa.record_batch(
+            {"n": pc.list_element(parts, 1).cast(pa.int64()), "k": pc.list_element(parts, 0)}
+        )
+
+    return split
+
+
+class Sources:
+    """Two topics of other formats, and what they were fed."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.fed: list[tuple[str, int]] = []
+        self.text_topic, self.third_topic = f"{flow.name}-text", f"{flow.name}-third"
+        for topic in (self.text_topic, self.third_topic):
+            flow.kafka.create_topic(topic, 2)
+
+    def feed(self, json_count: int = 0, text_count: int = 0, third_count: int = 0) -> None:
+        """Append as many rows to each, whose numbers never repeat."""
+        flow = self.flow
+        for topic, count in (
+            (flow.topic_in, json_count),
+            (self.text_topic, text_count),
+            (self.third_topic, third_count),
+        ):
+            first = len(self.fed)
+            rows = [(f"k{n % 7}", n) for n in range(first, first + count)]
+            self.fed += rows
+            as_text = topic == self.text_topic
+            values = [(k, f"{k};{n}" if as_text else json.dumps({"k": k, "n": n})) for k, n in rows]
+            produce(flow.confluent, topic, values)
+
+    def numbers(self, uid: str | None = "numbers") -> ts.Stream:
+        source = self.flow.source(value=ts.Json(ROWS), max_offsets_per_trigger=40)
+        return ts.stream(source, uid=uid).map_batches(only_rows(), schema=ROWS)
+
+    def texts(self) -> ts.Stream:
+        source = self.flow.source(topics=[self.text_topic], value=ts.Text())
+        return ts.stream(source, uid="texts").map_batches(from_text(), schema="n bigint, k string")
+
+    def third(self) -> ts.Stream:
+        source = self.flow.source(topics=[self.third_topic], value=ts.Json(ROWS))
+        return ts.stream(source, uid="third").map_batches(only_rows(), schema=ROWS)
+
+    def run(self, *streams: ts.Stream, parallelism: int = 2, **settings: Any) -> Any:
+        flow = self.flow
+        pipeline = (
+            ts.Pipeline(flow.name)
+            .read(*streams)
+            .key_by("k")
+            .process(
+                ts.aggregate({"count": ts.count(), "sum": ts.sum("n")}, each="record", keep=["n"]),
+                uid="sums",
+                parallelism=parallelism,
+            )
+            .write(flow.sink(key="k", value=ts.Json()))
+        )
+        return finish(
+            lambda: pipeline.start(
+                flow.spark,
+                checkpoint=str(flow.checkpoint),
+                trigger={"availableNow": True},
+                execution=flow.execution,
+                **settings,
+            )
+        )
+
+    def assert_exact(self) -> None:
+        """Each row came once; and the counts and sums of a key go up by its rows, one by one."""
+        found = [
+            json.loads(each.value or "")
+            for each in read_committed(self.flow.confluent, self.flow.topic_out)
+        ]
+        assert sorted((row["k"], row["n"]) for row in found) == sorted(self.fed)
+        for key in {row["k"] for row in found}:
+            total = 0
+            for number, row in enumerate((each for each in found if each["k"] == key), start=1):
+                total += row["n"]
+                assert (row["count"], row["sum"]) == (number, total)
+
+    def manifest(self) -> m.Manifest:
+        path = sorted((self.flow.checkpoint / m.FOLDER).glob("0*.json"))[-1]
+        return m.decode(path.read_bytes(), str(path))
+
+
+def only_rows() -> Any:
+    def select(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["k", "n"])
+
+    return select
+
+
+def test_a_union_is_exact_whatever_joins_goes_or_changes_places(flow: Flow) -> None:
+    """Over restarts at other parallelisms: one input first, then two, three, and two again."""
+    its = Sources(flow)
+    its.feed(100)
+    its.run(its.numbers(None))  # the only one, without a name: as of a release before
+    its.assert_exact()
+    assert parse_source(its.manifest().sources[0]).input == "input-1"
+
+    its.feed(60, 90)
+    query = its.run(its.numbers("input-1"), its.texts(), parallelism=3)
+    its.assert_exact()
+    progress = query.lastProgress
+    assert [each["input"] for each in progress["sources"]] == ["input-1", "texts"]
+    assert sum(each["numInputRows"] for each in query.recentProgress) == 150
+    positions = [sum(each.positions.values()) for each in ts.source_progress(query)]
+    assert positions == [160, 90]
+    assert [each.lag_total for each in ts.source_progress(query)] == [0, 0]
+
+    its.feed(10, 10, 50)
+    its.run(its.third(), its.texts(), its.numbers("input-1"), parallelism=1)
+    its.assert_exact()
+
+    its.feed(10, 0, 10)
+    with pytest.raises(OptionError, match="dropped-input-texts"):
+        its.run(its.numbers("input-1"), its.third())
+    its.run(its.numbers("input-1"), its.third(), accept=["dropped-input-texts"])
+    its.assert_exact()
+    assert {parse_source(each).input for each in its.manifest().sources} == {"input-1", "third"}
+    its.feed(5, 0, 5)
+    its.run(its.third(), its.numbers("input-1"))
+    its.assert_exact()
+
+
+def test_each_group_shows_how_far_its_input_is_read(flow: Flow) -> None:
+    its = Sources(flow)
+    its.feed(30, 20)
+    its.run(its.numbers("input-1"), its.texts())
+
+    def shown(group: str, topic: str, partitions: int) -> int:
+        witness = Consumer({**flow.confluent, "group.id": group})
+        asked = [TopicPartition(topic, number) for number in range(partitions)]
+        found = sum(max(0, each.offset) for each in witness.committed(asked, timeout=30))
+        witness.close()
+        return found
+
+    group = f"tallystick-{flow.name}"
+    assert shown(group, flow.topic_in, 3) == 30
+    assert shown(f"{group}/texts", its.text_topic, 2) == 20
+    assert shown(group, its.text_topic, 2) == 0
+
+
+def both_sides() -> Any:
+    """Each row, and how many rows of either input its key has had by the end of its epoch."""
+
+    def join(batch: ts.KeyedBatch) -> ts.Update:
+        is_bid = pc.equal(batch.rows["$input"], 0).to_numpy(zero_copy_only=False)
+        count = len(batch.keys)
+        held = {
+            name: batch.held(name) + np.bincount(batch.codes[mask], minlength=count)
+            for name, mask in (("bids", is_bid), ("people", ~is_bid))
+        }
+        what = pc.coalesce(
+            pc.struct_field(batch.rows["bids"], "price").cast(pa.string()),
+            pc.struct_field(batch.rows["people"], "name"),
+        )
+        out = {"bidder": batch.rows["bidder"], "what": what, "at": batch.rows["$time"]}
+        out |= {name: pa.array(its[batch.codes].astype(np.int64)) for name, its in held.items()}
+        state = {name: pa.array(its.astype(np.int64)) for name, its in held.items()}
+        return ts.Update(pa.record_batch(out), state)
+
+    return ts.vectorised(join, state="bids bigint, people bigint", time_mode="EventTime")
+
+
+@dataclass
+class Auction:
+    """Bids and people in topics of other formats, and the pipeline of both."""
+
+    flow: Flow
+    bids: list[tuple[int, int, int]] = field(default_factory=list)
+    people: list[tuple[int, str, int]] = field(default_factory=list)
+    at_once: int = 40
+    bid_settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.topic = f"{self.flow.name}-people"
+        self.flow.kafka.create_topic(self.topic, 2)
+
+    def feed(self, bids: list[tuple[int, int, int]], people: list[tuple[int, str, int]]) -> None:
+        """Append bids (bidder, price, ms) and people (id, name, ms)."""
+        values = [
+            (str(b), json.dumps({"bidder": b, "price": p, "ts": iso(ms)})) for b, p, ms in bids
+        ]
+        produce(self.flow.confluent, self.flow.topic_in, values)
+        texts = [(str(i), f"{i};{name};{ms}") for i, name, ms in people]
+        produce(self.flow.confluent, self.topic, texts)
+        self.bids += bids
+        self.people += people
+
+    def pipeline(self, parallelism: int = 2) -> ts.Pipeline:
+        flow = self.flow
+        bids = flow.source(
+            value=ts.Json("bidder bigint, price bigint, ts timestamp"), **self.bid_settings
+        )
+        people = ts.stream(
+            flow.source(topics=[self.topic], value=ts.Text(), max_offsets_per_trigger=self.at_once)
+        )
+        return (
+            ts.Pipeline(flow.name)
+            .read(
+                bids=bids,
+                people=people.map_batches(parted(), schema="id bigint, name string, since bigint"),
+            )
+            .key_by(bids="bidder", people="id")
+            .process(
+                both_sides(),
+                event_time={"bids": "ts", "people": "since"},
+                output="bidder bigint, what string, at bigint, bids bigint, people bigint",
+                uid="both",
+                parallelism=parallelism,
+            )
+            .write(flow.sink(key="bidder", value=ts.Json()))
+        )
+
+    def run(self, parallelism: int = 2) -> None:
+        self.flow.run(self.pipeline(parallelism), execution=self.flow.execution)
+
+    def assert_exact(self) -> None:
+        """Every row came once, with its time; and the state has counted all of them."""
+        found = [
+            json.loads(each.value or "")
+            for each in read_committed(self.flow.confluent, self.flow.topic_out)
+        ]
+        rows = sorted((row["bidder"], row["what"], row["at"]) for row in found)
+        assert rows == sorted([*((b, str(p), ms) for b, p, ms in self.bids), *self.people])
+        for key in {row["bidder"] for row in found}:
+            newest = max(row["bids"] + row["people"] for row in found if row["bidder"] == key)
+            expected = [b for b, _, _ in self.bids] + [i for i, _, _ in self.people]
+            assert newest == expected.count(key)
+
+
+def parted() -> Any:
+    def split(rows: pa.RecordBatch) -> pa.RecordBatch:
+        parts = pc.split_pattern(rows["value"], ";")
+        of = [pc.list_element(parts, number) for number in range(3)]
+        columns = {"id": of[0].cast(pa.int64()), "name": of[1], "since": of[2].cast(pa.int64())}
+        return pa.record_batch(columns)
+
+    return split
+
+
+def iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+
+
+def test_named_inputs_meet_by_key_and_are_exact_over_a_rescale(flow: Flow) -> None:
+    auction = Auction(flow)
+    at = 1_700_000_000_000
+    for parallelism in (2, 3, 1):
+        first = len(auction.bids)
+        bids = [(n % 9, n, at + n * 1000) for n in range(first, first + 50)]
+        people = [(n % 9, f"p{n}", at + n * 1000) for n in range(first, first + 30)]
+        auction.feed(bids, people)
+        auction.run(parallelism)
+        at += 3_600_000
+    auction.assert_exact()
+    state = Sources(flow).manifest().state[0]
+    assert {each.topic for each in state.partition_times} == {
+        f"bids/{flow.topic_in}",
+        f"people/{auction.topic}",
+    }
+    assert state.watermark_ms == max(ms for _, _, ms in auction.bids)
+
+
+def test_an_input_that_lags_makes_no_row_late(flow: Flow) -> None:
+    """People are a year behind, and read ten at a time; the bids are all there at once."""
+    auction = Auction(flow, at_once=10, bid_settings={"max_offsets_per_trigger": "all"})
+    now, year = 1_700_000_000_000, 365 * 86_400_000
+    auction.feed(
+        [(n % 5, n, now + n) for n in range(100)],
+        [(n % 5, f"p{n}", now - year + 1000 * n) for n in range(60)],
+    )
+    auction.run()
+    auction.assert_exact()
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
+    states = [m.decode(path.read_bytes(), str(path)).state for path in paths]
+    marks = [state[0].watermark_ms for state in states if state and state[0].watermark_ms]
+    assert len(marks) > 3
+    assert marks == sorted(marks)
+    assert sum(mark < now for mark in marks) >= 3, "it followed the one that lags"
+
+
+def test_one_topic_may_be_read_twice(flow: Flow) -> None:
+    its = Sources(flow)
+    its.feed(40)
+
+    def part(uid: str, **settings: Any) -> ts.Stream:
+        source = flow.source(value=ts.Json(ROWS), **settings)
+        return ts.stream(source, uid=uid).map_batches(some(uid == "even"), schema=ROWS)
+
+    with pytest.raises(OptionError, match="one position"):
+        its.run(part("even", group_id="one"), part("odd", group_id="one"))
+    its.run(part("even"), part("odd"))
+    its.assert_exact()
+
+
+def some(is_even: bool) -> Any:
+    def choose(rows: pa.RecordBatch) -> pa.RecordBatch:
+        even = pc.equal(pc.bit_wise_and(rows["n"], 1), 0)
+        return rows.select(["k", "n"]).filter(even if is_even else pc.invert(even))
+
+    return choose
