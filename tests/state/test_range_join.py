@@ -271,8 +271,14 @@ def test_a_column_of_another_type_is_refused_by_name_of_its_side() -> None:
     base = StepState("step", 16, 1, tasks.key.schema_text, 1, tuple(tasks.fields.values()), 3)
     other = ORDERS.set(2, pa.field("amount", pa.float64()))
     changed = KeyedInputs([KeyedInput("orders", other, ("id", "part"), "at"), INPUTS.inputs[1]])
-    with pytest.raises(OptionError, match="holds rows with the columns 'amount bigint, at bigint'"):
+    held = r"holds rows of a join \(interval_join, inner side\) with the columns 'amount bigint, at"
+    with pytest.raises(OptionError, match=held):
         settle("step", function.make(changed.columns).declared(tasks.key), base)
+    outer = interval_join("orders", "payments", lower=0, upper=1, how="left").make(INPUTS.columns)
+    with pytest.raises(OptionError, match=held):  # who had a partner is not noted
+        settle("step", outer.declared(tasks.key), base)
+    wider = interval_join("orders", "payments", lower=-9, upper=9).make(INPUTS.columns)
+    assert settle("step", wider.declared(tasks.key), base)[0] == base.fields
 
 
 def test_read_state_shows_the_rows_of_each_side() -> None:

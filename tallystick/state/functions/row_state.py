@@ -135,6 +135,7 @@ class RowState:
 
     Args:
         name: of the state.
+        owner: the function, and how it uses them: another one finds them as it cannot use them.
         what: they are, for messages.
         columns: of a row.
 
@@ -142,14 +143,14 @@ class RowState:
         OptionError: a column cannot be stored.
     """
 
-    def __init__(self, name: str, what: str, columns: pa.Schema) -> None:
-        self.name, self._columns = name, columns
+    def __init__(self, name: str, owner: str, what: str, columns: pa.Schema) -> None:
+        self.name, self._owner, self._columns = name, owner, columns
         self._codec = ColumnsCodec(columns, what) if len(columns) else None
 
     @cached_property
     def declaration(self) -> StateDeclaration:
         """The state as the step declares it."""
-        return StateDeclaration(self.name, ROWS, "", text_of(self._columns))
+        return StateDeclaration(self.name, ROWS, self._owner, text_of(self._columns))
 
     def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
         """Return rows that arrived, by key and time."""
@@ -349,7 +350,7 @@ def stored_rows(
     Raises:
         ManifestError: the bytes are not of these columns.
     """
-    state = RowState("rows", "rows", columns)
+    state = RowState("rows", "", "rows", columns)
     entries, parts = [], []
     for codec, which in ((_HEAD, ~are_chunks), (_CHUNK, are_chunks)):
         decoded = codec.decode(values.filter(pa.array(which)))
