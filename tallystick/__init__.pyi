@@ -72,9 +72,17 @@ from .state.functions.aggregates import (
     sum as sum,
     vectorised_aggregate as vectorised_aggregate,
 )
+from .state.functions.co_process import (
+    CoKeyedBatch as CoKeyedBatch,
+    co_process as co_process,
+)
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,
+)
+from .state.functions.range_join import (
+    interval_join as interval_join,
+    window_join as window_join,
 )
 from .state.functions.ready_made import (
     aggregate as aggregate,
@@ -82,6 +90,8 @@ from .state.functions.ready_made import (
     sessions as sessions,
     top_n as top_n,
 )
+from .state.functions.temporal_join import temporal_join as temporal_join
+from .state.functions.upsert_join import upsert_join as upsert_join
 from .state.functions.vectorised import vectorised as vectorised
 from .state.functions.windowed import windowed as windowed
 from .state.functions.windows import (

@@ -28,7 +28,14 @@ from tests.spark.topics import read_committed
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("keyed-state.md", "windows.md", "rescaling.md", "savepoints.md", "writing-exactly-once.md")
+PAGES = (
+    "keyed-state.md",
+    "windows.md",
+    "joins.md",
+    "rescaling.md",
+    "savepoints.md",
+    "writing-exactly-once.md",
+)
 _BLOCK = re.compile(
     r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -113,6 +120,9 @@ def test_the_pages_do_what_they_say(
     assert by_user(confluent, "streaks").keys() == found.keys()
     # Ranges of five tasks, then the savepoint.
     assert re.search(r"103 to 127.*monday", reader.shown, re.DOTALL)
+    joined = joined_of(confluent)
+    assert joined.pop("ratio") >= {(n, n if n % 3 == 0 and n < 60 else None) for n in range(62)}
+    assert joined == JOINED
     booked = [json.loads(r.value or "") for r in read_committed(confluent, "booked")]
     assert sorted(payment["cents"] for payment in booked) == list(range(600))
     copied = ds.dataset(tmp_path / "payments-files", format="parquet").to_table()["cents"]
@@ -167,6 +177,34 @@ def test_the_page_of_inputs_does_what_it_says(
     assert {row["name"] for row in spent} <= {None, *(f"person {i}" for i in range(9))}
     assert all(row["price"] % 9 == row["bidder"] for row in spent)
     reader.made.clear()
+
+
+JOINED = {
+    "paid": {(n, n if n % 3 == 0 else None) for n in range(60)},
+    "per-minute": {(n, n) for n in range(0, 60, 3) if (n + 20) // 60 == (n + 25) // 60},
+    "in-euro": {
+        (n, (0.95 if n >= 30 else 0.9) if n % 2 else (0.08 if n >= 40 else 0.09)) for n in range(60)
+    }
+    | {(60, 0.95), (61, 0.95)},
+    "offers": {("tea", "insert"), ("tea", "delete")},
+}
+"""What the page about joins puts out: rows of its topics, some of their columns."""
+
+
+def joined_of(confluent: dict[str, str]) -> dict[str, set[tuple[Any, ...]]]:
+    """The same as it is found; rows without a partner come when the watermark has passed them."""
+    columns = {
+        "paid": ("amount", "receipts_amount"),
+        "per-minute": ("amount", "receipts_amount"),
+        "in-euro": ("amount", "rate"),
+        "offers": ("item", "change"),
+        "ratio": ("sold", "received"),
+    }
+    found = {}
+    for topic, names in columns.items():
+        rows = [json.loads(record.value or "") for record in read_committed(confluent, topic)]
+        found[topic] = {tuple(row.get(name) for name in names) for row in rows}
+    return found
 
 
 def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:

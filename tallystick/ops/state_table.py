@@ -22,7 +22,8 @@ from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
-from tallystick.state.functions.processing import COLUMNS, PANES
+from tallystick.state.functions.processing import COLUMNS, PANES, ROWS
+from tallystick.state.functions.row_state import stored_fields, stored_rows
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
@@ -196,6 +197,9 @@ def _columns_of(state: StateField) -> list[pa.Field]:
         return list(schema_from_text(state.value_schema))
     if state.kind == PANES:
         return [pa.field(state.kind, pa.list_(_pane(state)))]
+    if state.kind == ROWS:
+        rows = stored_fields(schema_from_text(state.value_schema))
+        return [pa.field(state.name, pa.list_(rows))]
     value = _struct(state.value_schema)
     if state.kind == LIST:
         return [pa.field(state.name, pa.list_(value))]
@@ -241,11 +245,15 @@ def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> 
         columns = [pa.array(starts, pa.int64()), *rows.columns]
         panes = pa.StructArray.from_arrays(columns, fields=list(_pane(state)))
         return [_lists(panes, codes, count)]
+    # A family has an entry under its own name, which counts the elements of a list.
+    is_part = np.array([len(rest) > 0 for rest in found.rest], np.bool_)
+    if state.kind == ROWS:
+        columns = schema_from_text(state.value_schema)
+        entries, stored = stored_rows(columns, found.values, is_part)
+        return [_lists(stored, codes[entries], count)]
     kind = _struct(state.value_schema)
     if state.kind == VALUE:
         return [_structs(state.value_schema, kind, found.values).take(_positions(codes, count))]
-    # A family has an entry under its own name, which counts the elements of a list.
-    is_part = np.array([len(rest) > 0 for rest in found.rest], np.bool_)
     values = _structs(state.value_schema, kind, found.values.filter(pa.array(is_part)))
     if state.kind == LIST:
         return [_lists(values, codes[is_part], count)]

@@ -109,8 +109,10 @@ class StateField:
     Args:
         name: as the user's code calls it.
         state_id: the byte in the entries' keys; never used again after the state was deleted.
-        kind: `value`, `list`, `map`, `columns` (a vectorised function's) or `timers`.
-        key_schema: of the entries of a map, as JSON; "" elsewhere.
+        kind: `value`, `list`, `map`, `columns` (a vectorised function's), `rows` (of a join) or
+            `timers`.
+        key_schema: of the entries of a map, as JSON; of rows, the function that uses them; ""
+            elsewhere.
         value_schema: as JSON.
         ttl_ms: how long an entry lives after its last write; 0: for ever.
     """

@@ -95,7 +95,8 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
     if kind == COLUMNS:
         return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
     if kind == ROWS:
-        return f"rows with the columns {ddl_of(schema_from_text(value_schema))!r}"
+        columns = ddl_of(schema_from_text(value_schema))
+        return f"rows of a join ({key_schema}) with the columns {columns!r}"
     schemas = f"{key_schema} -> {value_schema}" if key_schema else value_schema
     return f"{kind} of {schemas}, {'with' if ttl_ms else 'without'} a TTL"
 

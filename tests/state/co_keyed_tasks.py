@@ -12,7 +12,7 @@ from tallystick.state.entries import regrouped
 from tallystick.state.functions.inputs import KeyedInputs
 from tallystick.state.functions.processing import Processor, Work
 from tallystick.state.functions.vectorised import ByColumns
-from tallystick.state.key_groups import key_group_range, key_groups_of
+from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES, EpochTime, Overlay
 
@@ -67,38 +67,54 @@ class CoKeyedTasks:
             rows = self.table(rows)
         groups_of_rows = key_groups_of(self.key.hash_codes(rows), self.max_parallelism)
         output: list[dict[str, Any]] = []
-        committed = dict(self.entries)
+        works = []
         self.batch_rows = []
         for index in range(parallelism):
             groups = key_group_range(self.max_parallelism, parallelism, index)
             mine = (groups_of_rows >= groups.first) & (groups_of_rows <= groups.last)
-            held = {
-                key: value
-                for key, value in committed.items()
-                if groups.first <= int.from_bytes(key[:2], "big") <= groups.last
-            }
-            work = Work(
-                rows=_as_from_a_frame(rows.filter(pa.array(mine))),
-                key=self.key,
-                max_parallelism=self.max_parallelism,
-                groups=groups,
-                fields=self.fields,
-                overlay=Overlay(DictView(held)),
-                time=EpochTime(timestamp_ms, watermark_ms),
-            )
+            part = _as_from_a_frame(rows.filter(pa.array(mine)))
+            work = self.work(part, groups, timestamp_ms=timestamp_ms, watermark_ms=watermark_ms)
+            works.append(work)
             for batch in self.processor.run(work):
                 assert batch.schema == self.processor.output(self.key.schema, rows.schema)
                 batch.validate(full=True)
                 self.batch_rows.append(batch.num_rows)
                 output += batch.to_pylist()
-            self._commit(work.overlay.changes(), held)
+        for work in works:
+            self.commit(work.overlay.changes())
         return output
 
-    def _commit(self, changes: pa.Table, held: dict[bytes, bytes]) -> None:
+    def work(
+        self,
+        rows: pa.RecordBatch,
+        groups: KeyGroupRange | None = None,
+        *,
+        timestamp_ms: int = 0,
+        watermark_ms: int | None = None,
+    ) -> Work:
+        """One task's part of an epoch, which sees the state of its own key groups alone."""
+        groups = groups or KeyGroupRange(0, self.max_parallelism - 1)
+        held = {
+            key: value
+            for key, value in self.entries.items()
+            if groups.first <= int.from_bytes(key[:2], "big") <= groups.last
+        }
+        return Work(
+            rows=rows,
+            key=self.key,
+            max_parallelism=self.max_parallelism,
+            groups=groups,
+            fields=self.fields,
+            overlay=Overlay(DictView(held)),
+            time=EpochTime(timestamp_ms, watermark_ms),
+        )
+
+    def commit(self, changes: pa.Table) -> None:
+        """Make changes the committed state."""
         keys = changes["key"].to_pylist()
         assert keys == sorted(set(keys)), "each key is written once"
         for key, value in zip(keys, changes["value"].to_pylist(), strict=True):
-            assert held.get(key) != value, "what did not change is not written"
+            assert self.entries.get(key) != value, "what did not change is not written"
             if value is None:
                 del self.entries[key]
             else:

@@ -191,9 +191,9 @@ def test_a_function_of_two_inputs_has_timers_and_event_times() -> None:
 
 def test_a_function_names_inputs_that_are_there() -> None:
     tasks = CoKeyedTasks(co_process(lambda batch: batch.of("bids"), state=""), INPUTS)
-    with pytest.raises(OptionError, match="no input 'bids'; read.. and key_by.. name users, acco"):
+    with pytest.raises(OptionError, match=r"no input 'bids'; .* name users, accounts"):
         tasks.epoch([(0, {"user": "a"})])
-    with pytest.raises(OptionError, match="co_process: the step has a single input. Name several"):
+    with pytest.raises(OptionError, match="co_process: the step has a single input"):
         co_process(lambda batch: Update(), state="").make(USERS)
     with pytest.raises(OptionError, match="time_mode 'Now': expected one of None"):
         co_process(lambda batch: Update(), state="", time_mode="Now")

@@ -3,15 +3,22 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from co_keyed_tasks import CoKeyedTasks
+from co_keyed_tasks import CoKeyedTasks, one_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallystick.errors import OptionError, RecordError
+from tallystick.ops.state_table import schema_of, table_of
+from tallystick.state.catalog import StepState
+from tallystick.state.compatibility import settle
 from tallystick.state.functions import range_join, row_state
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.range_join import interval_join, window_join
+from tallystick.state.overlay import ENTRIES
 
 ORDERS = pa.schema(
     [("id", pa.string()), ("part", pa.int32()), ("amount", pa.int64()), ("at", pa.int64())]
@@ -42,7 +49,7 @@ EPOCHS = st.lists(
     st.tuples(
         st.lists(ROW, max_size=14),
         st.integers(0, 12),  # the watermark's advance
-        st.integers(1, 16),
+        st.sampled_from([1, 2, 3, 16]),
         st.sampled_from([None, None, 5, 16, 40]),
     ),
     max_size=6,
@@ -146,7 +153,7 @@ def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] =
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(epochs=EPOCHS, bounds=st.tuples(st.integers(-15, 15), st.integers(0, 12)))
 def test_an_interval_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], bounds: tuple[int, int]
@@ -163,7 +170,7 @@ def test_an_interval_join_is_that_of_nested_loops(
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(epochs=EPOCHS, size=st.integers(1, 15), offset=st.integers(-3, 20))
 def test_a_window_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], size: int, offset: int
@@ -191,3 +198,146 @@ def test_a_window_says_where_it_begins_and_ends() -> None:
         (row["window_start"].timestamp(), row["window_end"].timestamp(), row["at"]) for row in found
     ]
     assert starts == [(1.1, 2.1, 1_100), (0.1, 1.1, 1_099), (2.1, 3.1, None)]
+
+
+def test_rows_of_a_key_are_in_its_head_or_in_chunks_by_time() -> None:
+    """The tests above would see nothing of chunks if there were none."""
+    tasks = CoKeyedTasks(interval_join("orders", "payments", lower=0, upper=5), INPUTS)
+    tasks.epoch([arrival((0, "a", at, at)) for at in range(7, 0, -1)])
+    tasks.epoch([arrival((0, "a", 8, 8))])
+    kinds = sorted(len(key) for key in tasks.entries if key[2] == tasks.fields["left"].state_id)
+    assert kinds == [kinds[0], *[kinds[0] + 8] * 2], "a head, and two chunks"
+
+    (pair,) = tasks.epoch([arrival((1, "a", 6, 1))], watermark_ms=5)[:1]
+    assert pair["at"] in range(1, 7)
+    written = {row["at"] for row in tasks.epoch([arrival((1, "a", 9, 1))], watermark_ms=5)}
+    assert written == {4, 5, 6, 7, 8}
+
+
+def test_what_a_join_cannot_go_by() -> None:
+    def made(function: Any, rows: pa.Schema = INPUTS.columns) -> Any:
+        return function.make(rows)
+
+    with pytest.raises(OptionError, match="lower='1 hour' is after upper=5"):
+        interval_join("orders", "payments", lower="1 hour", upper=5)
+    with pytest.raises(OptionError, match="upper='soon': expected whole ms from 0, or a text"):
+        interval_join("orders", "payments", lower="-1 hour", upper="soon")
+    with pytest.raises(OptionError, match=r"lower=.* more than 140,000 years"):
+        interval_join("orders", "payments", lower=-(1 << 60), upper=0)
+    with pytest.raises(OptionError, match="window_join: size=0: expected more than 0"):
+        window_join("orders", "payments", size=0)
+    with pytest.raises(OptionError, match="window_join: how='outer', expected one of inner"):
+        window_join("orders", "payments", size=1, how="outer")
+    with pytest.raises(OptionError, match="interval_join: there is no input 'bids'"):
+        made(interval_join("orders", "bids", lower=0, upper=1))
+    with pytest.raises(OptionError, match="interval_join: the step has a single input"):
+        made(interval_join("orders", "payments", lower=0, upper=1), ORDERS)
+    with pytest.raises(OptionError, match="both sides are 'orders'"):
+        made(interval_join("orders", "orders", lower=0, upper=1))
+    taken = KeyedInputs(
+        [
+            KeyedInput("orders", ORDERS.append(pa.field("b_at", pa.int8())), ("id",), "at"),
+            KeyedInput("b", ORDERS, ("id",), "at"),
+        ]
+    )
+    with pytest.raises(OptionError, match="the output would have 'b_at' twice: rename the column"):
+        made(interval_join("orders", "b", lower=0, upper=1), taken.columns)
+    nested = pa.schema([("id", pa.string()), ("s", pa.struct([("x", pa.int8())]))])
+    stored = KeyedInputs([KeyedInput("orders", nested, ("id",)), KeyedInput("b", nested, ("id",))])
+    with pytest.raises(OptionError, match="interval_join, input 'orders', column 's' is struct"):
+        made(interval_join("orders", "b", lower=0, upper=1), stored.columns)
+
+
+def test_bounds_are_texts_too_and_both_are_included() -> None:
+    function = interval_join("orders", "payments", lower="-1 second", upper="2 milliseconds")
+    tasks = CoKeyedTasks(function, INPUTS)
+    times = [-1001, -1000, 0, 2, 3]
+    found = tasks.epoch(
+        [arrival((0, "a", 0, 1)), *(arrival((1, "a", time, None)) for time in times)]
+    )
+    assert sorted(row["paid"].timestamp() for row in found) == [-1.0, 0.0, 0.002]
+
+
+def test_a_row_without_a_time_is_refused() -> None:
+    tasks = CoKeyedTasks(interval_join("orders", "payments", lower=0, upper=1), INPUTS)
+    with pytest.raises(RecordError, match="input 'orders': 1 rows have no event time"):
+        tasks.epoch([(0, {"id": "a", "at": None})])
+
+
+def test_a_column_of_another_type_is_refused_by_name_of_its_side() -> None:
+    """Rows of other columns would be read from the state as something else."""
+    function = interval_join("orders", "payments", lower=0, upper=1)
+    tasks = CoKeyedTasks(function, INPUTS)
+    base = StepState("step", 16, 1, tasks.key.schema_text, 1, tuple(tasks.fields.values()), 3)
+    other = ORDERS.set(2, pa.field("amount", pa.float64()))
+    changed = KeyedInputs([KeyedInput("orders", other, ("id", "part"), "at"), INPUTS.inputs[1]])
+    held = r"holds rows of a join \(interval_join, inner side\) with the columns 'amount bigint, at"
+    with pytest.raises(OptionError, match=held):
+        settle("step", function.make(changed.columns).declared(tasks.key), base)
+    outer = interval_join("orders", "payments", lower=0, upper=1, how="left").make(INPUTS.columns)
+    with pytest.raises(OptionError, match=held):  # who had a partner is not noted
+        settle("step", outer.declared(tasks.key), base)
+    wider = interval_join("orders", "payments", lower=-9, upper=9).make(INPUTS.columns)
+    assert settle("step", wider.declared(tasks.key), base)[0] == base.fields
+
+
+def test_read_state_shows_the_rows_of_each_side() -> None:
+    tasks = CoKeyedTasks(interval_join("orders", "payments", lower=0, upper=5), INPUTS)
+    rows = [(0, "a", at, None) for at in range(7)] + [(1, "b", 3, 2), (1, "a", 99, None)]
+    tasks.epoch([arrival(each) for each in rows])
+    tasks.epoch([arrival((0, "a", 7, None))])
+    keys = sorted(tasks.entries)
+    entries = [pa.array(keys, pa.binary()), pa.array([tasks.entries[key] for key in keys])]
+    step = StepState("step", 16, 1, tasks.key.schema_text, 1, tuple(tasks.fields.values()), 3)
+
+    found = table_of(step, pa.RecordBatch.from_arrays(entries, schema=ENTRIES))
+
+    assert found.schema == schema_of(step)
+    shown = {row["id"]: row for row in found.to_pylist()}
+    assert sorted(row["at"] for row in shown["a"]["left"]) == list(range(8))
+    assert all(row["$time"] == row["at"] for row in shown["a"]["left"])
+    assert [row["$time"] for row in shown["a"]["right"]] == [99]
+    assert shown["b"]["left"] is None
+    assert [row["tags"] for row in shown["b"]["right"]] == [["2", "2"]]
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_a_skewed_key_is_joined_in_pieces(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400,000 rows of one key: a column for all pairs would take far more than is held here."""
+    monkeypatch.undo()
+    count, reach = 200_000, 20
+    tasks = CoKeyedTasks(
+        interval_join("orders", "payments", lower=-reach, upper=reach, how=how), INPUTS
+    )
+    join, heads = tasks.processor, Counter[int]()
+    pair_count = 0
+    for part in range(4):
+        times = np.arange(part * count // 4, (part + 1) * count // 4)
+        rows = [skewed(ORDERS, times), skewed(PAYMENTS, times)]
+        table = one_table(INPUTS, [INPUTS.numbered(at, each) for at, each in enumerate(rows)])
+        before = pa.total_allocated_bytes()
+        work = tasks.work(table, watermark_ms=int(times[0]) - 1 - reach if part else None)
+        for batch in join.run(work):
+            assert batch.num_rows <= range_join.OUTPUT_ROWS
+            pair_count += batch.num_rows
+            assert pa.total_allocated_bytes() - before < 64 << 20
+        changes = work.overlay.changes()
+        heads[part] = max(map(len, filter(None, changes["value"].to_pylist())))
+        tasks.commit(changes)
+    assert pair_count == count * (2 * reach + 1) - reach * (reach + 1), "none twice, all once"
+    assert max(heads.values()) < 1 << 20, "no value holds all rows of the key"
+
+
+def skewed(schema: pa.Schema, times: Any) -> pa.RecordBatch:
+    """A row for each time, all of one key."""
+    at = pa.array(times)
+    columns = {
+        "id": pa.array(["hot"] * len(times)),
+        "order": pa.array(["hot"] * len(times)),
+        "part": pa.array(np.ones(len(times), np.int32)),
+        "at": at,
+        "paid": pc.multiply(at, 1000).cast(pa.timestamp("us", tz="UTC")),
+    }
+    return pa.RecordBatch.from_arrays(
+        [columns.get(each.name, pa.nulls(len(times), each.type)) for each in schema], schema=schema
+    )

@@ -54,7 +54,7 @@ class CoKeyedBatch:
 
     @property
     def known(self) -> BoolArray:
-        """Whether the key has state."""
+        """An array that is true where a key has state."""
         return self.together.known
 
     @property
@@ -64,7 +64,7 @@ class CoKeyedBatch:
 
     @property
     def timers(self) -> pa.Int64Array | None:
-        """When each key's function is to be called again; see `KeyedBatch.timers`."""
+        """The moments at which the function is called again; see `KeyedBatch.timers`."""
         return self.together.timers
 
     @property

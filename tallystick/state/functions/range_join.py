@@ -55,7 +55,7 @@ KEYS_MAX = 8192
 SIDES = ("left", "right")
 """The names of the states; those of the inputs may change."""
 BOUND_MAX_MS = 1 << 52
-"""As far as event times themselves may be from 1970."""
+"""The most that a bound may be: as far as event times themselves may be from 1970."""
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -211,7 +211,13 @@ class RangeJoin:
     def __init__(self, columns: JoinColumns, reach: Reach, outer: tuple[bool, bool]) -> None:
         self.columns, self.reach, self.outer = columns, reach, outer
         self.states = tuple(
-            RowState(name, f"{columns.function}, input {columns.names[side]!r}", its)
+            RowState(
+                name,
+                # Who had a partner is only noted in chunks where it is asked for.
+                f"{columns.function}, {'outer' if outer[side] else 'inner'} side",
+                f"{columns.function}, input {columns.names[side]!r}",
+                its,
+            )
             for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
         )
 

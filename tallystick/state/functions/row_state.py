@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.state.entries import ID_AT
+from tallystick.state.functions.inputs import TIME
 from tallystick.state.functions.join_keys import NEVER
 from tallystick.state.functions.join_rows import Rows
 from tallystick.state.functions.matching import greatest, least, order_of
@@ -40,7 +41,7 @@ OPEN_BYTES = 4096
 """The rows of a head at most: more become chunks."""
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 64 << 10
-"""The size of a chunk; a row that is larger stands alone."""
+"""The size of a chunk, about: the row that passes it still belongs to it."""
 LOAD_BYTES = 8 << 20
 """The chunks that are in memory at a time."""
 
@@ -134,6 +135,7 @@ class RowState:
 
     Args:
         name: of the state.
+        owner: the function, and how it uses them: another one finds them as it cannot use them.
         what: they are, for messages.
         columns: of a row.
 
@@ -141,14 +143,14 @@ class RowState:
         OptionError: a column cannot be stored.
     """
 
-    def __init__(self, name: str, what: str, columns: pa.Schema) -> None:
-        self.name, self._columns = name, columns
+    def __init__(self, name: str, owner: str, what: str, columns: pa.Schema) -> None:
+        self.name, self._owner, self._columns = name, owner, columns
         self._codec = ColumnsCodec(columns, what) if len(columns) else None
 
     @cached_property
     def declaration(self) -> StateDeclaration:
         """The state as the step declares it."""
-        return StateDeclaration(self.name, ROWS, "", text_of(self._columns))
+        return StateDeclaration(self.name, ROWS, self._owner, text_of(self._columns))
 
     def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
         """Return rows that arrived, by key and time."""
@@ -328,6 +330,39 @@ def _to_be_chunks(
     numbers = next_numbers[left.codes] + parts
     places = left.codes[is_new], numbers[is_new]
     return leaving, replace(left, codes=np.cumsum(is_new) - 1), places
+
+
+def stored_fields(columns: pa.Schema) -> pa.StructType:
+    """Return a row with its time, as `stored_rows` has it."""
+    return pa.struct([pa.field(TIME, pa.int64()), *columns])
+
+
+def stored_rows(
+    columns: pa.Schema, values: pa.BinaryArray, are_chunks: BoolArray
+) -> tuple[Int64Array, pa.StructArray]:
+    """Return all rows of a state for people to look at, and the number of the entry of each.
+
+    Args:
+        columns: of a row.
+        values: of entries, heads and chunks.
+        are_chunks: which are chunks.
+
+    Raises:
+        ManifestError: the bytes are not of these columns.
+    """
+    state = RowState("rows", "", "rows", columns)
+    entries, parts = [], []
+    for codec, which in ((_HEAD, ~are_chunks), (_CHUNK, are_chunks)):
+        decoded = codec.decode(values.filter(pa.array(which)))
+        lines, lists = explode(decoded.columns[: len(_ROWS)])
+        rows = state._rows(lines, lists)
+        fields = list(stored_fields(columns))
+        arrays = [pa.array(rows.times), *rows.columns]
+        parts.append(pa.StructArray.from_arrays(arrays, fields=fields))
+        entries.append(np.flatnonzero(which)[lines])
+    numbers = np.concatenate(entries)
+    order = np.argsort(numbers, kind="stable")
+    return numbers[order], pa.concat_arrays(parts).take(pa.array(order))
 
 
 def due_of(ends: Int64Array, codes: Int64Array, pending: BoolArray, count: int) -> Int64Array:

@@ -234,7 +234,8 @@ class _UpsertJoin:
         """Return the state without the versions, which alone make no other row."""
         nothing = pa.nulls(len(state[0]), pa.int64())
         arrays: list[Any] = list(state)
-        arrays[1] = arrays[width + 1] = nothing
+        for at in (0, width):
+            arrays[at], arrays[at + 1] = pa.array(_is_true(state[at])), nothing
         return pa.RecordBatch.from_arrays(arrays, schema=self.codec.schema)
 
 

@@ -1,0 +1,102 @@
+"""Joins in pipelines, on Spark and a real broker, over restarts at other parallelisms."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import Flow
+from tests.spark.topics import produce, read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+REACH_MS = 150_000
+PHASE_MS = 100_000
+BEGIN_MS = 1_700_000_000_000
+Row = tuple[int, int, int]
+
+
+@pytest.fixture
+def flow(tallystick_kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path) -> Flow:
+    return Flow(tallystick_kafka, spark, tmp_path)
+
+
+def fed(flow: Flow, topic: str, names: tuple[str, str], rows: list[Row]) -> list[Row]:
+    """Rows (key, number, ms) as JSON; returns them."""
+    key, at = names
+    values = [(str(k), json.dumps({key: k, "n": n, at: ms})) for k, n, ms in rows]
+    produce(flow.confluent, topic, values)
+    return rows
+
+
+def found(flow: Flow) -> list[dict[str, Any]]:
+    rows = read_committed(flow.confluent, flow.topic_out)
+    return [json.loads(each.value or "") for each in rows]
+
+
+def nested_loops(orders: list[Row], payments: list[Row]) -> Iterator[tuple[Any, ...]]:
+    """Each pair (key, order, payment), and the rows without a partner."""
+    paired = set()
+    for order in orders:
+        for payment in payments:
+            if order[0] == payment[0] and 0 <= payment[2] - order[2] <= REACH_MS:
+                paired |= {("order", order), ("payment", payment)}
+                yield order[0], order[1], payment[1]
+    yield from ((o[0], o[1], None) for o in orders if ("order", o) not in paired)
+    yield from ((p[0], None, p[1]) for p in payments if ("payment", p) not in paired)
+
+
+def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(flow: Flow) -> None:
+    """Payments come in the phase after their orders: what joins them is state that moved."""
+    paid = f"{flow.name}-payments"
+    flow.kafka.create_topic(paid, 2)
+    pipeline = ts.Pipeline(flow.name).read(
+        orders=flow.source(value=ts.Json("id bigint, n bigint, at bigint")),
+        payments=flow.source(topics=[paid], value=ts.Json("of bigint, n bigint, on bigint")),
+    )
+    orders: list[Row] = []
+    payments: list[Row] = []
+
+    def run(parallelism: int, more_orders: list[Row], more_payments: list[Row]) -> None:
+        orders.extend(fed(flow, flow.topic_in, ("id", "at"), more_orders))
+        payments.extend(fed(flow, paid, ("of", "on"), more_payments))
+        function = ts.interval_join(
+            "orders", "payments", lower=0, upper=f"{REACH_MS} milliseconds", how="full"
+        )
+        joined = (
+            pipeline.key_by(orders="id", payments="of")
+            .process(
+                function,
+                event_time={"orders": "at", "payments": "on"},
+                uid="paid",
+                parallelism=parallelism,
+            )
+            .write(flow.sink(key="id", value=ts.Json()))
+        )
+        flow.run(joined)
+
+    for phase, parallelism in enumerate((2, 3, 1)):
+        begin = BEGIN_MS + phase * PHASE_MS
+        numbers = range(phase * 60, phase * 60 + 60)
+        run(
+            parallelism,
+            [(n % 20, n, begin + n % 60 * 1000) for n in numbers],
+            [(n % 23, n, begin + n % 60 * 1500 + 7) for n in numbers],
+        )
+        pairs = {(k, o, p) for k, o, p in nested_loops(orders, payments) if None not in (o, p)}
+        shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in found(flow)]
+        assert len(shown) == len(set(shown)), "none twice"
+        assert pairs == {row for row in shown if None not in row}, "as soon as both are there"
+    assert any(p - o >= 60 for _, o, p in pairs), "of one phase and the next"
+
+    later = BEGIN_MS + 1000 * PHASE_MS
+    run(2, [(-1, -1, later)], [])
+    run(3, [(-1, -2, later + 1)], [])
+    shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in found(flow)]
+    expected = [row for row in nested_loops(orders, payments) if row[0] != -1]
+    assert sorted(map(str, shown)) == sorted(map(str, expected))
