@@ -6,6 +6,7 @@ from .api.pipeline import Pipeline as Pipeline
 from .codec.formats import (
     Avro as Avro,
     Json as Json,
+    JsonSchema as JsonSchema,
     Text as Text,
 )
 from .epoch.two_phase import (
