@@ -148,7 +148,8 @@ class RowLayout:
     Args:
         partition_counts: the partitions of each topic that may be written to.
         topic: where all rows go; None: each row names its topic in column `topic`.
-        value: makes the value of all columns; None: there is a column `value`.
+        value: makes the value of all columns, of all but `topic` where that says where the row
+            goes; None: there is a column `value`.
         key: with `value`, the column whose text is the record's key, or those that `key_format`
             writes; None: no key.
         key_format: makes the key of the columns in `key`; None: the text of the one.
@@ -191,7 +192,8 @@ class RowLayout:
             OptionError: a column is missing or of a type that Kafka cannot store.
         """
         if self.value is not None:
-            self.value.check(columns)
+            at = columns.get_field_index("topic") if self.topic is None else -1
+            self.value.check(columns.remove(at) if at >= 0 else columns)
         rows = pa.RecordBatch.from_pylist([], schema=columns)
         try:
             list(self._by_topic(rows, self._records(rows)))
@@ -204,7 +206,10 @@ class RowLayout:
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns key and value, and headers and timestamp where there are any."""
         if self.value is not None:
-            columns = {"key": self._key(rows), "value": self.value.write(rows)}
+            # The column `topic` is an address then, and no data.
+            is_address = self.topic is None and "topic" in rows.schema.names
+            data = rows.drop_columns(["topic"]) if is_address else rows
+            columns = {"key": self._key(rows), "value": self.value.write(data)}
             return pa.RecordBatch.from_pydict(columns)
         if "value" not in rows.schema.names:
             raise OptionError(

@@ -14,8 +14,9 @@ _NOT_SET = "not set"
 
 def _registry_options(part: str) -> tuple[Option, ...]:
     """Return the options of where the schemas of values or keys are."""
+    also = ", and `json_schema` with `value.registry.subject`" if part == "value" else ""
     return (
-        Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro` (and for values of `json_schema`): a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
+        Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro`{also}: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
         Option(f"{part}.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", VALUES, _NOT_SET),
         Option(f"{part}.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", VALUES, "the system's"),
         Option(f"{part}.registry.file", text_of("path"), None, f"For `{part}.format=avro`: instead of a registry, a JSON file `{{\"1\": <schema>, …}}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", VALUES, _NOT_SET),

@@ -154,6 +154,24 @@ def test_the_columns_to_read_are_those_of_the_newest_schema(registry):
             columns_to_read(ts.JsonSchema(registry=registry.url, subject=subject))
 
 
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_the_topic_of_a_row_is_where_it_goes_and_no_part_of_its_value(registry, kind):
+    closed = '{"type": "object", "properties": {"n": {}}, "additionalProperties": false}'
+    registry.add("all", SCHEMA if kind == "AVRO" else closed, kind=kind)
+    form = ts.Avro if kind == "AVRO" else ts.JsonSchema
+    sink = ts.KafkaSink(
+        "host:9092", token_topic="t", value=form(registry=registry.url, subject="all")
+    )
+    sink.check_columns(pa.schema([("n", pa.int64()), ("topic", pa.string())]))
+
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2], "topic": ["a", "b"]})
+    found = list(sink.output.rows({"a": 1, "b": 1}).split(batch, spread=0))
+
+    assert [partition for partition, _ in found] == [TopicPartition("a", 0), TopicPartition("b", 0)]
+    value = b"\2\2" if kind == "AVRO" else b'{"n":1}'
+    assert found[0][1].column("value").to_pylist() == [b"\0\0\0\0\1" + value]
+
+
 def test_a_key_of_columns_has_a_schema_of_its_own(registry):
     value_id, key_id = registry.add("out-value", SCHEMA), registry.add("out-key", KEY)
     avro = ts.Avro(registry=registry.url)
