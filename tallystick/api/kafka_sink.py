@@ -48,11 +48,11 @@ class KafkaSink:
         key: with a `value` format, the column whose text is the record's key; or, with
             `key_format`, the columns that it is made of.
         key_format: Json(), Avro(...) or JsonSchema(...): writes the columns of `key`; None: the
-            text of the one.
+            text of the one. JsonSchema(registry=…), for `value` too, is JSON in Confluent's wire
+            format, of a schema that the registry has.
         value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…):
-            one Avro record per row, in Confluent's wire format; JsonSchema(registry=…): JSON in
-            it; None: columns `key`, `value`, …
-            are written as they are.
+            one Avro record per row, in Confluent's wire format; both without `topic`, if that
+            column says where the row goes. None: columns `key`, `value`, … are written as they are.
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: how large a record batch becomes before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
