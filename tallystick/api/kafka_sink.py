@@ -117,6 +117,11 @@ class KafkaSink:
             )
         self._check_key()
         for form, part in ((self.value, "value"), (self.key_format, "key")):
+            if not isinstance(form, Json | Avro | JsonSchema | None):
+                raise OptionError(
+                    f"the {part} of KafkaSink cannot be written as {form!r}: expected Json(), "
+                    f"Avro(...) or JsonSchema(...); text is a column, without a format"
+                )
             if isinstance(form, Avro | JsonSchema):
                 form.check_for_writing()
                 if self.topic is None and form.subject is None:

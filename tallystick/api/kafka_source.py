@@ -188,6 +188,11 @@ def _key_options(
 ) -> dict[str, str | None]:
     if key is None:
         return {}
+    if not isinstance(key, Json | Avro | JsonSchema):
+        raise OptionError(
+            f"key={key!r}: expected Json(...), Avro(...) or JsonSchema(...); without a format it "
+            f"is bytes, in column key"
+        )
     if key.schema is None:
         raise OptionError(
             f"key={type(key).__name__}(): reading keys needs the schema=, e.g. 'user string'"

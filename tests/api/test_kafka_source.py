@@ -48,6 +48,8 @@ def test_a_key_is_read_as_the_value_is_in_the_same_mode():
     assert options.value == ts.Json("b int", "deadletter")
     assert parsed(key=ts.Json("a int", "permissive")).value_mode == "permissive"
     assert parsed(key=ts.Json("a int")).key_prefix == "key_"
+    with pytest.raises(ts.OptionError, match="expected Json"):
+        parsed(key=ts.Text())
     with pytest.raises(ts.OptionError, match="a record has one mode"):
         parsed(value=ts.Text(), key=avro)
 

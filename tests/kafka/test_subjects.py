@@ -198,6 +198,8 @@ def test_a_key_of_columns_has_a_schema_of_its_own(registry):
             "subject=...\\) must name",
         ),
         ({"value": ts.JsonSchema("n int", registry="http://r")}, "as JSON Schema"),
+        ({"value": ts.Text()}, "value of KafkaSink cannot be written as Text"),
+        ({"value": ts.Json(), "key": "k", "key_format": "json"}, "key of KafkaSink cannot be"),
         ({"value": ts.JsonSchema("{}")}, "in a sink needs a registry="),
         ({"value": ts.Json(), "key": ["a", "b"]}, "set key_format="),
         ({"value": ts.Json(), "key_format": ts.Json()}, "it is None: name them"),
