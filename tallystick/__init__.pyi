@@ -9,6 +9,7 @@ from .api.streams import stream as stream
 from .codec.formats import (
     Avro as Avro,
     Json as Json,
+    JsonSchema as JsonSchema,
     Text as Text,
 )
 from .epoch.two_phase import (

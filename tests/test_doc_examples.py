@@ -125,6 +125,8 @@ def test_the_pages_do_what_they_say(
     assert joined == JOINED
     booked = [json.loads(r.value or "") for r in read_committed(confluent, "booked")]
     assert sorted(payment["cents"] for payment in booked) == list(range(600))
+    by_account = read_committed(confluent, "by-account")
+    assert {r.key for r in by_account} == {f'{{"account":"a{n}"}}' for n in range(5)}
     copied = ds.dataset(tmp_path / "payments-files", format="parquet").to_table()["cents"]
     assert sorted(copied.to_pylist()) == list(range(500, 600))
     reader.made.clear()  # with the Kafka client of the page, which would miss its broker

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.codec.formats import JsonSchema
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
@@ -97,8 +98,9 @@ def _values(its: PipelineInput, source: KafkaSource) -> str:
     if source.value is None:
         return f"values stay binary; {group} shows how far it is read"
     kind = type(source.value).__name__
+    asked = "as the registry says" if isinstance(source.value, JsonSchema) else "string"
     return (
-        f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or 'string'}"
+        f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or asked}"
         f"; {group} shows how far it is read"
     )
 

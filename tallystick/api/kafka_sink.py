@@ -8,7 +8,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.codec.formats import Avro, Json
+from tallystick.codec.formats import Avro, Json, JsonSchema
 from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.epoch.two_phase import (
     Guarantee,
@@ -48,7 +48,9 @@ class KafkaSink:
         topic: where rows go; None: each row names its topic in column `topic`.
         key: with a `value` format, the column whose text is the record's key; or, with
             `key_format`, the columns that it is made of.
-        key_format: Json() or Avro(...): writes the columns of `key`; None: the text of the one.
+        key_format: Json(), Avro(...) or JsonSchema(...): writes the columns of `key`; None: the
+            text of the one. JsonSchema(registry=…), for `value` too, is JSON in Confluent's wire
+            format, of a schema that the registry has.
         value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…):
             one Avro record per row, in Confluent's wire format; both without `topic`, if that
             column says where the row goes. None: columns `key`, `value`, … are written as they are.
@@ -88,8 +90,8 @@ class KafkaSink:
     _: KW_ONLY
     topic: str | None = None
     key: str | Sequence[str] | None = None
-    key_format: Json | Avro | None = None
-    value: Json | Avro | None = None
+    key_format: Json | Avro | JsonSchema | None = None
+    value: Json | Avro | JsonSchema | None = None
     compression: str = COMPRESSION
     batch_bytes: int = BATCH_BYTES
     transactions: str = EPOCH
@@ -113,16 +115,22 @@ class KafkaSink:
             )
         if (self.key or self.key_format) and self.value is None:
             raise OptionError(
-                f"key={self.key!r} names a column for value=Json() or Avro(); without it, the "
-                f"record's key is the column 'key'"
+                f"key={self.key!r} names a column for value=Json() or another format; without it, "
+                f"the record's key is the column 'key'"
             )
         self._check_key()
         for form, part in ((self.value, "value"), (self.key_format, "key")):
-            if isinstance(form, Avro):
+            if not isinstance(form, Json | Avro | JsonSchema | None):
+                raise OptionError(
+                    f"the {part} of KafkaSink cannot be written as {form!r}: expected Json(), "
+                    f"Avro(...) or JsonSchema(...); text is a column, without a format"
+                )
+            if isinstance(form, Avro | JsonSchema):
                 form.check_for_writing()
                 if self.topic is None and form.subject is None:
                     raise OptionError(
-                        f"rows name their topics themselves (topic is None), so Avro(subject=...) "
+                        f"rows name their topics themselves (topic is None), so "
+                        f"{type(form).__name__}(subject=...) "
                         f"must name where the registry has the schema of the {part}"
                     )
         if self.transactions not in (EPOCH, TASK):
@@ -154,7 +162,7 @@ class KafkaSink:
             if self.key is None or isinstance(self.key, str):
                 return
             raise OptionError(
-                f"key={self.key!r} names several columns: set key_format=Json() or Avro(...), "
+                f"key={self.key!r} names several columns: set key_format=Json(), Avro(...), "
                 f"which makes one key of them; or name the one column whose text is the key"
             )
         if not self.key or (not isinstance(self.key, str) and "" in self.key):

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from tallystick.codec.formats import Avro, Json, Text
+from tallystick.codec.formats import Avro, Json, JsonSchema, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -70,8 +70,8 @@ class KafkaSource:
     max_offsets_per_trigger: int | Literal["all"] | None = None
     max_bytes_per_task: int | None = None
     min_partitions: int | None = None
-    value: Json | Text | Avro | None = None
-    key: Json | Avro | None = None
+    value: Json | Text | Avro | JsonSchema | None = None
+    key: Json | Avro | JsonSchema | None = None
     key_prefix: str = KEY_PREFIX
     metadata_prefix: str = ""
     headers: bool = False
@@ -184,10 +184,19 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
 
 
 def _key_options(
-    key: Json | Avro | None, prefix: str, value: Json | Text | Avro | None
+    key: Json | Avro | JsonSchema | None, prefix: str, value: Json | Text | Avro | JsonSchema | None
 ) -> dict[str, str | None]:
     if key is None:
         return {}
+    if not isinstance(key, Json | Avro | JsonSchema):
+        raise OptionError(
+            f"key={key!r}: expected Json(...), Avro(...) or JsonSchema(...); without a format it "
+            f"is bytes, in column key"
+        )
+    if key.schema is None:
+        raise OptionError(
+            f"key={type(key).__name__}(): reading keys needs the schema=, e.g. 'user string'"
+        )
     if value is not None and key.mode != value.mode:
         raise OptionError(
             f"key={type(key).__name__}(mode={key.mode!r}), and the value has mode {value.mode!r}: "
@@ -200,7 +209,9 @@ def _key_options(
     return {**read, "value.mode": mode, "key.prefix": prefix}
 
 
-def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, str | None]:
+def _value_options(
+    value: Json | Text | Avro | JsonSchema | None, prefix: str
+) -> dict[str, str | None]:
     form: dict[str, str | None]
     prefixed = {"metadata.prefix": prefix or None}
     match value:
@@ -214,6 +225,15 @@ def _value_options(value: Json | Text | Avro | None, prefix: str) -> dict[str, s
             )
         case Json(schema, mode):
             form = {"value.format": "json"}
+        case JsonSchema(schema, registry, subject, _, mode, user_info, ca):
+            value.check_for_reading()
+            form = {
+                "value.format": "json_schema",
+                "value.registry.url": registry,
+                "value.registry.subject": subject,
+                "value.registry.user.info": user_info,
+                "value.registry.ca": ca,
+            }
         case Avro(schema, registry, schemas, mode, user_info, ca):
             value.check_for_reading()
             form = {

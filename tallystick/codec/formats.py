@@ -144,6 +144,73 @@ class Avro:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """One JSON object per value, in Confluent's wire format, with a schema in a registry.
+
+    Args:
+        schema: in a source the fields to read, as Spark DDL text; None: those of the newest schema
+            that the registry has under the subject. In a sink the schema to write, as JSON Schema,
+            which the subject must have; None: the subject's newest.
+        registry: the URL of the schema registry; may name user and password as
+            `https://user:password@host`. A source with fields to read needs none: JSON names them.
+        subject: where the registry has the schema; None: in a sink `<topic>-value`, or for a key
+            `<topic>-key`.
+        register: in a sink: whether to register the schema under the subject if it is not there.
+        mode: what a malformed record does, as in `Json`.
+        user_info: `user:password` for the registry; never shown.
+        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+
+    Raises:
+        OptionError: an unknown mode, no URL, or empty text.
+    """
+
+    schema: str | None = None
+    registry: str | None = field(default=None, repr=False)
+    subject: str | None = None
+    register: bool = False
+    mode: str = FAILFAST
+    user_info: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"JsonSchema(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+        for name, text in (("schema", self.schema), ("subject", self.subject)):
+            if text is not None and not text.strip():
+                raise OptionError(f"JsonSchema({name}='') is empty: leave it out, or say which")
+        if self.register and self.schema is None:
+            raise OptionError("JsonSchema(register=True) needs the schema= to register")
+        if self.registry is None and (self.user_info is not None or self.ca is not None):
+            raise OptionError("JsonSchema(user_info=..., ca=...) are for a registry: none is set")
+        if self.registry is not None:
+            check_registry(self.registry, self.user_info)
+
+    def check_for_reading(self) -> None:
+        """Raise `OptionError` unless it says, in one way, what to read."""
+        asks = self.registry is not None and self.subject is not None
+        if self.register or asks == (self.schema is not None):
+            raise OptionError(
+                "JsonSchema() in a source needs either schema=, the fields to read as Spark DDL, "
+                "or registry= and subject=, whose newest schema says them; and no register="
+            )
+        if self.schema is not None and (self.registry or self.subject):
+            raise OptionError(
+                "JsonSchema(schema=...) in a source needs no registry and no subject: JSON names "
+                "its fields. Leave them out"
+            )
+
+    def check_for_writing(self) -> None:
+        """Raise `OptionError` unless it says where the schema to write is."""
+        if self.registry is None:
+            raise OptionError("JsonSchema() in a sink needs a registry=, which gives it an id")
+        if self.schema is not None and not self.schema.lstrip().startswith("{"):
+            raise OptionError(
+                f"JsonSchema(schema={self.schema[:50]!r}): a sink takes the schema as JSON Schema, "
+                f'\'{{"type": "object", ...}}\', or none, for the newest of the subject'
+            )
+
+
 def check_registry(url: str, user_info: str | None) -> None:
     """Check where a registry is said to be, without asking there.
 

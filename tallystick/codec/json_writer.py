@@ -59,11 +59,12 @@ def check_schema(schema: pa.Schema) -> None:
     _check_fields(list(schema), "the rows to write")
 
 
-def write_json(columns: pa.RecordBatch) -> pa.Array:
+def write_json(columns: pa.RecordBatch, *, header: bytes = b"") -> pa.Array:
     """Write one JSON object per row.
 
     Args:
         columns: all of them are written, under their names; `check_schema` has passed them.
+        header: bytes to write before each object.
 
     Returns:
         binary, never null; large_binary where it is more than 2 GiB.
@@ -77,7 +78,7 @@ def write_json(columns: pa.RecordBatch) -> pa.Array:
         _texts(column, f"column {name!r}")
         for name, column in zip(columns.schema.names, columns.columns, strict=True)
     ]
-    objects = _objects(columns.schema.names, texts, columns.num_rows)
+    objects = _objects(columns.schema.names, texts, columns.num_rows, header)
     data = pa.py_buffer(objects.data)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(objects.lengths)])
     if offsets[-1] <= BINARY_BYTES_MAX:
@@ -205,10 +206,12 @@ def _elements(array: pa.Array, child: pa.Array) -> pa.Array:
     return elements.filter(pa.array(np.repeat(present, np.diff(offsets))))
 
 
-def _objects(names: Iterable[str], columns: Sequence[_Texts], row_count: int) -> Spans:
-    """Return one JSON object per row, with a field per column."""
+def _objects(
+    names: Iterable[str], columns: Sequence[_Texts], row_count: int, header: bytes = b""
+) -> Spans:
+    """Return one JSON object per row, with a field per column, after the header."""
     prefixes = [
-        b"%c%b:" % (b"," if index else b"{", json.dumps(name, ensure_ascii=False).encode())
+        b"%b%b:" % (b"," if index else header + b"{", json.dumps(name, ensure_ascii=False).encode())
         for index, name in enumerate(names)
     ]
     return _rows(prefixes, columns, row_count, ending=b"}")

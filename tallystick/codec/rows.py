@@ -192,7 +192,8 @@ class RowLayout:
             OptionError: a column is missing or of a type that Kafka cannot store.
         """
         if self.value is not None:
-            self.value.check(columns)
+            at = columns.get_field_index("topic") if self.topic is None else -1
+            self.value.check(columns.remove(at) if at >= 0 else columns)
         rows = pa.RecordBatch.from_pylist([], schema=columns)
         try:
             list(self._by_topic(rows, self._records(rows)))

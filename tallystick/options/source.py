@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tallystick.codec.formats import Avro, Json
+from tallystick.codec.formats import Avro, Json, JsonSchema
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -257,9 +257,9 @@ class SourceOptions:
     stop: Bound | None
     """The end of reading; None: there is none."""
     policy: LossPolicy
-    value: Json | Avro | None
+    value: Json | Avro | JsonSchema | None
     """The format of the value, if it becomes several columns; None: it does not."""
-    key: Json | Avro | None
+    key: Json | Avro | JsonSchema | None
     """The format of the key; None: it stays binary."""
     group: str
     commit_offsets: bool

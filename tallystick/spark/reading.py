@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Avro, Json
+from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Avro, Json, JsonSchema
+from tallystick.codec.framed_reader import FramedJsonReader
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.value_reader import TextReader, ValueReader
@@ -20,6 +21,7 @@ from tallystick.kafka.cluster import (
     offsets_for_times,
 )
 from tallystick.kafka.schema_registry import schema_source
+from tallystick.kafka.subjects import columns_to_read
 from tallystick.options.source import SourceOptions
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.subscription import (
@@ -243,9 +245,17 @@ def _some(partitions: Collection[TopicPartition]) -> str:
 
 
 def columns_ddl(options: SourceOptions) -> str:
-    """Return the columns of a query's rows, as Spark's DDL text."""
+    """Return the columns of a query's rows, as Spark's DDL text.
+
+    Raises:
+        OptionError: the registry does not have the schema that says them, or no columns follow.
+        RegistryUnavailableError: the registry does not answer.
+    """
+    value_schema = options.value_schema
+    if isinstance(options.value, JsonSchema) and value_schema is None:
+        value_schema = ddl_of(columns_to_read(options.value))
     return ddl(
-        options.value_schema,
+        value_schema,
         mode=options.value_mode,
         prefix=options.metadata_prefix,
         headers=options.headers,
@@ -289,9 +299,11 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
     )
 
 
-def _reader(form: Json | Avro, schema: pa.Schema) -> ValueReader:
+def _reader(form: Json | Avro | JsonSchema, schema: pa.Schema) -> ValueReader:
     if isinstance(form, Json):
         return JsonReader(schema)
+    if isinstance(form, JsonSchema):
+        return FramedJsonReader(JsonReader(schema))
     return AvroReader(schema, schema_source(form))
 
 

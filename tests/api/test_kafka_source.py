@@ -48,8 +48,30 @@ def test_a_key_is_read_as_the_value_is_in_the_same_mode():
     assert options.value == ts.Json("b int", "deadletter")
     assert parsed(key=ts.Json("a int", "permissive")).value_mode == "permissive"
     assert parsed(key=ts.Json("a int")).key_prefix == "key_"
+    with pytest.raises(ts.OptionError, match="expected Json"):
+        parsed(key=ts.Text())
     with pytest.raises(ts.OptionError, match="a record has one mode"):
         parsed(value=ts.Text(), key=avro)
+
+
+def test_json_schema_is_read_as_named_fields_or_as_a_subject_says():
+    asked = ts.JsonSchema(registry="http://r", subject="s", user_info="u:secret", mode="permissive")
+    options = parsed(value=asked)
+
+    assert (options.value, options.value_schema) == (asked, None)
+    assert "secret" not in repr(options)
+    assert parsed(value=ts.JsonSchema("a int")).value == ts.JsonSchema("a int")
+    assert parsed(key=ts.JsonSchema("a int")).key == ts.JsonSchema("a int")
+    for wrong in (
+        ts.JsonSchema(),
+        ts.JsonSchema("a int", registry="http://r"),
+        ts.JsonSchema(registry="http://r"),
+        ts.JsonSchema("a int", registry="http://r", register=True),
+    ):
+        with pytest.raises(ts.OptionError, match=r"JsonSchema\("):
+            parsed(value=wrong)
+    with pytest.raises(ts.OptionError, match="reading keys needs the schema="):
+        parsed(key=asked)
 
 
 def test_a_start_is_a_time_of_a_known_zone():

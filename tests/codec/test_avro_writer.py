@@ -27,12 +27,12 @@ def integers(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def logical(carrier: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": carrier, "logicalType": name, **more}
-
-
 def zoned(at: datetime) -> datetime:
     return at.replace(tzinfo=UTC)
+
+
+def logical(carrier: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": carrier, "logicalType": name, **more}
 
 
 Kind = tuple[Any, pa.DataType, st.SearchStrategy[Any]]
@@ -48,7 +48,11 @@ SCALARS: list[Kind] = [
     ("string", pa.string(), TEXT),
     ("string", pa.large_string(), TEXT),
     ("string", pa.dictionary(pa.int8(), pa.string()), TEXT),
+    ("string", pa.string_view(), TEXT),
     ("bytes", pa.binary(), st.binary(max_size=70)),
+    ("bytes", pa.large_binary(), st.binary(max_size=70)),
+    ("bytes", pa.binary(3), st.binary(min_size=3, max_size=3)),
+    (logical("long", "timestamp-micros"), pa.timestamp("ms", "UTC"), MILLIS.map(zoned)),
     (logical("int", "date"), pa.date32(), st.dates()),
     (logical("long", "timestamp-micros"), UTC_MICROS, DATES.map(zoned)),
     (logical("long", "timestamp-millis"), UTC_MICROS, MILLIS.map(zoned)),
@@ -71,11 +75,11 @@ def nested(inner: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
     maybe_null = inner | st.tuples(inner, st.booleans()).map(
         lambda drawn: drawn[0] if isinstance(drawn[0][0], list) else union(*drawn)
     )
-    lists = maybe_null.map(
-        lambda kind: (
-            {"type": "array", "items": kind[0]},
-            pa.list_(kind[1]),
-            st.lists(kind[2], max_size=3),
+    lists = st.tuples(maybe_null, st.sampled_from([pa.list_, pa.large_list])).map(
+        lambda drawn: (
+            {"type": "array", "items": drawn[0][0]},
+            drawn[1](drawn[0][1]),
+            st.lists(drawn[0][2], max_size=3),
         )
     )
     maps = maybe_null.map(

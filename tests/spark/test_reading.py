@@ -18,7 +18,7 @@ FORMATS = (
     {"value.format": "raw"},
     {"value.format": "string"},
     {
-        "value.format": "json",
+        "value.format": "json_schema",
         "value.schema": "n bigint, at timestamp,",
         "metadata.prefix": "kafka_",
     },

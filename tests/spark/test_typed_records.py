@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastavro
+import jsonschema
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -134,3 +135,53 @@ def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
         assert key == b'{"key_k":"%b"}' % row["key_k"].encode()
     assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
     assert committed_bytes(flow.confluent, letters) == [(0, b"no key", b'{"n": 0}')]
+
+
+ORDER = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["k"],
+    "properties": {
+        "k": {"type": "string"},
+        "n": {"oneOf": [{"type": "null"}, {"type": "integer"}]},
+        "day": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+
+def test_json_schema_is_read_by_the_registrys_columns_and_written_in_its_frame(
+    flow: Flow, registry: WritableRegistry
+) -> None:
+    schema_id = registry.add(f"{flow.topic_in}-value", json.dumps(ORDER), kind="JSON")
+    orders = [
+        {"k": f"k{n % 3}", "n": n if n % 2 else None, "day": "2024-02-29", "tags": ["a"] * (n % 3)}
+        for n in range(50)
+    ]
+    frame = b"\0" + schema_id.to_bytes(4, "big")
+    good = [(order["k"], frame + json.dumps(order).encode()) for order in orders]
+    produce(flow.confluent, flow.topic_in, [*good, ("k0", b"{}"), ("k1", frame + b"[1]")])
+    letters = f"{flow.topic_in}-letters"
+    flow.kafka.create_topic(letters, 1)
+    source = flow.source(
+        value=ts.JsonSchema(
+            registry=registry.url, subject=f"{flow.topic_in}-value", mode="deadletter"
+        ),
+        options={"metadata.columns": "none"},
+    )
+    sink = flow.sink(
+        key="k",
+        value=ts.JsonSchema(json.dumps(ORDER), registry=registry.url, register=True),
+        dead_letter_topic=letters,
+    )
+
+    flow.run(ts.Pipeline(flow.name).read(source).write(sink))
+
+    found = committed_bytes(flow.confluent, flow.topic_out)
+    assert all(value[:5] == frame for _, _, value in found)  # one schema, one id, two subjects
+    written = [json.loads(value[5:]) for _, _, value in found]
+    validator = jsonschema.Draft202012Validator(ORDER)
+    assert all(validator.is_valid(each) for each in written)
+    assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, orders))
+    dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
+    assert dead == {b"{}", frame + b"[1]"}

@@ -12,6 +12,7 @@ import pytest
 import tallystick as ts
 from tallystick.errors import RegistryUnavailableError
 from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.subjects import columns_to_read
 from tallystick.values import TopicPartition
 from tests.kafka.registry import WritableRegistry
 
@@ -115,6 +116,62 @@ def test_a_subject_of_another_format_and_a_schema_that_is_none_are_refused(regis
         output(ts.Avro(registry=registry.url, subject="none")).rows({})
 
 
+ORDER = """{"type": "object", "properties": {
+    "n": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}}}"""
+
+
+def test_json_has_a_frame_and_the_schema_that_the_subject_has(registry):
+    known = registry.add("out-value", ORDER, kind="JSON")
+    for form in (
+        ts.JsonSchema(registry=registry.url),
+        ts.JsonSchema(ORDER.replace("\n", " "), registry=registry.url),
+        ts.JsonSchema(ORDER, registry=registry.url, register=True),
+    ):
+        rows = output(form).rows({"out": 1})
+        ((_, records),) = rows.split(pa.RecordBatch.from_pydict({"n": [1]}), spread=0)
+        assert records.column("value").to_pylist() == [
+            b"\0" + known.to_bytes(4, "big") + b'{"n":1}'
+        ]
+    sink = ts.KafkaSink("h:9092", topic="out", value=ts.JsonSchema(registry=registry.url))
+    with pytest.raises(ts.OptionError, match=r"column 'n' is of type string.*as integer"):
+        sink.check_columns(pa.schema([("n", pa.string())]))
+
+
+def test_the_columns_to_read_are_those_of_the_newest_schema(registry):
+    registry.add("orders", ORDER, kind="JSON")
+    registry.add("odd", '{"type": "object", "properties": {"x": {"type": "null"}}}', kind="JSON")
+    registry.add("records", SCHEMA)
+
+    assert columns_to_read(ts.JsonSchema(registry=registry.url, subject="orders")) == pa.schema(
+        [("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))]
+    )
+    for subject, told in (
+        ("odd", "subject 'odd': property 'x' of the JSON Schema cannot be a column"),
+        ("records", "of type AVRO, not JSON"),
+        ("none", "does not have a schema under subject 'none'"),
+    ):
+        with pytest.raises(ts.OptionError, match=told):
+            columns_to_read(ts.JsonSchema(registry=registry.url, subject=subject))
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_the_topic_of_a_row_is_where_it_goes_and_no_part_of_its_value(registry, kind):
+    closed = '{"type": "object", "properties": {"n": {}}, "additionalProperties": false}'
+    registry.add("all", SCHEMA if kind == "AVRO" else closed, kind=kind)
+    form = ts.Avro if kind == "AVRO" else ts.JsonSchema
+    sink = ts.KafkaSink(
+        "host:9092", token_topic="t", value=form(registry=registry.url, subject="all")
+    )
+    sink.check_columns(pa.schema([("n", pa.int64()), ("topic", pa.string())]))
+
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2], "topic": ["a", "b"]})
+    found = list(sink.output.rows({"a": 1, "b": 1}).split(batch, spread=0))
+
+    assert [partition for partition, _ in found] == [TopicPartition("a", 0), TopicPartition("b", 0)]
+    value = b"\2\2" if kind == "AVRO" else b'{"n":1}'
+    assert found[0][1].column("value").to_pylist() == [b"\0\0\0\0\1" + value]
+
+
 def test_a_key_of_columns_has_a_schema_of_its_own(registry):
     value_id, key_id = registry.add("out-value", SCHEMA), registry.add("out-key", KEY)
     avro = ts.Avro(registry=registry.url)
@@ -140,6 +197,10 @@ def test_a_key_of_columns_has_a_schema_of_its_own(registry):
             {"value": ts.Avro(registry="http://r"), "topic": None, "token_topic": "t"},
             "subject=...\\) must name",
         ),
+        ({"value": ts.JsonSchema("n int", registry="http://r")}, "as JSON Schema"),
+        ({"value": ts.Text()}, "value of KafkaSink cannot be written as Text"),
+        ({"value": ts.Json(), "key": "k", "key_format": "json"}, "key of KafkaSink cannot be"),
+        ({"value": ts.JsonSchema("{}")}, "in a sink needs a registry="),
         ({"value": ts.Json(), "key": ["a", "b"]}, "set key_format="),
         ({"value": ts.Json(), "key_format": ts.Json()}, "it is None: name them"),
         ({"value": ts.Json(), "key": [], "key_format": ts.Json()}, "it is \\[\\]: name them"),

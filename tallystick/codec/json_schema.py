@@ -1,0 +1,314 @@
+"""JSON Schema, as far as columns can be made of it or written as it says.
+
+Read: types, properties, required, items, additionalProperties, local references, and a union with
+null, as a list of types or as oneOf or anyOf. What else a schema says of values (enum, minimum,
+pattern and so on) is not checked. A part beyond that is no error until a column meets it.
+
+Source: https://json-schema.org/draft/2020-12/json-schema-validation and core; drafts
+from 4 on agree in what is read here.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.codec.json_writer import check_schema, write_json
+from tallystick.errors import OptionError, RecordError
+
+SCHEMAS_KEPT_MAX = 64
+MAGIC = b"\0"
+ANY, UNFIT = "any", "unfit"
+_UTC_MICROS = pa.timestamp("us", tz="UTC")
+_PLAIN = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
+_TEXTS = {"date": pa.date32(), "date-time": _UTC_MICROS}
+_UNREAD = ("allOf", "not", "if", "patternProperties", "prefixItems", "dependentSchemas")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One type in a schema.
+
+    Args:
+        kind: object, array, string, integer, number, boolean, null, ANY, or UNFIT: not understood.
+        nullable: whether null is allowed.
+        reason: why it is UNFIT.
+        format: of a string, as the schema has it.
+        properties: name and type of those of an object.
+        required: the names that an object must have.
+        items: the type of an array's items; None: any.
+        more: the type of what an object has beyond its properties; None: it may have nothing.
+    """
+
+    kind: str
+    nullable: bool = False
+    reason: str = ""
+    format: str = ""
+    properties: tuple[tuple[str, "Shape"], ...] = ()
+    required: frozenset[str] = frozenset()
+    items: "Shape | None" = None
+    more: "Shape | None" = None
+
+    def __str__(self) -> str:
+        """Return the type as messages name it."""
+        null = " or null" if self.nullable else ""
+        return f"{self.kind}{null}"
+
+
+_ANYTHING = Shape(ANY, nullable=True)
+
+
+@lru_cache(maxsize=SCHEMAS_KEPT_MAX)
+def parse_shape(text: str) -> Shape:
+    """Return the type that a schema describes.
+
+    Raises:
+        OptionError: the text is no JSON, or no JSON Schema.
+    """
+    try:
+        root = json.loads(text)
+        return _shape(root, root, ())
+    except json.JSONDecodeError as error:
+        raise OptionError(f"the JSON Schema is no JSON text: {error}") from error
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise OptionError(f"it is no valid JSON Schema: {error!r}") from error
+    except RecursionError as error:
+        raise OptionError("the JSON Schema is nested too deep") from error
+
+
+def _shape(schema: Any, root: Any, way: tuple[str, ...]) -> Shape:
+    """Return the type of a part.
+
+    Args:
+        schema: the part.
+        root: the whole, for its references.
+        way: the references that led here.
+    """
+    if schema is True or schema == {}:
+        return _ANYTHING
+    if schema is False:
+        return _unfit("it allows no value (false)")
+    if "$ref" in schema:
+        return _referred(schema["$ref"], root, way)
+    for word in _UNREAD:
+        if word in schema:
+            return _unfit(f"it says {word}")
+    for word in ("oneOf", "anyOf"):
+        if word in schema:
+            return _choice([_shape(each, root, way) for each in schema[word]], word)
+    return _typed(schema, root, way)
+
+
+def _typed(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
+    """Return the type of a part that says it as `type`, or does not."""
+    kinds = schema.get("type", ())
+    if isinstance(kinds, list):
+        return _choice([_shape({**schema, "type": kind}, root, way) for kind in kinds], "type")
+    match kinds:
+        case "object":
+            return _object(schema, root, way)
+        case "array":
+            items = schema.get("items", True)
+            if isinstance(items, list):
+                return _unfit("its items are a tuple")
+            return Shape("array", items=_shape(items, root, way))
+        case "string":
+            return Shape("string", format=str(schema.get("format", "")))
+        case "integer" | "number" | "boolean":
+            return Shape(kinds)
+        case "null":
+            return Shape("null", nullable=True)
+        case ():
+            return _ANYTHING
+    return _unfit(f"its type is {kinds!r}")
+
+
+def _object(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
+    more = schema.get("additionalProperties", True)
+    properties = schema.get("properties", {})
+    return Shape(
+        "object",
+        properties=tuple((name, _shape(each, root, way)) for name, each in properties.items()),
+        required=frozenset(schema.get("required", ())),
+        more=None if more is False else _shape(more, root, way),
+    )
+
+
+def _referred(target: str, root: Any, way: tuple[str, ...]) -> Shape:
+    if not target.startswith("#"):
+        return _unfit(f"it refers to another schema, {target!r}")
+    if target in way:
+        return _unfit(f"it holds itself ({target!r})")
+    part = root
+    for name in filter(None, target[1:].split("/")):
+        part = part[name.replace("~1", "/").replace("~0", "~")]
+    return _shape(part, root, (*way, target))
+
+
+def _choice(parts: Sequence[Shape], word: str) -> Shape:
+    others = [each for each in parts if each.kind != "null"]
+    if len(others) > 1:
+        return _unfit(f"its {word} allows {' and '.join(each.kind for each in others)}")
+    if not others:
+        return Shape("null", nullable=True)
+    nulls = sum(each.nullable for each in parts)
+    return replace(others[0], nullable=nulls == 1 or (nulls > 1 and word != "oneOf"))
+
+
+def _unfit(reason: str) -> Shape:
+    return Shape(UNFIT, reason=reason)
+
+
+def columns_of(shape: Shape) -> pa.Schema:
+    """Return the columns that records of a schema become: its properties, in their order.
+
+    Raises:
+        OptionError: a property cannot be a column; it is named, with the reason.
+    """
+    if shape.kind != "object" or not shape.properties:
+        raise OptionError(
+            f"the JSON Schema describes {_said(shape)}, and columns are made of an object with "
+            f"properties: name the columns to read yourself, as schema="
+        )
+    return pa.schema([(name, _type(each, name)) for name, each in shape.properties])
+
+
+def _type(shape: Shape, path: str) -> pa.DataType:
+    if shape.kind in _PLAIN:
+        return _PLAIN[shape.kind]
+    if shape.kind == "string":
+        return _TEXTS.get(shape.format, pa.string())
+    if shape.kind == "array" and shape.items is not None:
+        return pa.list_(_type(shape.items, f"{path}[]"))
+    if shape.kind == "object" and shape.properties:
+        return pa.struct([(n, _type(each, f"{path}.{n}")) for n, each in shape.properties])
+    raise OptionError(
+        f"property {path!r} of the JSON Schema cannot be a column, it is {_said(shape)}: name the "
+        f"columns to read yourself, as schema="
+    )
+
+
+def _said(shape: Shape) -> str:
+    if shape.kind == UNFIT:
+        return f"not understood: {shape.reason}"
+    if shape.kind == "object":
+        return "an object without properties"
+    return f"of type {shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchemaWriter:
+    """A `ValueWriter` for JSON in Confluent's wire format.
+
+    Args:
+        schema_id: the id that the registry gave the schema.
+        text: the schema.
+    """
+
+    schema_id: int
+    text: str
+
+    def check(self, columns: pa.Schema) -> None:
+        """See `ValueWriter.check`."""
+        check_schema(columns)
+        shape = parse_shape(self.text)
+        if shape.kind != "object":
+            raise OptionError(f"the JSON Schema is {_said(shape)}, and rows need an object")
+        _check_object(shape, list(columns), "")
+
+    def write(self, columns: pa.RecordBatch) -> pa.Array:
+        """See `ValueWriter.write`."""
+        self.check(columns.schema)
+        shapes = dict(parse_shape(self.text).properties)
+        for name, column in zip(columns.schema.names, columns.columns, strict=True):
+            if name in shapes:
+                _check_nulls(shapes[name], column, name)
+        return write_json(columns, header=MAGIC + self.schema_id.to_bytes(4, "big"))
+
+
+def _check_object(shape: Shape, fields: Sequence[pa.Field], path: str) -> None:
+    known = dict(shape.properties)
+    for each in fields:
+        inner = f"{path}.{each.name}" if path else each.name
+        part = known.get(each.name, shape.more)
+        if part is None:
+            raise OptionError(
+                f"column {inner!r} cannot be written: the JSON Schema has no such property, only "
+                f"{list(known)}, and allows no others. Leave the column out, or add it there"
+            )
+        _check_type(part, each.type, inner)
+    for name in sorted(shape.required - {each.name for each in fields}):
+        raise OptionError(
+            f"there is no column {f'{path}.{name}' if path else name!r}, and the JSON Schema "
+            f"requires it: add the column"
+        )
+
+
+def _check_type(shape: Shape, kind: pa.DataType, path: str) -> None:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if shape.kind == ANY:
+        return
+    if shape.kind == "object" and pa.types.is_struct(kind):
+        _check_object(shape, list(kind), path)
+    elif shape.kind == "object" and pa.types.is_map(kind) and shape.more and not shape.properties:
+        _check_type(shape.more, kind.item_type, f"{path}[]")
+    elif shape.kind == "array" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        _check_type(shape.items or _ANYTHING, kind.value_type, f"{path}[]")
+    elif not (shape.nullable and pa.types.is_null(kind)) and not _fits(shape.kind, kind):
+        raise OptionError(
+            f"column {path!r} is of type {kind}, and the JSON Schema has it as {shape}"
+            f"{f' ({shape.reason})' if shape.reason else ''}: cast it in a map_batches, or change "
+            f"the schema"
+        )
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    types = pa.types
+    match name:
+        case "boolean":
+            return bool(types.is_boolean(kind))
+        case "integer":
+            return bool(types.is_integer(kind))
+        case "number":
+            return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+        case "string":
+            texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+            times = (types.is_date32, types.is_timestamp)
+            return any(is_type(kind) for is_type in (*texts, *times))
+    return False
+
+
+def _check_nulls(shape: Shape, column: pa.Array, path: str) -> None:
+    """Raise for what is written as null where the schema has none, whole columns at a time."""
+    if (shape.kind == ANY and shape.nullable) or pa.types.is_null(column.type):
+        return
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not shape.nullable and (column.null_count or _has_no_number(column)):
+        raise RecordError(
+            f"column {path!r} holds null or a number that JSON has not, and the JSON Schema has it "
+            f"as {shape}: filter such rows, fill them in a map_batches, or allow null there"
+        )
+    present = column.drop_null() if column.null_count else column
+    if pa.types.is_struct(column.type):
+        parts = dict(shape.properties)
+        for each, values in zip(column.type, present.flatten(), strict=True):
+            if part := parts.get(each.name, shape.more):
+                _check_nulls(part, values, f"{path}.{each.name}")
+    elif pa.types.is_map(column.type):
+        offsets = present.offsets
+        items = present.items.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())
+        _check_nulls(shape.more or _ANYTHING, items, f"{path}[]")
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        _check_nulls(shape.items or _ANYTHING, present.flatten(), f"{path}[]")
+
+
+def _has_no_number(column: pa.Array) -> bool:
+    if not pa.types.is_floating(column.type):
+        return False
+    return not pc.all(pc.is_finite(column), skip_nulls=True, min_count=0).as_py()

@@ -1,0 +1,98 @@
+"""Schemas that a registry has under a subject: what writes values and keys, and columns to read.
+
+The driver asks the registry, before the first epoch; what it found travels to the tasks, which
+never do. It stays for as long as the process lives: a schema that is registered meanwhile changes
+nothing under a run.
+"""
+
+from functools import lru_cache
+
+import pyarrow as pa
+
+from tallystick.codec.avro.schema import parse_schema
+from tallystick.codec.avro.writer import AvroWriter
+from tallystick.codec.formats import Avro, Json, JsonSchema
+from tallystick.codec.json_schema import JsonSchemaWriter, columns_of, parse_shape
+from tallystick.codec.value_writer import JsonWriter, ValueWriter
+from tallystick.errors import OptionError, RecordError
+from tallystick.kafka.schema_registry import RegisteredSchema, SchemaRegistry
+
+FOUND_KEPT_MAX = 64
+NO_ID = 0
+"""The id of a schema that is not registered yet; no registry gives it."""
+
+
+@lru_cache(maxsize=FOUND_KEPT_MAX)
+def value_writer(
+    form: Json | Avro | JsonSchema, default_subject: str, *, registers: bool
+) -> ValueWriter:
+    """Return what writes in this format.
+
+    Args:
+        form: as the user asked for it.
+        default_subject: where the registry has the schema, unless the format names a subject.
+        registers: False: only to check columns, so nothing is registered, and the id may be none.
+
+    Raises:
+        OptionError: the registry does not have the schema, or it is none.
+        AuthorizationError: the registry refuses the credentials, or to register.
+        RegistryUnavailableError: it does not answer.
+    """
+    if isinstance(form, Json):
+        return JsonWriter()
+    found = _found(form, form.subject or default_subject, registers)
+    if isinstance(form, Avro):
+        return AvroWriter(found.schema_id, found.texts)
+    return JsonSchemaWriter(found.schema_id, found.texts[-1])
+
+
+@lru_cache(maxsize=FOUND_KEPT_MAX)
+def columns_to_read(form: JsonSchema) -> pa.Schema:
+    """Return the columns that the newest schema of a subject describes.
+
+    Raises:
+        OptionError: there is none, or one of its properties cannot be a column.
+        AuthorizationError: the registry refuses the credentials.
+        RegistryUnavailableError: it does not answer.
+    """
+    assert form.subject is not None, "checked for reading"
+    found = _found(form, form.subject, registers=False)
+    try:
+        return columns_of(parse_shape(found.texts[-1]))
+    except OptionError as error:
+        raise OptionError(f"subject {form.subject!r}: {error}") from error
+
+
+def _found(form: Avro | JsonSchema, subject: str, registers: bool) -> RegisteredSchema:
+    assert form.registry is not None, form
+    registry = SchemaRegistry(form.registry, user_info=form.user_info, ca=form.ca)
+    kind = "AVRO" if isinstance(form, Avro) else "JSON"
+    try:
+        if form.schema is not None:
+            _parse(form, form.schema)
+        if form.schema is None:
+            found = registry.latest(subject, kind)
+        elif form.register and not registers:
+            found = RegisteredSchema(NO_ID, (form.schema,))
+        elif form.register:
+            found = registry.register(subject, form.schema, kind)
+        else:
+            found = registry.find(subject, form.schema, kind)
+    except RecordError as error:  # here it is no record that is wrong
+        raise OptionError(f"subject {subject!r}: {error}") from error
+    if found is None:
+        what = "that schema" if form.schema is not None else "a schema"
+        raise OptionError(
+            f"the registry {registry.shown_url} does not have {what} under subject {subject!r}: "
+            f"register it there, name another subject=, or set register=True, with the schema= to "
+            f"register"
+        )
+    return found
+
+
+def _parse(form: Avro | JsonSchema, text: str) -> None:
+    """Raise for a text that is no schema, before a registry has it."""
+    if isinstance(form, Avro):
+        parse_schema((text,))
+    else:
+        parse_shape(text)
