@@ -451,6 +451,21 @@ def test_a_far_jump_of_the_watermark_closes_many_windows(monkeypatch: pytest.Mon
     assert found == naive(records, hopping_windows(100, 1, 0))
 
 
+@pytest.mark.parametrize("windows", [ts.hopping(60, every=4), ts.cumulative(60, step=3)])
+def test_updates_of_many_windows_come_in_parts(
+    monkeypatch: pytest.MonkeyPatch, windows: Any
+) -> None:
+    records = [(key, at, at) for key in "ab" for at in range(0, 200, 9)]
+    whole = task_of(windows, emit="update").epoch(rows_of(records))
+    monkeypatch.setattr("tallystick.state.functions.grid_windows._LINES_MAX", 50)
+    task = task_of(windows, emit="update")
+
+    found = task.epoch(rows_of(records))
+
+    assert len(task.output) > 2
+    assert finals_of(found) == finals_of(whole)
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -134,11 +134,9 @@ class _Epoch:
         # The first window of each pane that was not put out yet, and those from there.
         begun = windows.edges_at(due.times_ms * US_PER_MS)
         begin = first + np.maximum((begun - first) // every + 1, 0) * every
-        counts = np.maximum((np.minimum(last, self._closed) - begin) // every + 1, 0)
+        until = np.minimum(last, self._closed)
         accumulators = columns.select(self._folds.schema.names)
-        for part in _parts(codes, counts):
-            lines = np.repeat(part, counts[part])
-            ends = begin[lines] + every * _places(counts[part])
+        for lines, ends in _lines(codes, begin, until, every, _LINES_MAX):
             yield from self._put_out(
                 _Lines(keys, codes[lines].astype(np.int64), ends, accumulators, lines)
             )
@@ -209,10 +207,8 @@ class _Epoch:
         first, last = windows.ends_of(starts)
         begin = first + np.maximum((self._gone - first) // every + 1, 0) * every
         until = last if self._function.result.has_updates else np.minimum(last, self._closed)
-        counts = np.maximum((until - begin) // every + 1, 0)
-        for part in _parts(codes, counts):
-            touched = np.repeat(part, counts[part])
-            ends = begin[touched] + every * _places(counts[part])
+        lines_max = _LINES_MAX * windows.pane_us // windows.size_us + 1
+        for touched, ends in _lines(codes, begin, until, every, lines_max):
             whole = numbered(codes[touched], ends)
             if windows.is_single:
                 lines = _Lines(keys, whole.codes, whole.moments, after, touched)
@@ -282,26 +278,50 @@ def _places(counts: Int64Array) -> Int64Array:
     return found
 
 
-def _parts(
-    codes: NDArray[np.int64] | NDArray[np.int32], counts: Int64Array
-) -> Iterator[Int64Array]:
-    """Yield the numbers of panes in parts, so that few windows are in memory at a time.
-
-    A key's panes stay together: its windows are whole.
+def _lines(
+    codes: NDArray[np.int64] | NDArray[np.int32],
+    begin: Int64Array,
+    until: Int64Array,
+    every: int,
+    lines_max: int,
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Yield a line for each window of some panes, in parts, so that few are in memory at a time.
 
     Args:
         codes: the key of each pane; those of a key stand together.
-        counts: the number of windows of each.
+        begin: the end of its first window.
+        until: no window of it ends after this.
+        every: from one end to the next; all are whole multiples apart.
+        lines_max: how many lines a part has, more or less.
+
+    Returns:
+        The pane of each line, and the end of its window; all lines of a window are in one part.
     """
-    ends = np.cumsum(counts)
-    if not len(ends) or not ends[-1]:
+    counts = np.maximum((until - begin) // every + 1, 0)
+    for part in _parts(codes, counts, lines_max):
+        first, last = int(begin[part].min()), int(until[part].max())
+        blocks = int(counts[part].sum()) // lines_max + 1
+        span = ((last - first) // every // blocks + 1) * every
+        for start in range(first, last + 1, span):  # one, unless a single key has too many
+            low = np.maximum(begin[part], start)
+            high = np.minimum(until[part], start + span - every)
+            some = np.maximum((high - low) // every + 1, 0)
+            yield np.repeat(part, some), np.repeat(low, some) + every * _places(some)
+
+
+def _parts(
+    codes: NDArray[np.int64] | NDArray[np.int32], counts: Int64Array, lines_max: int
+) -> Iterator[Int64Array]:
+    """Yield the numbers of panes that have windows in parts; a key's panes stay together."""
+    chosen = np.flatnonzero(counts)
+    if not len(chosen):
         return
-    firsts = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
-    stops = np.append(firsts[1:], len(codes))
+    codes, ends = codes[chosen], np.cumsum(counts[chosen])
+    stops = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     first, done = 0, 0
     while first < len(codes):
-        wanted = int(np.searchsorted(ends[stops - 1], done + _LINES_MAX, side="right"))
+        wanted = int(np.searchsorted(ends[stops - 1], done + lines_max, side="right"))
         place = int(np.searchsorted(stops, first, side="right"))
         stop = int(stops[max(wanted - 1, place)])
-        yield np.arange(first, stop)
+        yield chosen[first:stop]
         first, done = stop, int(ends[stop - 1])
