@@ -42,6 +42,11 @@ class MapBatches:
 
     def __post_init__(self) -> None:
         _check_function("map_batches", self.function)
+        if not isinstance(self.outputs, Mapping):
+            raise OptionError(
+                f"map_batches(outputs={self.outputs!r}): expected columns by the name of their "
+                f"output, {{'alerts': 'user string, why string'}}"
+            )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tallystick.run.outputs import (
     passing,
 )
 from tallystick.run.sink_task import Branch, FanOut
+from tallystick.run.steps import MapBatches
 from tallystick.run.task import EncodePlan, Route, apply, send
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import SideRows
@@ -225,6 +226,19 @@ def test_side_rows_that_are_not_as_declared_are_refused(outputs, error, message)
         mapped = FunctionWithOutputs(lambda rows: Rows(rows, outputs), {"alerts": ALERTS})
         with pytest.raises(error, match=message):
             list(apply((mapped,), events(("a", 1))))
+
+
+def test_outputs_without_names_are_refused():
+    rows = events(("a", 1))
+    with pytest.raises(OptionError, match=r"Rows\(outputs=...\) is RecordBatch"):
+        Rows(rows, rows)
+    with pytest.raises(OptionError, match=r"map_batches\(outputs='alerts'\): expected columns"):
+        MapBatches(splitting, outputs="alerts")
+    with pytest.raises(OptionError, match=r"vectorised\(outputs=\['alerts'\]\): expected columns"):
+        vectorised(lambda _: Update(), state="", outputs=["alerts"])
+    job = Job((step(vectorised(lambda _: Update(outputs=rows), state="")),))
+    with pytest.raises(OptionError, match=r"Update\.outputs is RecordBatch"):
+        job.run([rows])
 
 
 def test_a_function_of_batches_that_declares_nothing_has_no_side_outputs():

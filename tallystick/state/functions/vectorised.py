@@ -122,7 +122,12 @@ class VectorisedFunction:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function
         self._output = output
-        self._outputs = dict(outputs or {})
+        if not isinstance(outputs, Mapping | None):
+            raise OptionError(
+                f"vectorised(outputs={outputs!r}): expected columns by the name of their output, "
+                f"{{'alerts': 'user string, why string'}}"
+            )
+        self._outputs = outputs or {}
         self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
@@ -286,6 +291,11 @@ class VectorisedFunction:
 
 def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
     """Return the rows that a function puts out, of all its outputs."""
+    if not isinstance(update.outputs, Mapping):
+        raise OptionError(
+            f"Update.outputs is {type(update.outputs).__name__}: expected rows by the name of "
+            f"their output"
+        )
     given = {"output": update.output} | {
         f"outputs[{name!r}]": rows for name, rows in update.outputs.items()
     }
