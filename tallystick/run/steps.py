@@ -10,7 +10,7 @@ steps the rows go on from task to task, as Arrow too:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -216,8 +216,8 @@ def _stateless(steps: tuple[Step, ...], source: Columns) -> Stages:
             "the map_batches before transform needs schema=, e.g. schema='dest string, n bigint': "
             "Spark has to know the columns of the DataFrame"
         )
-    assert isinstance(ddl, str), "no DataFrame code follows named inputs"
-    stage = FrameStage(tuple(step.function for step in frames), ddl)
+    # No DataFrame code follows named inputs, so it is a text.
+    stage = FrameStage(tuple(step.function for step in frames), cast(str, ddl))
     return Stages(_functions(before), stage, _functions(steps[last + 1 :]))
 
 

@@ -68,6 +68,10 @@ def test_waiting_for_a_partition_is_refused_where_rows_come_from_none():
     transform = Transform(lambda rows: rows)
     with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
         keyed_steps(None, arrange((transform, second), EVENTS))
+    second = replace(process, uid="second", max_drift_ms=5)
+    assert keyed_steps(None, arrange((second,), EVENTS))[0].max_drift_ms == 5
+    with pytest.raises(OptionError, match="step second: max_drift= does nothing behind anoth"):
+        keyed_steps(None, arrange((process, second), EVENTS))
 
 
 @pytest.mark.parametrize("time_mode", [EVENT_TIME, PROCESSING_TIME])
