@@ -159,6 +159,10 @@ def _state(step: KeyedStep) -> str:
         time += f" by {step.event_time}, {step.watermark_delay_ms} ms late at most"
     if step.idle_after_ms:
         time += f"; partitions that are read to their ends are idle after {step.idle_after_ms} ms"
+    if step.max_drift_ms:
+        time += (
+            f"; partitions wait that are ahead of the slowest by more than {step.max_drift_ms} ms"
+        )
     return f"{', '.join(found) or 'none'}; {time}"
 
 

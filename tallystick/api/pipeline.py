@@ -22,7 +22,7 @@ After `process` the functions run in the task that owns the key.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import KafkaSink, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
-from tallystick.api.process_arguments import check_own, delay_ms, is_stateful_processor
+from tallystick.api.process_arguments import delays_ms, processor_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
@@ -44,7 +44,7 @@ from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
-from tallystick.state.functions.processing import NO_TIME, Processor
+from tallystick.state.functions.processing import Processor
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -274,11 +274,13 @@ class Pipeline:
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if not self.inputs.streams or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
-        if self.inputs.are_named and not self.steps:
+        first = self.steps[0] if self.steps else None
+        joined = len(first.inputs) if isinstance(first, Process) else 0
+        if joined != len(self.inputs.names):
             raise OptionError(
-                f"pipeline {self.name!r}: named inputs go to a process step: key_by("
-                f"{self.inputs.names[0]}='…', …).process(…) follows read(). Inputs of equal "
-                f"columns become one stream without names: read(first, second)"
+                f"pipeline {self.name!r}: named inputs go to a process step: key_by(name='…', …)"
+                f".process(…) follows read(), with their names. Inputs of equal columns become one "
+                f"stream without names: read(first, second)"
             )
         check_for_pipeline(self.sinks)
         token = token_group(f"{topology_of(self.sinks).id_prefix}{self.name}")
@@ -342,6 +344,7 @@ class KeyedPipeline:
         event_time: str | Mapping[str, str] | None = None,
         watermark_delay: str | int = 0,
         idle_after: str | int = 0,
+        max_drift: str | int = 0,
         rows: str = "row",
         initial_state: DataFrame | None = None,
     ) -> Pipeline:
@@ -365,6 +368,8 @@ class KeyedPipeline:
                 time mode EventTime.
             idle_after: how long the watermark waits for a partition that is read to its end, in ms
                 or as such a text; for one with unread records it always does. First step only.
+            max_drift: how far a partition with unread records may be ahead of the slowest such one,
+                before it is not read on; 0: as far as it gets. First step only.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
@@ -372,21 +377,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        if is_stateful_processor(function):
-            from tallystick.state.pyspark.processor import row_processor
-
-            if output is None:
-                raise OptionError(
-                    f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
-                    f"columns of the rows that it returns, e.g. output='user string, n bigint'"
-                )
-            mode = time_mode or NO_TIME
-            processor: Processor = row_processor(
-                function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
-            )
-        else:
-            processor = cast(Processor, function)
-            check_own(processor, time_mode, rows, initial_state)
+        processor = processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
@@ -395,10 +386,11 @@ class KeyedPipeline:
             output=output,
             max_parallelism=self.max_parallelism,
             parallelism=parallelism,
-            event_time=event_time,
-            watermark_delay_ms=delay_ms("watermark_delay", watermark_delay),
-            idle_after_ms=delay_ms("idle_after", idle_after),
             inputs=inputs,
+            event_time=event_time,
+            **delays_ms(
+                watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
+            ),
         )
         return replace(self.pipeline, steps=(*self.pipeline.steps, step))
 

@@ -1,12 +1,13 @@
 """The arguments of `process`, checked."""
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from pyspark.sql import DataFrame
 
 from tallystick.errors import OptionError
-from tallystick.state.functions.processing import Processor
+from tallystick.run.steps import Columns
+from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.state.functions.ready_made import Aggregate
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
@@ -15,16 +16,43 @@ if TYPE_CHECKING:  # PySpark 3.5 has none
 _OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
 
 
-def is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
-    """True if a function of `process` is a class of PySpark's."""
+def processor_of(
+    function: "StatefulProcessor | Processor",
+    output: Columns | None,
+    time_mode: str | None,
+    rows: str,
+    initial_state: DataFrame | None,
+) -> Processor:
+    """Return the function that `process` was given, as steps know it.
+
+    Raises:
+        OptionError: it is none, or other arguments are not for such a function.
+    """
+    if not _is_stateful_processor(function):
+        processor = cast(Processor, function)
+        _check_own(processor, time_mode, rows, initial_state)
+        return processor
+    from tallystick.state.pyspark.processor import row_processor
+
+    if output is None:
+        raise OptionError(
+            f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
+            f"columns of the rows that it returns, e.g. output='user string, n bigint'"
+        )
+    mode = time_mode or NO_TIME
+    return row_processor(
+        function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
+    )
+
+
+def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
     module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
     return module is not None and isinstance(function, module.StatefulProcessor)
 
 
-def check_own(
+def _check_own(
     processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
 ) -> None:
-    """Raise OptionError where a function is none of ours, or arguments are not for one."""
     if isinstance(processor, Aggregate):
         raise OptionError(
             "process(): count(), sum() and the like are columns of an aggregate, not a function by "
@@ -43,11 +71,16 @@ def check_own(
         raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
 
 
+def delays_ms(**delays: str | int) -> dict[str, int]:
+    """Return delays in ms, by the names of the fields of `Process`."""
+    return {f"{name}_ms": _delay_ms(name, delay) for name, delay in delays.items()}
+
+
 _UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
 _UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
 
 
-def delay_ms(name: str, delay: str | int) -> int:
+def _delay_ms(name: str, delay: str | int) -> int:
     """Return a delay in ms, given as such or as for Spark's `withWatermark`: "10 seconds"."""
     if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
         return delay

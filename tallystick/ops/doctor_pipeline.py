@@ -73,11 +73,18 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
         yield CheckFinding(Severity.INFO, "pipeline", text)
     try:
         manifest = newest_manifest(subject.storage, its.run.name)
-        its.run.keyed.check(() if manifest is None else manifest.state)
-        sources = () if manifest is None else manifest.sources
-        check_none_gone(by_input(sources), [each.uid for each in its.run.inputs])
     except TallystickError as error:
         yield _refusal("pipeline", error)
+        return
+    inputs = [each.uid for each in its.run.inputs]
+    for check_it in (
+        lambda: its.run.keyed.check(() if manifest is None else manifest.state),
+        lambda: check_none_gone(by_input(() if manifest is None else manifest.sources), inputs),
+    ):
+        try:
+            check_it()
+        except TallystickError as error:
+            yield _refusal("pipeline", error)
 
 
 def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:

@@ -131,6 +131,28 @@ def advanced(
     return replace(after, watermark_ms=watermark_ms)
 
 
+def ahead(
+    times: Iterable[PartitionTime], source: InputState, max_drift_ms: int
+) -> frozenset[TopicPartition]:
+    """Return the partitions that are to wait, since they are far ahead of the slowest.
+
+    Only those with unread records count, whose latest event time is known: others hold nobody up.
+
+    Args:
+        times: of a step, as committed.
+        source: the state of the input, where the next epoch begins.
+        max_drift_ms: how far a partition may be ahead.
+    """
+    latest = {
+        at: each.latest_ms
+        for each in times
+        if (at := TopicPartition(each.topic, each.partition)) in source.unfinished
+        and each.latest_ms is not None
+    }
+    slowest_ms = min(latest.values(), default=0)
+    return frozenset(at for at, ms in latest.items() if ms - slowest_ms > max_drift_ms)
+
+
 def _times_after(
     base: StepState,
     read_ms: Mapping[TopicPartition, int],

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState, advanced, latest_of
+from tallystick.run.event_times import InputState, advanced, ahead, latest_of
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
@@ -24,6 +24,7 @@ from tallystick.state.compatibility import StepRequirement, check, settle, start
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME, HasInitialState
 from tallystick.state.overlay import EpochTime
+from tallystick.values import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,18 @@ class KeyedSteps:
             and step.processor.time_mode == EVENT_TIME
             for step in self.steps[:1]
         )
+
+    @property
+    def max_drift_ms(self) -> int:
+        """The most that a partition may be ahead of the slowest; 0: none waits."""
+        return self.steps[0].max_drift_ms if self.steps else 0
+
+    def ahead(self, state: Iterable[StepState], source: InputState) -> frozenset[TopicPartition]:
+        """Return the partitions that are to wait; see `event_times.ahead`."""
+        times = [
+            it for each in state if each.uid == self.steps[0].uid for it in each.partition_times
+        ]
+        return ahead(times, source, self.max_drift_ms)
 
     def is_watermark_due(
         self, state: Iterable[StepState], source: InputState, timestamp_ms: int

@@ -80,6 +80,8 @@ class KeyedStep:
         watermark_delay_ms: how much later than the latest row of its partition another one may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
+        max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
+            before it is not read on; 0: as far as it gets.
     """
 
     uid: str
@@ -94,6 +96,7 @@ class KeyedStep:
     event_time: str | None = None
     watermark_delay_ms: int = 0
     idle_after_ms: int = 0
+    max_drift_ms: int = 0
 
     @cached_property
     def routed(self) -> pa.Schema:

@@ -65,6 +65,8 @@ class Process:
         watermark_delay_ms: how much later than the latest row of its partition another one may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
+        max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
+            before it is not read on; 0: as far as it gets.
         inputs: the key and the event time of each named input; none where rows come in one stream.
     """
 
@@ -77,6 +79,7 @@ class Process:
     event_time: str | None = None
     watermark_delay_ms: int = 0
     idle_after_ms: int = 0
+    max_drift_ms: int = 0
     inputs: tuple[tuple[tuple[str, ...], str | None], ...] = ()
 
     def __post_init__(self) -> None:

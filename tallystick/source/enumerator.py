@@ -22,7 +22,7 @@ Rules, after Flink's KafkaSourceEnumerator:
 No IO, clock or threads: the shell asks Kafka what `unresolved` and `readable` name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tallystick.errors import (
@@ -172,11 +172,16 @@ class Enumerator:
             stops=stops,
         )
 
-    def plan(self, offset_count_max: int | None = None) -> Plan:
+    def plan(
+        self,
+        offset_count_max: int | None = None,
+        held: Collection[TopicPartition] = frozenset(),
+    ) -> Plan:
         """Plan the next epoch; the same plan for the same events.
 
         Args:
             offset_count_max: how many offsets it may span; None: all that are there.
+            held: partitions of which nothing is to be read.
 
         Raises:
             TopicRecreatedError, PartitionRemovedError: as `discovered`, where that was asked before
@@ -193,7 +198,7 @@ class Enumerator:
                 draft.start(partition, self._start_of(partition))
         self._skip_expired(draft)
         self._resume_truncated(draft)
-        return self._finish(draft, offset_count_max)
+        return self._finish(draft, offset_count_max, held)
 
     # --- what was found against what is known ---------------------------------------------------
 
@@ -341,11 +346,15 @@ class Enumerator:
 
     # --- the plan -------------------------------------------------------------------------------
 
-    def _finish(self, draft: "_Draft", offset_count_max: int | None) -> Plan:
+    def _finish(
+        self, draft: "_Draft", offset_count_max: int | None, held: Collection[TopicPartition]
+    ) -> Plan:
         state = self._known()
         stops = state.stops or {}
         available = {
-            partition: max(position, min(self._ends.get(partition, position), limit))
+            partition: position
+            if partition in held
+            else max(position, min(self._ends.get(partition, position), limit))
             for partition, position in draft.positions.items()
             for limit in (stops.get(partition, 1 << 62),)
         }

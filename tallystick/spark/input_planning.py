@@ -6,7 +6,7 @@ something to read, so that a backlog of one does not hold up another.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from tallystick.values import TopicPartition
 
 Positions = tuple[SourceOffsets, ...]
 """The positions of each input, in the order of the pipeline."""
+Ahead = Callable[[InputState], frozenset[TopicPartition]]
+"""The partitions that are to wait for others, as `of_input` names them."""
 
 
 class Planner(Protocol):
@@ -35,6 +37,10 @@ class Planner(Protocol):
 
     def look(self, start: SourceOffsets) -> None:
         """Look at topics and ends, and set `waiting`."""
+        ...
+
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Read nothing of these in the next plan, and set `waiting` again."""
         ...
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
@@ -112,18 +118,25 @@ class InputPlanners:
         """True if a manifest has positions of an input that is gone."""
         return bool(by_input(start).keys() - {each.uid for each in self._inputs})
 
-    def next(self, start: Positions, offset_count_max: int | None) -> Positions:
+    def next(
+        self, start: Positions, offset_count_max: int | None, ahead: Ahead | None = None
+    ) -> Positions:
         """Return where an epoch ends; `start` itself when there is none to run.
 
         Args:
             start: where each input goes on.
             offset_count_max: the most that it may span; None: no limit.
+            ahead: says which partitions are to wait for others; None: none does.
         """
-        if len(self._inputs) == 1:
+        if len(self._inputs) == 1 and ahead is None:
             stop = self._inputs[0].planner.next(start[0], offset_count_max)
             return start if stop is start[0] else (stop,)
         for each, position in zip(self._inputs, start, strict=True):
             each.planner.look(position)
+        if ahead is not None and (held := ahead(self.state(start))):
+            for each, position in zip(self._inputs, start, strict=True):
+                its = {at for at in position.positions if of_input(each.uid, at) in held}
+                each.planner.hold(frozenset(its))
         stops = [
             each.planner.plan(position, count)
             for each, position, count in zip(

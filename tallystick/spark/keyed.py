@@ -36,9 +36,12 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
     """
     steps: list[KeyedStep] = []
     for stage in stages.keyed:
-        if stage.step.idle_after_ms and (steps or stages.frames is not None):
+        timing = {"idle_after": stage.step.idle_after_ms, "max_drift": stage.step.max_drift_ms}
+        for name in (each for each, ms in timing.items() if ms):
+            if not steps and stages.frames is None:
+                continue
             raise OptionError(
-                f"step {stage.uid}: idle_after= does nothing behind another keyed step or a "
+                f"step {stage.uid}: {name}= does nothing behind another keyed step or a "
                 f"transform, where nobody knows which partition a row is from: leave it out. The "
                 f"watermark there is the latest event time less watermark_delay"
             )
@@ -104,6 +107,7 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         event_time=step.event_time,
         watermark_delay_ms=step.watermark_delay_ms,
         idle_after_ms=step.idle_after_ms,
+        max_drift_ms=step.max_drift_ms,
     )
 
 
@@ -179,7 +183,11 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
                 f"step {uid}: time_mode 'EventTime' needs event_time=, the column that holds it; "
                 f"it may need watermark_delay= too"
             )
-        given = {"watermark_delay": step.watermark_delay_ms, "idle_after": step.idle_after_ms}
+        given = {
+            "watermark_delay": step.watermark_delay_ms,
+            "idle_after": step.idle_after_ms,
+            "max_drift": step.max_drift_ms,
+        }
         for name in (each for each, ms in given.items() if ms):
             raise OptionError(
                 f"step {uid}: {name}= does nothing without event_time=, the column that it is "

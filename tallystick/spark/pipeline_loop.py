@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext
@@ -135,7 +136,9 @@ class PlannedByUs:
             self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
         bound = None if self._sizes is None else self._sizes.bound()
         positions = self._inputs.positions(start)
-        stops = self._inputs.next(positions, None if bound is None else bound.offset_count)
+        count_max, keyed = None if bound is None else bound.offset_count, self._run.keyed
+        ahead = partial(keyed.ahead, state) if keyed.max_drift_ms else None
+        stops = self._inputs.next(positions, count_max, ahead)
         begins = start or _texts(positions)
         self._begun, self._has_run, self._share_bytes = None, False, 0
         if stops is positions and self._is_watermark_due(positions, state):

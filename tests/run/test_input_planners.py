@@ -1,16 +1,17 @@
 """Plans over several inputs, without Kafka: whose positions are whose, and what each may read."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.run.event_times import InputState
+from tallystick.run.event_times import InputState, ahead
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, of_input
 from tallystick.source.splits import fair_shares, limit_offsets
 from tallystick.spark.input_planning import InputPlanner, InputPlanners, text_of
+from tallystick.state.catalog import PartitionTime
 from tallystick.values import TopicPartition
 
 P, Q = TopicPartition("in", 0), TopicPartition("in", 1)
@@ -22,23 +23,27 @@ class Planner:
 
     ends: dict[TopicPartition, int]
     waiting: int = 0
-    looks: int = 0
-    given: list[int | None] = field(default_factory=list)
+    held: frozenset[TopicPartition] = frozenset()
 
     def first(self) -> SourceOffsets:
         return SourceOffsets("cluster", "", dict.fromkeys(self.ends, 0), initial=True)
 
     def look(self, start: SourceOffsets) -> None:
-        self.looks += 1
+        self.held = frozenset()
         self.waiting = sum(end - start.positions[at] for at, end in self.ends.items())
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
-        self.given.append(offset_count_max)
         if not self.waiting and not start.initial:
             return start
         starts = start.positions if start.initial else {}
-        stop = limit_offsets(start.positions, self.ends, offset_count_max)
+        ends = {
+            at: start.positions[at] if at in self.held else end for at, end in self.ends.items()
+        }
+        stop = limit_offsets(start.positions, ends, offset_count_max)
         return replace(start, positions=stop, starts=starts, initial=False)
+
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        self.held = partitions
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         self.look(start)
@@ -127,6 +132,30 @@ def test_the_state_of_the_input_tells_topics_of_one_name_apart():
     assert its.state(stops) == InputState(
         frozenset({P, of_input("b", P)}), frozenset({P}), frozenset()
     )
+
+
+def test_what_is_ahead_waits_and_the_others_are_read():
+    its = planners(a=10, b=20, c=30)
+    start = its.positions((at("a", 0), at("b", 20), at("c", 0)))
+    times = [PartitionTime(*of_input(uid, P), ms, 0) for uid, ms in (("a", 500), ("b", 0))]
+    times.append(PartitionTime(*of_input("c", P), 800, 0))
+
+    def stops(drift_ms: int) -> list[int]:
+        found = its.next(start, 100, lambda source: ahead(times, source, drift_ms))
+        return [each.positions[P] for each in found]
+
+    assert stops(299) == [10, 20, 0], "b is read to its end: it holds nobody up"
+    assert stops(300) == [10, 20, 30]
+
+
+def test_who_waits_is_a_matter_of_unread_records_and_known_times():
+    times = [PartitionTime(*P, 100, 0), PartitionTime(*Q, None, 0), PartitionTime("x", 0, 900, 0)]
+    x, y = TopicPartition("x", 0), TopicPartition("y", 0)
+    every = frozenset({P, Q, x, y})
+    assert ahead(times, InputState(every, every), 799) == {x}
+    assert ahead(times, InputState(every, every), 800) == frozenset()
+    assert ahead(times, InputState(every, every - {P}), 1) == frozenset()
+    assert ahead((), InputState(every, every), 1) == frozenset()
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 2000))

@@ -351,3 +351,15 @@ def test_a_topic_without_records_gives_no_split_and_is_not_forgotten():
     assert plan_splits(done, planned(enumerator, {T0: 0, T1: 6}).offsets) == (
         SplitRange("t", 1, 0, 6, "id-t"),
     )
+
+
+def test_a_partition_that_is_held_keeps_its_position_and_is_read_later():
+    enumerator, _ = fresh(t=2)
+    known = SourceOffsets("c", "g", {T0: 5, T1: 5}, topic_ids={"t": "id-t"})
+    enumerator.restored(known)
+    planned(enumerator, {T0: 9, T1: 8})
+
+    plan = enumerator.plan(None, {T1})
+    assert (plan.offsets.positions, plan.waiting) == ({T0: 9, T1: 5}, 4)
+    assert enumerator.plan(None, {T0, T1}).offsets is known, "nothing is left to be read"
+    assert enumerator.plan(None).offsets.positions == {T0: 9, T1: 8}

@@ -12,11 +12,18 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import tallystick as ts
+from tallystick.__main__ import app
+from tallystick.api.declared import declared
 from tallystick.epoch import manifest as m
 from tallystick.errors import OptionError
+from tallystick.ops.doctor_pipeline import DeclaredSubject
+from tallystick.ops.doctor_pipeline import pipeline as its_checkpoint
+from tallystick.ops.ui.checkpoint_reader import CheckpointReader
 from tallystick.source.offsets import parse_source
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import produce, read_committed
@@ -34,6 +41,13 @@ def flow(
     tmp_path: Path,
 ) -> Flow:
     return Flow(tallystick_kafka, spark, tmp_path, execution=request.param)
+
+
+def typed(*arguments: object) -> str:
+    """`tallystick …`, which is done as asked."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def from_text() -> Any:
@@ -215,6 +229,7 @@ class Auction:
     people: list[tuple[int, str, int]] = field(default_factory=list)
     at_once: int = 40
     bid_settings: dict[str, Any] = field(default_factory=dict)
+    max_drift: str | int = 0
 
     def __post_init__(self) -> None:
         self.topic = f"{self.flow.name}-people"
@@ -249,6 +264,7 @@ class Auction:
             .process(
                 both_sides(),
                 event_time={"bids": "ts", "people": "since"},
+                max_drift=self.max_drift,
                 output="bidder bigint, what string, at bigint, bids bigint, people bigint",
                 uid="both",
                 parallelism=parallelism,
@@ -324,6 +340,29 @@ def test_an_input_that_lags_makes_no_row_late(flow: Flow) -> None:
     assert sum(mark < now for mark in marks) >= 3, "it followed the one that lags"
 
 
+def test_an_input_that_is_ahead_waits_for_the_other(flow: Flow) -> None:
+    """Its first epoch shows how far it is; then it stands until the people are as far."""
+    auction = Auction(flow, at_once=10, bid_settings={"max_offsets_per_trigger": 9})
+    auction.max_drift = "1 hour"
+    now, day = 1_700_000_000_000, 86_400_000
+    auction.feed(
+        [(n % 5, n, now + n) for n in range(60)],
+        [(n % 5, f"p{n}", now - day + 1000 * n) for n in range(60)],
+    )
+    auction.run()
+    auction.assert_exact()
+    paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
+    read = [
+        {each.input: sum(each.positions.values()) for each in map(parse_source, texts)}
+        for texts in (m.decode(path.read_bytes(), str(path)).sources for path in paths)
+    ]
+    during = [each["bids"] for each in read if 0 < each["people"] < 60]
+    assert len(during) >= 3
+    assert set(during) == {during[0]}
+    assert 0 < during[0] < 60
+    assert read[-1] == {"bids": 60, "people": 60}
+
+
 def test_one_topic_may_be_read_twice(flow: Flow) -> None:
     its = Sources(flow)
     its.feed(40)
@@ -344,3 +383,67 @@ def some(is_even: bool) -> Any:
         return rows.select(["k", "n"]).filter(even if is_even else pc.invert(even))
 
     return choose
+
+
+@pytest.mark.parametrize("flow", ["resident"], indirect=True)
+def test_tools_know_inputs_by_their_ids(flow: Flow, tmp_path: Path) -> None:
+    """`inspect`, `doctor`, a savepoint, and a restored checkpoint that goes on by them."""
+    its = Sources(flow)
+    its.feed(30, 20)
+    its.run(its.numbers(), its.texts())
+    checkpoint, saved = str(flow.checkpoint), str(tmp_path / "saved")
+
+    said = typed("inspect", checkpoint, "--json")
+    assert json.loads(said)["inputs"] == ["numbers", "texts"]
+    shown = typed("inspect", checkpoint)
+    assert "numbers" in shown
+    assert "texts" in shown
+    told = {n.removeprefix("kafka."): v for n, v in flow.kafka.kafka_options.items()}
+    facts = CheckpointReader(checkpoint, told).read()
+    assert sum(each.lag for each in facts.partitions) == 0
+    assert {each.topic for each in facts.partitions} == {
+        f"numbers/{flow.topic_in}",
+        f"texts/{its.text_topic}",
+    }
+    assert sum(each.offsets or 0 for each in facts.epochs) == 50
+
+    sink = flow.sink(key="k", value=ts.Json())
+    fewer = ts.Pipeline(flow.name).read(its.numbers(), its.third()).write(sink)
+    told = "does not fit: the checkpoint has positions of input 'texts'"
+    assert told in fewer.explain(flow.spark, checkpoint=checkpoint)
+    subject = DeclaredSubject(declared(fewer), FileStorage(checkpoint), (), None)
+    assert any("'texts'" in each.found for each in its_checkpoint(subject))
+
+    typed("savepoint", "create", checkpoint, saved)
+    flow.folder = tmp_path / "restored"
+    typed("savepoint", "restore", saved, str(flow.checkpoint))
+    its.feed(10, 10)
+    its.run(its.texts(), its.numbers(), parallelism=3)
+    its.assert_exact()
+
+
+def test_dead_letters_of_all_inputs_go_to_one_topic_with_transform_or_without(flow: Flow) -> None:
+    """One of them leaves its own out; after a `transform` they are found by a second reading."""
+    its = Sources(flow)
+    letters = f"{flow.name}-letters"
+    flow.kafka.create_topic(letters, 1)
+    for topic in (flow.topic_in, its.text_topic, its.third_topic):
+        produce(flow.confluent, topic, [("a", "{"), ("b", json.dumps({"k": "b", "n": 1}))])
+
+    def part(uid: str, topic: str, mode: Any) -> ts.Stream:
+        source = flow.source(topics=[topic], value=ts.Json(ROWS, mode=mode))
+        return ts.stream(source, uid=uid).map_batches(only_rows(), schema=ROWS)
+
+    pipeline = ts.Pipeline(flow.name).read(
+        part("one", flow.topic_in, "deadletter"),
+        part("two", its.text_topic, "dropmalformed"),
+        part("three", its.third_topic, "deadletter"),
+    )
+    if flow.execution == "jobs":
+        pipeline = pipeline.transform(lambda rows: rows.where("n > 0"))
+    sink = flow.sink(key="k", value=ts.Json(), dead_letter_topic=letters)
+    flow.run(pipeline.write(sink), execution=flow.execution)
+
+    rows = [json.loads(each.value or "") for each in read_committed(flow.confluent, flow.topic_out)]
+    assert rows == [{"k": "b", "n": 1}] * 3
+    assert [each.value for each in read_committed(flow.confluent, letters)] == ["{"] * 2

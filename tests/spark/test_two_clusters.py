@@ -81,6 +81,59 @@ def test_positions_are_shown_where_the_source_is(
     witness.close()
 
 
+def test_inputs_on_two_clusters_are_one_stream(
+    kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Topics of one name; each cluster shows how far it is read, one of them beside the commit."""
+    for topic, partitions in (("met-in", 2), ("met-out", 2)):
+        kafka.create_topic(topic, partitions)
+    records: list[tuple[str, str]] = []
+
+    with EmbeddedKafka() as other:
+        other.create_topic("met-in", 1)
+        clusters = {"here": kafka, "there": other}
+
+        def stream(uid: str) -> ts.Stream:
+            servers = clusters[uid].bootstrap_servers
+            source = ts.KafkaSource(
+                servers, topics=["met-in"], starting_offsets="earliest", max_offsets_per_trigger=15
+            )
+            return ts.stream(source, uid=uid)
+
+        def feed(uid: str, count: int) -> None:
+            new = [(f"{uid}-{key}", value) for key, value in numbered(count, first=len(records))]
+            produce(clusters[uid].confluent_options(), "met-in", new)
+            records.extend(new)
+
+        def shown(uid: str, partitions: int) -> int:
+            options = clusters[uid].confluent_options()
+            witness = Consumer({**options, "group.id": f"tallystick-met/{uid}"})
+            asked = [TopicPartition("met-in", number) for number in range(partitions)]
+            found = sum(each.offset for each in witness.committed(asked, timeout=30))
+            witness.close()
+            return found
+
+        for order in (["here", "there"], ["there", "here"]):
+            feed("here", 40)
+            feed("there", 50)
+            pipeline = (
+                ts.Pipeline("met")
+                .read(*map(stream, order))
+                .map_batches(pass_on())
+                .write(ts.KafkaSink(kafka.bootstrap_servers, topic="met-out"))
+            )
+            query = finish(
+                lambda pipeline=pipeline: pipeline.start(
+                    spark, checkpoint=str(tmp_path / "c"), trigger={"availableNow": True}
+                )
+            )
+            assert_exact(kafka.confluent_options(), "met-out", records)
+            found = {each.input: each.cluster_id for each in ts.source_progress(query)}
+            assert list(found) == order
+            assert len(set(found.values())) == 2
+        assert (shown("here", 2), shown("there", 1)) == (80, 100)
+
+
 def test_two_clusters_hold_the_same_whatever_dies_between_their_commits(
     kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path
 ) -> None:
