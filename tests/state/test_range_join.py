@@ -341,3 +341,16 @@ def skewed(schema: pa.Schema, times: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [columns.get(each.name, pa.nulls(len(times), each.type)) for each in schema], schema=schema
     )
+
+
+def test_a_chunk_that_goes_gives_its_number_to_none_of_the_same_epoch() -> None:
+    """Each entry is written once in an epoch: its changelog has no order within a key."""
+    tasks = CoKeyedTasks(interval_join("orders", "payments", lower=0, upper=5), INPUTS)
+    tasks.epoch([arrival((0, "a", at, at)) for at in range(7)])
+    tasks.epoch([arrival((0, "a", at, at)) for at in range(101, 108)], watermark_ms=100)
+    own = [key for key in tasks.entries if key[2] == tasks.fields["left"].state_id]
+    numbers = sorted(int.from_bytes(key[-8:], "big") for key in own if len(key) > len(min(own)))
+    assert numbers == [2, 3]
+
+    found = tasks.epoch([arrival((1, "a", 104, 1))], watermark_ms=100)
+    assert sorted(row["at"] for row in found) == [101, 102, 103, 104]
