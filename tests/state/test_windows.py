@@ -424,6 +424,27 @@ def test_days_of_a_time_zone(zone: str, first: dt.date, windows: str) -> None:
     assert ends[:-step] == starts[step:], "one day begins where the other ends"
 
 
+@pytest.mark.parametrize("first", [dt.date(2026, 3, 28), dt.date(2026, 10, 24)])
+def test_a_day_that_begins_in_an_hour_that_is_twice_or_missing_begins_once(
+    first: dt.date,
+) -> None:
+    place = ZoneInfo("Europe/Berlin")
+    begin = dt.datetime.combine(first, dt.time(12), place).astimezone(dt.UTC)
+    times = [begin + dt.timedelta(minutes=5 * n) for n in range(12 * 36)]
+    windows = ts.tumbling("1 day", offset="150 minutes", time_zone="Europe/Berlin")
+    aggregates = {"n": ts.count(), "first": ts.first_value("ts"), "last": ts.last_value("ts")}
+    task = task_of(windows, aggregates=aggregates, schema=ZONED)
+
+    task.epoch(pa.record_batch([["a"] * len(times), times, [1] * len(times)], schema=ZONED))
+    found = task.epoch(rows_of([]).cast(ZONED), watermark_ms=ms(times[-1]) + 3 * 86_400_000)
+
+    assert [row["window_end"] for row in found[:-1]] == [row["window_start"] for row in found[1:]]
+    for row in found:
+        assert row["window_start"] <= row["first"]
+        assert row["last"] < row["window_end"]
+    assert sum(row["n"] for row in found) == len(times)
+
+
 def test_moments_within_a_millisecond_and_before_1970() -> None:
     zone = pa.schema([SCHEMA.field("key"), ("ts", pa.timestamp("us", "UTC")), SCHEMA.field("x")])
     task = task_of(ts.tumbling(10), aggregates={"n": ts.count()}, schema=zone)
