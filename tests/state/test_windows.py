@@ -278,10 +278,10 @@ def test_late_rows_join_sessions_that_still_take_them(
 
         expected = []
         for key, rows in held:
-            if (key, rows) not in fired and rows[-1][0] + gap - 1 <= until:
+            if (key, rows) not in fired and rows[-1][0] + gap <= until:
                 fired.append((key, rows))
                 expected.append((window(key, rows), values([x for _, x in rows]), True))
-        held = [each for each in held if each[1][-1][0] + gap - 1 + lateness > until]
+        held = [each for each in held if each[1][-1][0] + gap + lateness > until]
 
         pieces = [(key, rows, False) for key, rows in held]
         pieces += [(key, [(at, x)], True) for key, at, x in epoch]
@@ -293,11 +293,11 @@ def test_late_rows_join_sessions_that_still_take_them(
             else:
                 merged.append((key, rows, is_new))
         for key, rows, is_new in merged:
-            if rows[-1][0] + gap - 1 + lateness <= until:
+            if rows[-1][0] + gap + lateness <= until:
                 late_count += len(rows)
                 continue
             held.append((key, rows))
-            is_closed = rows[-1][0] + gap - 1 <= until
+            is_closed = rows[-1][0] + gap <= until
             if is_closed and is_new:
                 fired.append((key, rows))
             if is_new and (is_closed or emit == "update"):
@@ -349,9 +349,9 @@ def test_a_late_row_joins_sessions_that_are_kept_and_they_are_put_out_again() ->
     first = finals_of(task.epoch(rows_of([]), watermark_ms=6))
     # 4 is behind the watermark; it makes one session of the closed one and the open one.
     second = task.epoch(rows_of(records_at(4)), watermark_ms=7)
-    third = finals_of(task.epoch(rows_of([]), watermark_ms=12))
+    third = finals_of(task.epoch(rows_of([]), watermark_ms=13))
     fourth = finals_of(task.epoch(rows_of(records_at(2)), watermark_ms=21))
-    late = task.epoch(rows_of(records_at(8)), watermark_ms=22)
+    late = task.epoch(rows_of(records_at(8)), watermark_ms=23)
 
     assert first == {("a", 0, 5): {"n": 1}}
     assert second == []
@@ -359,6 +359,14 @@ def test_a_late_row_joins_sessions_that_are_kept_and_they_are_put_out_again() ->
     assert fourth == {("a", 0, 13): {"n": 4}}
     assert (late, task.late) == ([], 1)
     assert not task.entries
+
+
+def test_a_row_right_at_the_end_of_a_session_belongs_to_it_whenever_it_comes() -> None:
+    task = task_of(ts.session(5), aggregates={"n": ts.count()})
+
+    task.epoch(rows_of(records_at(0)))
+    assert task.epoch(rows_of(records_at(5)), watermark_ms=4) == []
+    assert finals_of(task.epoch(rows_of([]), watermark_ms=10)) == {("a", 0, 10): {"n": 2}}
 
 
 def test_sessions_with_updates_say_which_are_final() -> None:
