@@ -278,10 +278,10 @@ def test_late_rows_join_sessions_that_still_take_them(
 
         expected = []
         for key, rows in held:
-            if (key, rows) not in fired and rows[-1][0] + gap - 1 <= until:
+            if (key, rows) not in fired and rows[-1][0] + gap <= until:
                 fired.append((key, rows))
                 expected.append((window(key, rows), values([x for _, x in rows]), True))
-        held = [each for each in held if each[1][-1][0] + gap - 1 + lateness > until]
+        held = [each for each in held if each[1][-1][0] + gap + lateness > until]
 
         pieces = [(key, rows, False) for key, rows in held]
         pieces += [(key, [(at, x)], True) for key, at, x in epoch]
@@ -293,11 +293,11 @@ def test_late_rows_join_sessions_that_still_take_them(
             else:
                 merged.append((key, rows, is_new))
         for key, rows, is_new in merged:
-            if rows[-1][0] + gap - 1 + lateness <= until:
+            if rows[-1][0] + gap + lateness <= until:
                 late_count += len(rows)
                 continue
             held.append((key, rows))
-            is_closed = rows[-1][0] + gap - 1 <= until
+            is_closed = rows[-1][0] + gap <= until
             if is_closed and is_new:
                 fired.append((key, rows))
             if is_new and (is_closed or emit == "update"):
@@ -349,9 +349,9 @@ def test_a_late_row_joins_sessions_that_are_kept_and_they_are_put_out_again() ->
     first = finals_of(task.epoch(rows_of([]), watermark_ms=6))
     # 4 is behind the watermark; it makes one session of the closed one and the open one.
     second = task.epoch(rows_of(records_at(4)), watermark_ms=7)
-    third = finals_of(task.epoch(rows_of([]), watermark_ms=12))
+    third = finals_of(task.epoch(rows_of([]), watermark_ms=13))
     fourth = finals_of(task.epoch(rows_of(records_at(2)), watermark_ms=21))
-    late = task.epoch(rows_of(records_at(8)), watermark_ms=22)
+    late = task.epoch(rows_of(records_at(8)), watermark_ms=23)
 
     assert first == {("a", 0, 5): {"n": 1}}
     assert second == []
@@ -359,6 +359,14 @@ def test_a_late_row_joins_sessions_that_are_kept_and_they_are_put_out_again() ->
     assert fourth == {("a", 0, 13): {"n": 4}}
     assert (late, task.late) == ([], 1)
     assert not task.entries
+
+
+def test_a_row_right_at_the_end_of_a_session_belongs_to_it_whenever_it_comes() -> None:
+    task = task_of(ts.session(5), aggregates={"n": ts.count()})
+
+    task.epoch(rows_of(records_at(0)))
+    assert task.epoch(rows_of(records_at(5)), watermark_ms=4) == []
+    assert finals_of(task.epoch(rows_of([]), watermark_ms=10)) == {("a", 0, 10): {"n": 2}}
 
 
 def test_sessions_with_updates_say_which_are_final() -> None:
@@ -422,6 +430,27 @@ def test_days_of_a_time_zone(zone: str, first: dt.date, windows: str) -> None:
     ends = sorted(row["window_end"] for row in found)
     step = 1 if windows == "tumbling" else 2
     assert ends[:-step] == starts[step:], "one day begins where the other ends"
+
+
+@pytest.mark.parametrize("first", [dt.date(2026, 3, 28), dt.date(2026, 10, 24)])
+def test_a_day_that_begins_in_an_hour_that_is_twice_or_missing_begins_once(
+    first: dt.date,
+) -> None:
+    place = ZoneInfo("Europe/Berlin")
+    begin = dt.datetime.combine(first, dt.time(12), place).astimezone(dt.UTC)
+    times = [begin + dt.timedelta(minutes=5 * n) for n in range(12 * 36)]
+    windows = ts.tumbling("1 day", offset="150 minutes", time_zone="Europe/Berlin")
+    aggregates = {"n": ts.count(), "first": ts.first_value("ts"), "last": ts.last_value("ts")}
+    task = task_of(windows, aggregates=aggregates, schema=ZONED)
+
+    task.epoch(pa.record_batch([["a"] * len(times), times, [1] * len(times)], schema=ZONED))
+    found = task.epoch(rows_of([]).cast(ZONED), watermark_ms=ms(times[-1]) + 3 * 86_400_000)
+
+    assert [row["window_end"] for row in found[:-1]] == [row["window_start"] for row in found[1:]]
+    for row in found:
+        assert row["window_start"] <= row["first"]
+        assert row["last"] < row["window_end"]
+    assert sum(row["n"] for row in found) == len(times)
 
 
 def test_moments_within_a_millisecond_and_before_1970() -> None:

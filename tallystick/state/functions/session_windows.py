@@ -28,7 +28,7 @@ from tallystick.state.functions.panes import Due, Panes, numbered
 from tallystick.state.functions.processing import COLUMNS, SideRows, StateDeclaration, Work
 from tallystick.state.functions.vectorised import beside_key
 from tallystick.state.functions.window_output import Clock, WindowOutput
-from tallystick.state.functions.windows import NEVER, Sessions, last_ms
+from tallystick.state.functions.windows import NEVER, US_PER_MS, Sessions
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
@@ -135,8 +135,9 @@ class _Epoch:
         self._function, self._work, self._panes = function, work, panes
         self._folds, self._gap = function.folds, function.sessions.gap_us
         closed, gone = function.clock.closed_us(work.time), function.clock.gone_us(work.time)
-        self._closed = NEVER if closed is None else closed
-        self._gone = NEVER if gone is None else gone
+        # A row right at the end joins a session, so one closes a millisecond later than a window.
+        self._closed = NEVER if closed is None else closed - US_PER_MS
+        self._gone = NEVER if gone is None else gone - US_PER_MS
 
     def run(self, due: Due | None) -> Output:
         """Close sessions, then take the rows in."""
@@ -230,7 +231,7 @@ class _Epoch:
 
     def _close(self, due: _Panes, keys: pa.RecordBatch) -> Output:
         """Yield the sessions that closed just now: others wait for late rows only."""
-        closes = last_ms(due.column(_END) + self._gap)
+        closes = _closes_ms(due.column(_END) + self._gap)
         yield from self._put_out(due.filter(due.column(_TIMER) == closes), keys, is_closing=True)
 
     def _changed(
@@ -268,7 +269,7 @@ class _Epoch:
         """Return sessions with the timers that they are to have."""
         ends = after.column(_END) + self._gap
         lateness = self._function.clock.lateness_ms
-        timers = last_ms(ends) + np.where(ends <= self._closed, lateness, 0)
+        timers = _closes_ms(ends) + np.where(ends <= self._closed, lateness, 0)
         columns = after.columns.set_column(1, _TIMER, pa.array(timers))
         return _Panes(after.codes, after.starts, columns)
 
@@ -328,6 +329,11 @@ class _Epoch:
             self._folds.results(sessions.columns.select(self._folds.schema.names)),
             is_closed,
         )
+
+
+def _closes_ms(ends: Int64Array) -> Int64Array:
+    """Return the first millisecond that is not before each moment: the watermark is in those."""
+    return -(-ends // US_PER_MS)
 
 
 @dataclass(frozen=True)

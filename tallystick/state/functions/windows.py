@@ -103,8 +103,7 @@ class Windows:
         if self.time_zone is None:
             return self._floor(times, self.pane_us)
         edges = self._floor(_at_zone(times, self.time_zone), self.pane_us)
-        # Where the clock was just put back, the same local time is twice: a day begins once.
-        edges = np.where(times < self.instants(edges), edges - self.pane_us, edges)
+        # A clock that was put back may show a time before an edge again: a day begins only once.
         after = edges + self.pane_us
         found: Int64Array = np.where(times >= self.instants(after), after, edges)
         return found
