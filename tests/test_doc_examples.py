@@ -192,7 +192,7 @@ def test_the_page_of_joins_does_what_it_says(
 
 JOINED = {
     "paid": {(n, n if n % 3 == 0 else None) for n in range(60)},
-    "per-minute": {(n, n) for n in range(0, 60, 3) if (n + 20) // 60 == (n + 25) // 60},
+    "same-minute": {(n, n) for n in range(0, 60, 3) if (n + 20) // 60 == (n + 25) // 60},
     "in-euro": {
         (n, (0.95 if n >= 30 else 0.9) if n % 2 else (0.08 if n >= 40 else 0.09)) for n in range(60)
     }
@@ -206,7 +206,7 @@ def joined_of(confluent: dict[str, str]) -> dict[str, set[tuple[Any, ...]]]:
     """The same as it is found; rows without a partner come when the watermark has passed them."""
     columns = {
         "paid": ("amount", "receipts_amount"),
-        "per-minute": ("amount", "receipts_amount"),
+        "same-minute": ("amount", "receipts_amount"),
         "in-euro": ("amount", "rate"),
         "offers": ("item", "change"),
         "ratio": ("sold", "received"),
