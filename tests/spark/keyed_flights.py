@@ -93,6 +93,25 @@ class Flights:
             found[window] = row["ids"]
         assert found == expected
 
+    def assert_joined(self, reach: int) -> None:
+        """Each pair of flights of both topics once, and each flight without a partner."""
+        fed = self._data.iloc[: self._fed]
+        is_others = [sum(carrier.encode()) % 2 == 1 for carrier in fed["carrier"]]
+        sides = [fed[~pd.Series(is_others, fed.index)], fed[is_others]]
+        pairs = sides[0].merge(sides[1], on="dest", suffixes=("", "_other"))
+        pairs = pairs[(pairs["id"] - pairs["id_other"]).abs() <= reach]
+        expected = {(a, b) for a, b in pairs[["id", "id_other"]].itertuples(index=False)}
+        for side, name in zip(sides, ("id", "id_other"), strict=True):
+            alone = set(side["id"]) - set(pairs[name])
+            expected |= {(each, None) if name == "id" else (None, each) for each in alone}
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
+        records = read_committed(self._flow.confluent, self._flow.topic_out)
+        rows = [json.loads(record.value or "") for record in records]
+        found = [(row.get("id"), row.get("others_id")) for row in rows]
+        assert len(found) == len(set(found)), "put out twice"
+        assert set(found) - {(LAST_ID, None)} == expected
+        assert len(pairs) > self._fed // 2, "hardly any flight has a partner"
+
     def state(self) -> dict[str, int]:
         """The committed state, by a reader of its own."""
         assert self._flow.spark is not None

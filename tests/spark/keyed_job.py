@@ -4,7 +4,7 @@ Its pipeline numbers flights: each gets its number among those to the same desti
 say `parallelism`, `other_topic`, which is a second input, and `dies`: what dies within a keyed
 task, once: "worker", "daemon" or "executor", where the `marker` file is not there yet. With
 `windowed` flights are collected by windows of 100 of them instead: their numbers are their event
-times.
+times. With `joined` those of both inputs are paired, if their numbers are close.
 """
 
 import os
@@ -25,6 +25,8 @@ from tallystick.state.keys import KeyCodec
 FLIGHT = "id bigint, carrier string, dest string"
 NUMBERED = "id bigint, carrier string, dest string, n bigint"
 UID = "flights-by-destination"
+REACH = 300
+"""The greatest difference between the numbers of two flights that are joined."""
 DIES_FROM = 1_000
 """A keyed task that met a flight with such an id is in the middle of things."""
 
@@ -93,8 +95,27 @@ def inputs(spec: dict[str, Any]) -> list[Any]:
     return [ts.stream(read, uid="flights"), ts.stream(other, uid="others")]
 
 
+def joined(spec: dict[str, Any]) -> ts.Pipeline:
+    """Pairs of flights to one destination, one of each input, and those that have no partner."""
+    sides = zip(("flights", "others"), inputs(spec), strict=True)
+    return (
+        ts.Pipeline(spec["name"])
+        .read(**{name: each.map_batches(flights(), schema=FLIGHT) for name, each in sides})
+        .key_by(flights="dest", others="dest", max_parallelism=32)
+        .process(
+            ts.interval_join("flights", "others", lower=-REACH, upper=REACH, how="full"),
+            event_time={"flights": "id", "others": "id"},
+            parallelism=spec["parallelism"],
+            uid=UID,
+        )
+        .write(*crash_job.sinks(spec, key="dest", value=ts.Json()))
+    )
+
+
 def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
-    """Flights in, numbered flights out, or windows of them."""
+    """Flights in, numbered flights out, or windows or pairs of them."""
+    if spec.get("joined"):
+        return joined(spec)
     keyed = (
         ts.Pipeline(spec["name"])
         .read(*inputs(spec))

@@ -181,6 +181,35 @@ def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_not
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
+def test_pairs_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str
+) -> None:
+    other = f"{flow.name}-other"
+    flow.kafka.create_topic(other, 2)
+    flights = Flights(flow, load(500 * (len(FEW_KILLS) + 1)), other)
+    told = {"execution": execution, "joined": True, "other_topic": other}
+    parallelisms = cycle(PARALLELISMS)
+    for number, (fact, occurrence, later_s) in enumerate(FEW_KILLS):
+        flights.feed(500)
+        driver = keyed.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
+        records = EPOCH_RECORDS[execution]
+        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **told))
+        driver.wait_until_killed()
+        driver.stop()
+        copies.suffer(FATES[number % len(FATES)])
+    flights.feed(500)
+    for is_last in (False, True):  # the watermark of an epoch follows from those before it
+        if is_last:
+            flights.close_windows()
+        driver = keyed.take()
+        driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **told))
+        assert driver.wait_for_end() is None
+        keyed.give_back(driver)
+
+    flights.assert_joined(reach=300)
+
+
 def test_kills_between_the_positions_of_two_inputs(
     flow: Flow, keyed: Drivers, copies: Copies, execution: str
 ) -> None:

@@ -95,6 +95,26 @@ def test_hopping_windows_are_exact_over_epochs_and_restarts_with_any_parallelism
         flow.run(pipeline(flow, ts.tumbling(SIZE), 2))
 
 
+def test_late_rows_go_to_the_output_that_is_named(flow: Flow) -> None:
+    late = flow.kafka.create_topic(f"{flow.name}-late", 3)
+
+    def put_in(*times: int) -> None:
+        records = [("a", json.dumps({"k": "a", "n": at})) for at in times]
+        produce(flow.confluent, flow.topic_in, records, partition=0)
+        windowed = pipeline(flow, ts.tumbling(SIZE), 2, late="too_late")
+        sinks = (flow.sink(key="k", value=ts.Json()), flow.sink(topic=late, value=ts.Json()))
+        flow.run(windowed.write(sinks[0], too_late=sinks[1]))
+
+    put_in(100, 1300)  # the watermark is 1100 then
+    put_in(200, 1400, 300)
+    put_in(1500, 999)
+    put_in(5000)
+
+    assert [(window[1], row["n"]) for window, row in put_out(flow)] == [(0, 1), (1000, 3)]
+    rows = [json.loads(record.value or "") for record in read_committed(flow.confluent, late)]
+    assert rows == [{"k": "a", "n": at} for at in (200, 300, 999)]
+
+
 def test_rows_behind_the_watermark_count_while_their_window_is_open_and_late_ones_are_counted(
     flow: Flow,
 ) -> None:
