@@ -16,7 +16,7 @@ TASKS = 3
 
 def heard_by_each_writer(batches):
     """Run a source once; what each writer hears of it, and the frames with rows that it gets."""
-    layout = RowLayout({"t": 3}, "t", False, None)
+    layout = RowLayout({"t": 3}, "t")
     plan = EncodePlan((Route(layout, "none", 1000),), TASKS)
     frames = list(send(plan, batches, source=0))
     heard = [FrameSources(0) for _ in range(TASKS)]
@@ -32,7 +32,7 @@ def test_rows_of_a_partition_are_written_where_the_partition_of_that_number_is_r
     splits = [SplitRange("in", partition, 0, 10) for partition in range(8)]
     for reader_count in (1, 2, 3, 8):
         shares = share_out(splits, reader_count)
-        layout = RowLayout({"out": 8}, "out", False, None)
+        layout = RowLayout({"out": 8}, "out")
         plan = EncodePlan((Route(layout, "none", 1000),), reader_count, follows="in")
         rows = pa.record_batch(
             {"value": pa.array([b"v"] * 8), "partition": pa.array(range(8), pa.int32())}

@@ -143,9 +143,11 @@ def _(original: Any) -> Any:
     Fault.DISK_FULL,
 )
 def _(original: Any) -> Any:
-    def processed(self: Any, slices: Any, view: Any, changes: list[Any]) -> Iterator[Any]:
+    def processed(
+        self: Any, slices: Any, view: Any, changes: list[Any], left: Any
+    ) -> Iterator[Any]:
         parts = list(slices)
-        yield from original(self, parts, view, changes)
+        yield from original(self, parts, view, changes, left)
         version = self.base.version
         if version is not None:
             groups = KeyGroupRange(parts[0][0].first, parts[-1][0].last)

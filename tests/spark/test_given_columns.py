@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tallystick.errors import OptionError
-from tallystick.spark.keyed import _schema
+from tallystick.spark.keyed import columns_of
 
 ARROW = pa.schema([("user", pa.string()), ("n", pa.int64())])
 SPARK = StructType([StructField("user", StringType(), False), StructField("n", LongType())])
@@ -13,9 +13,9 @@ SPARK = StructType([StructField("user", StringType(), False), StructField("n", L
 
 @pytest.mark.parametrize("given", [ARROW, SPARK])
 def test_a_schema_is_sparks_or_arrows(given):
-    assert _schema(None, given) == ARROW
+    assert columns_of(None, given) == ARROW
 
 
 def test_anything_else_is_refused():
     with pytest.raises(OptionError, match=r"no schema: give a pyarrow\.Schema, a StructType"):
-        _schema(None, {"user": "string"})
+        columns_of(None, {"user": "string"})

@@ -210,6 +210,7 @@ def test_pairs_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
     flights.assert_joined(reach=300)
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_kills_between_the_positions_of_two_inputs(
     flow: Flow, keyed: Drivers, copies: Copies, execution: str
 ) -> None:

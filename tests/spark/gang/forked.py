@@ -132,6 +132,24 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class UnreadNumbers:
+    """The numbers of each reader, in the place of an epoch's splits."""
+
+    shares: tuple[tuple[int, ...], ...]
+    reading: Reading
+    is_cut: bool = False
+
+    @property
+    def reader_count(self) -> int:
+        """See `Unread`."""
+        return len(self.shares)
+
+    def send(self, reader: int, outlet: Outlet, attempt_number: int) -> Iterator[Frame]:
+        """See `Unread`."""
+        return self.reading.send(self.shares[reader], outlet, reader, attempt_number)
+
+
+@dataclass(frozen=True)
 class Numbers:
     """An outlet for numbers, each in a frame as large as asked for."""
 
@@ -203,7 +221,7 @@ def order(
 ) -> Order:
     """An epoch of numbers."""
     made: Any = {
-        "unread": SimpleNamespace(shares=shares, plan=reading or Reading(), is_cut=False),
+        "unread": UnreadNumbers(shares, reading or Reading()),
         "first": Numbers(steps[0].parallelism if steps else writers, size),
         "plans": steps,
         "write": writing or WriteStep(),

@@ -19,6 +19,7 @@ from tests.spark.gang.forked import (
     ForkedContext,
     Numbers,
     Reading,
+    UnreadNumbers,
     WriteStep,
     end,
     numbers_of,
@@ -44,7 +45,7 @@ class Counting(Numbers):
 
 
 def run(tasks: GangTasks, reading: Reading | None = None) -> list[int]:
-    unread: Any = SimpleNamespace(shares=SHARES, plan=reading or Reading(), is_cut=False)
+    unread: Any = UnreadNumbers(SHARES, reading or Reading())
     epoch: Any = SimpleNamespace(first=Counting(2), plans=(), writer_count=2)
     write: Any = WriteStep()
     reports: list[Report] = tasks.run(unread, epoch, write)
