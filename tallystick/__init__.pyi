@@ -10,6 +10,7 @@ from .codec.formats import (
     Avro as Avro,
     Json as Json,
     JsonSchema as JsonSchema,
+    Protobuf as Protobuf,
     Text as Text,
 )
 from .epoch.two_phase import (

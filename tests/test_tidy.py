@@ -52,6 +52,8 @@ PURE = ("errors", "values", "codec", "source", "state", "epoch", "ports")
 NOT_PURE = "state/pyspark/"
 """Runs classes that users wrote against PySpark's API."""
 PURE_MAY_IMPORT = {
+    "base64",
+    "binascii",
     "bisect",
     "collections",
     "contextlib",
@@ -59,6 +61,7 @@ PURE_MAY_IMPORT = {
     "dataclasses",
     "enum",
     "functools",
+    "google",
     "itertools",
     "json",
     "llvmlite",

@@ -8,7 +8,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.codec.formats import Avro, Json, JsonSchema
+from tallystick.codec.formats import REGISTERED, Format
 from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
 from tallystick.epoch.two_phase import (
     Guarantee,
@@ -48,12 +48,12 @@ class KafkaSink:
         topic: where rows go; None: each row names its topic in column `topic`.
         key: with a `value` format, the column whose text is the record's key; or, with
             `key_format`, the columns that it is made of.
-        key_format: Json(), Avro(...) or JsonSchema(...): writes the columns of `key`; None: the
-            text of the one. JsonSchema(registry=…), for `value` too, is JSON in Confluent's wire
-            format, of a schema that the registry has.
-        value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…):
-            one Avro record per row, in Confluent's wire format; both without `topic`, if that
-            column says where the row goes. None: columns `key`, `value`, … are written as they are.
+        key_format: Json(), Avro(...), JsonSchema(...) or Protobuf(...): writes the columns of
+            `key`; None: the text of the one.
+        value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…),
+            JsonSchema(registry=…), Protobuf(registry=…): a record of a schema that the registry
+            has, in Confluent's wire format; all without `topic`, if that column says where the row
+            goes. None: columns `key`, `value`, … are written as they are.
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: how large a record batch becomes before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
@@ -90,8 +90,8 @@ class KafkaSink:
     _: KW_ONLY
     topic: str | None = None
     key: str | Sequence[str] | None = None
-    key_format: Json | Avro | JsonSchema | None = None
-    value: Json | Avro | JsonSchema | None = None
+    key_format: Format | None = None
+    value: Format | None = None
     compression: str = COMPRESSION
     batch_bytes: int = BATCH_BYTES
     transactions: str = EPOCH
@@ -120,12 +120,13 @@ class KafkaSink:
             )
         self._check_key()
         for form, part in ((self.value, "value"), (self.key_format, "key")):
-            if not isinstance(form, Json | Avro | JsonSchema | None):
+            if not isinstance(form, Format | None):
                 raise OptionError(
                     f"the {part} of KafkaSink cannot be written as {form!r}: expected Json(), "
-                    f"Avro(...) or JsonSchema(...); text is a column, without a format"
+                    f"Avro(...), JsonSchema(...) or Protobuf(...); text is a column, without a "
+                    f"format"
                 )
-            if isinstance(form, Avro | JsonSchema):
+            if isinstance(form, REGISTERED):
                 form.check_for_writing()
                 if self.topic is None and form.subject is None:
                     raise OptionError(

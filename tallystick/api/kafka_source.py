@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from tallystick.codec.formats import Avro, Json, JsonSchema, Text
+from tallystick.codec.formats import Avro, Format, Json, JsonSchema, Protobuf, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -70,8 +70,8 @@ class KafkaSource:
     max_offsets_per_trigger: int | Literal["all"] | None = None
     max_bytes_per_task: int | None = None
     min_partitions: int | None = None
-    value: Json | Text | Avro | JsonSchema | None = None
-    key: Json | Avro | JsonSchema | None = None
+    value: Format | Text | None = None
+    key: Format | None = None
     key_prefix: str = KEY_PREFIX
     metadata_prefix: str = ""
     headers: bool = False
@@ -184,14 +184,14 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
 
 
 def _key_options(
-    key: Json | Avro | JsonSchema | None, prefix: str, value: Json | Text | Avro | JsonSchema | None
+    key: Format | None, prefix: str, value: Format | Text | None
 ) -> dict[str, str | None]:
     if key is None:
         return {}
-    if not isinstance(key, Json | Avro | JsonSchema):
+    if not isinstance(key, Format):
         raise OptionError(
-            f"key={key!r}: expected Json(...), Avro(...) or JsonSchema(...); without a format it "
-            f"is bytes, in column key"
+            f"key={key!r}: expected Json(...), Avro(...), JsonSchema(...) or Protobuf(...); "
+            f"without one it is bytes, in column key"
         )
     if key.schema is None:
         raise OptionError(
@@ -209,9 +209,7 @@ def _key_options(
     return {**read, "value.mode": mode, "key.prefix": prefix}
 
 
-def _value_options(
-    value: Json | Text | Avro | JsonSchema | None, prefix: str
-) -> dict[str, str | None]:
+def _value_options(value: Format | Text | None, prefix: str) -> dict[str, str | None]:
     form: dict[str, str | None]
     prefixed = {"metadata.prefix": prefix or None}
     match value:
@@ -231,6 +229,14 @@ def _value_options(
                 "value.format": "json_schema",
                 "value.registry.url": registry,
                 "value.registry.subject": subject,
+                "value.registry.user.info": user_info,
+                "value.registry.ca": ca,
+            }
+        case Protobuf(schema, registry, _, _, mode, user_info, ca):
+            value.check_for_reading()
+            form = {
+                "value.format": "protobuf",
+                "value.registry.url": registry,
                 "value.registry.user.info": user_info,
                 "value.registry.ca": ca,
             }

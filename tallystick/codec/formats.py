@@ -211,6 +211,77 @@ class JsonSchema:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Protobuf:
+    """One Protobuf message per value, in Confluent's wire format, as typed columns.
+
+    Needs the package protobuf: `pip install 'tallystick[protobuf]'`, on every worker.
+
+    Args:
+        schema: in a source the fields to read, as Spark DDL text such as `"dest string, delay
+            double"`; fields that the writer's message has beyond them are skipped, ones that it
+            lacks are null. In a sink none: the subject's newest schema is written.
+        registry: the URL of the schema registry; may name user and password as
+            `https://user:password@host`. It must answer `format=serialized`, as Confluent's does.
+        message: in a sink: the type of the rows, such as `"Order"`; None: the first of the schema.
+        subject: in a sink: where the registry has the schema; None: `<topic>-value`, or for a key
+            `<topic>-key`.
+        mode: what a malformed record does, as in `Json`.
+        user_info: `user:password` for the registry; never shown.
+        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+
+    Raises:
+        OptionError: no registry, an unknown mode, no URL, or empty text.
+    """
+
+    schema: str | None = None
+    registry: str | None = field(default=None, repr=False)
+    message: str | None = None
+    subject: str | None = None
+    mode: str = FAILFAST
+    user_info: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"Protobuf(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+        for name in ("schema", "message", "subject"):
+            text = getattr(self, name)
+            if text is not None and not text.strip():
+                raise OptionError(f"Protobuf({name}='') is empty: leave it out, or say which")
+        if self.registry is None:
+            raise OptionError(
+                "Protobuf() needs the registry= that has the schemas, e.g. 'http://localhost:8081'"
+            )
+        check_registry(self.registry, self.user_info)
+
+    def check_for_reading(self) -> None:
+        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        if self.schema is None:
+            raise OptionError(
+                "Protobuf(): reading needs a schema, e.g. Protobuf('dest string, delay double', …)"
+            )
+        if self.subject is not None or self.message is not None:
+            raise OptionError(
+                "Protobuf(subject=..., message=...) are for a sink: a record that is read names "
+                "its schema and message itself. Leave them out"
+            )
+
+    def check_for_writing(self) -> None:
+        """Raise `OptionError` for columns to read."""
+        if self.schema is not None:
+            raise OptionError(
+                "Protobuf(schema=...) is for a source: a sink writes the newest schema that the "
+                "registry has under the subject. Leave it out"
+            )
+
+
+Format = Json | Avro | JsonSchema | Protobuf
+"""A format with columns of its own."""
+REGISTERED = (Avro, JsonSchema, Protobuf)
+"""Formats whose schemas are in a registry."""
+
+
 def check_registry(url: str, user_info: str | None) -> None:
     """Check where a registry is said to be, without asking there.
 

@@ -36,6 +36,7 @@ OTHERS = (
     "tallystick.codec.json_flat",
     "tallystick.codec.avro.reader",
     "tallystick.codec.avro.writer",
+    "tallystick.codec.protobuf.reader",
 )
 WARM_UP_MODULES = (*EVERY_PIPELINE, *KEYED_PIPELINES, *OTHERS)
 """Modules with a `warm_up()` that compiles each kernel they use, those needed first at first."""

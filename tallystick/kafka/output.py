@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tallystick.codec.formats import Avro, Json, JsonSchema
+from tallystick.codec.formats import Format
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
@@ -40,11 +40,11 @@ class KafkaOutput:
     """The topic of all rows; None: each row names its topic in column `topic`."""
     token_topic: str
     """The existing topic under whose partition 0 the tokens are kept."""
-    value: Json | Avro | JsonSchema | None = None
+    value: Format | None = None
     """The format of a value made of all columns; None: the value is a column."""
     key: str | tuple[str, ...] | None = None
     """With `value`: the column whose text is the record's key, or those that make it."""
-    key_format: Json | Avro | JsonSchema | None = None
+    key_format: Format | None = None
     """The format of a key that is made of columns."""
     compression: str = COMPRESSION
     """One of `CODEC_IDS`."""
@@ -92,9 +92,7 @@ class KafkaOutput:
         key = self._writer(self.key_format, "key", registers)
         return RowLayout(partition_counts, self.topic, value, self.key, key)
 
-    def _writer(
-        self, form: Json | Avro | JsonSchema | None, part: str, registers: bool
-    ) -> ValueWriter | None:
+    def _writer(self, form: Format | None, part: str, registers: bool) -> ValueWriter | None:
         if form is None:
             return None
         return value_writer(form, f"{self.topic}-{part}", registers=registers)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.fs
 import urllib3
 
-from tallystick.codec.avro.schema import SchemaTexts
-from tallystick.codec.formats import Avro, check_registry
+from tallystick.codec.formats import Avro, JsonSchema, Protobuf, check_registry
+from tallystick.codec.wire_format import SchemaTexts
 from tallystick.errors import (
     AuthorizationError,
     OptionError,
@@ -46,12 +46,22 @@ _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
-def schema_source(avro: Avro) -> "SchemaRegistry | SchemaFile":
-    """Return where the schemas that `avro` speaks of are looked up."""
-    if avro.registry is not None:
-        return SchemaRegistry(avro.registry, user_info=avro.user_info, ca=avro.ca)
-    assert avro.schemas is not None, avro
-    return SchemaFile(avro.schemas)
+AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
+"""The types of schemas."""
+
+
+def schema_source(form: Avro | Protobuf) -> "SchemaRegistry | SchemaFile":
+    """Return where the schemas of a format are looked up."""
+    if isinstance(form, Avro) and form.schemas is not None:
+        return SchemaFile(form.schemas)
+    return registry_of(form)
+
+
+def registry_of(form: Avro | JsonSchema | Protobuf) -> "SchemaRegistry":
+    """Return the registry that a format names."""
+    assert form.registry is not None, form
+    kind = AVRO if isinstance(form, Avro) else JSON if isinstance(form, JsonSchema) else PROTOBUF
+    return SchemaRegistry(form.registry, kind, user_info=form.user_info, ca=form.ca)
 
 
 class RegisteredSchema(NamedTuple):
@@ -67,6 +77,7 @@ class SchemaRegistry:
 
     Args:
         url: `http(s)://[user:password@]host[:port][/path]`.
+        kind: the type of the schemas that are asked for: AVRO, JSON or PROTOBUF.
         user_info: `user:password`; None: as in the URL, or without.
         ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
         retries: how often a request is tried again after an error that may pass.
@@ -77,6 +88,7 @@ class SchemaRegistry:
     """
 
     url: str = field(repr=False)
+    kind: str = AVRO
     user_info: str | None = field(default=None, repr=False)
     ca: str | None = None
     retries: int = RETRY_COUNT_MAX
@@ -102,49 +114,41 @@ class SchemaRegistry:
         Raises:
             RegistryUnavailableError: no usable answer, after all retries.
             AuthorizationError: the credentials were refused.
-            RecordError: it is no Avro schema.
+            RecordError: it is of another type.
         """
         known = _known(self)
         if schema_id in known:
             return known[schema_id]
-        answer = self._ask("GET", f"/schemas/ids/{schema_id}")
+        answer = self._ask("GET", f"/schemas/ids/{schema_id}{self._form}")
         if answer is None:
             return None
-        kind = answer.get("schemaType", "AVRO")
-        if kind != "AVRO":
+        kind = answer.get("schemaType", AVRO)
+        if kind != self.kind:
             raise RecordError(
                 f"schema {schema_id} of the registry {self.shown_url} is of type {kind}, not "
-                f"AVRO: the topic holds values of another format"
+                f"{self.kind}: the topic holds values of another format"
             )
-        texts: dict[str, str] = {}
-        self._add_references(answer, texts, ())
-        known[schema_id] = (*texts.values(), self._text(answer, schema_id))
+        known[schema_id] = self._texts(answer, schema_id)
         return known[schema_id]
 
-    def latest(self, subject: str, kind: str) -> RegisteredSchema | None:
+    def latest(self, subject: str) -> RegisteredSchema | None:
         """Return the newest schema of a subject; None: it has none.
 
-        Args:
-            subject: its name.
-            kind: AVRO, JSON or PROTOBUF.
-
         Raises:
-            RecordError: it is of another kind, or refers to what is not there.
+            RecordError: it is of another type, or refers to what is not there.
             RegistryUnavailableError: no usable answer, after all retries.
             AuthorizationError: the credentials were refused.
         """
-        path = f"/subjects/{quote(subject, safe='')}/versions/latest"
+        path = f"/subjects/{quote(subject, safe='')}/versions/latest{self._form}"
         answer = self._ask("GET", path)
         if answer is None:
             return None
-        found = answer.get("schemaType", "AVRO")
-        if found != kind:
-            raise RecordError(f"its newest schema is of type {found}, not {kind}")
-        texts: dict[str, str] = {}
-        self._add_references(answer, texts, ())
-        return RegisteredSchema(self._id(answer), (*texts.values(), self._text(answer, path)))
+        found = answer.get("schemaType", AVRO)
+        if found != self.kind:
+            raise RecordError(f"its newest schema is of type {found}, not {self.kind}")
+        return RegisteredSchema(self._id(answer), self._texts(answer, path))
 
-    def find(self, subject: str, text: str, kind: str) -> RegisteredSchema | None:
+    def find(self, subject: str, text: str) -> RegisteredSchema | None:
         """Return this schema, if a version of the subject is equal to it; None: none is.
 
         Raises:
@@ -153,10 +157,10 @@ class SchemaRegistry:
             AuthorizationError: the credentials were refused.
         """
         path = f"/subjects/{quote(subject, safe='')}"
-        answer = self._ask("POST", path, _schema_body(text, kind))
+        answer = self._ask("POST", path, self._body(text))
         return None if answer is None else RegisteredSchema(self._id(answer), (text,))
 
-    def register(self, subject: str, text: str, kind: str) -> RegisteredSchema:
+    def register(self, subject: str, text: str) -> RegisteredSchema:
         """Return this schema after it was added to a subject, unless it is there already.
 
         Raises:
@@ -165,10 +169,28 @@ class SchemaRegistry:
             AuthorizationError: the credentials were refused.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions"
-        answer = self._ask("POST", path, _schema_body(text, kind))
+        answer = self._ask("POST", path, self._body(text))
         if answer is None:
             raise RecordError(f"{self.shown_url} answers that there is no such path: {path}")
         return RegisteredSchema(self._id(answer), (text,))
+
+    @property
+    def _form(self) -> str:
+        """The form of the answer: Protobuf as file descriptors, so that no text is parsed."""
+        return "?format=serialized" if self.kind == PROTOBUF else ""
+
+    def _body(self, text: str) -> bytes:
+        named = {} if self.kind == AVRO else {"schemaType": self.kind}
+        return json.dumps({**named, "schema": text}).encode()
+
+    def _texts(self, answer: dict[str, Any], what: object) -> SchemaTexts:
+        texts: dict[str, str] = {}
+        self._add_references(answer, texts, ())
+        return (*texts.values(), self._named("", self._text(answer, what)))
+
+    def _named(self, name: str, text: str) -> str:
+        """Return a schema, in Protobuf after the name that others refer to it by."""
+        return f"{name}:{text}" if self.kind == PROTOBUF else text
 
     def _id(self, answer: dict[str, Any]) -> int:
         found = answer.get("id")
@@ -189,8 +211,8 @@ class SchemaRegistry:
             texts: those that were found, by path.
             way: of those that lead to it.
         """
-        for subject, version in self._references(answer):
-            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+        for name, subject, version in self._references(answer):
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}{self._form}"
             if path in texts:
                 continue
             if path in way or len(way) == DEPTH_MAX:
@@ -208,13 +230,15 @@ class SchemaRegistry:
                     f"subject {subject!r}, which is not there: restore it in the registry"
                 )
             self._add_references(found, texts, (*way, path))
-            texts[path] = self._text(found, path)
+            texts[path] = self._named(name, self._text(found, path))
 
-    def _references(self, answer: dict[str, Any]) -> list[tuple[str, object]]:
+    def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, object]]:
         try:
             found = answer.get("references") or ()
-            return [(str(each["subject"]), each["version"]) for each in found]
-        except (KeyError, TypeError):
+            return [
+                (str(each.get("name", "")), str(each["subject"]), each["version"]) for each in found
+            ]
+        except (KeyError, TypeError, AttributeError):
             raise RegistryUnavailableError(
                 f"the answer of {self.shown_url} has references {answer['references']!r:.200}, and "
                 f"not each has a subject and a version: is it a schema registry?"
@@ -263,11 +287,6 @@ class SchemaRegistry:
             f"{method} {url} answers {response.status}: {shown!r}. Expected a schema, or an "
             f"error_code from 40401 to 40403: check that the URL is that of a schema registry."
         )
-
-
-def _schema_body(text: str, kind: str) -> bytes:
-    named = {} if kind == "AVRO" else {"schemaType": kind}
-    return json.dumps({**named, "schema": text}).encode()
 
 
 def _right(path: str) -> str:

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from tallystick.codec.avro.schema import parse_schema
 from tallystick.codec.avro.writer import AvroWriter
-from tallystick.codec.formats import Avro, Json, JsonSchema
+from tallystick.codec.formats import Avro, Format, Json, JsonSchema, Protobuf
 from tallystick.codec.json_schema import JsonSchemaWriter, columns_of, parse_shape
+from tallystick.codec.protobuf.writer import ProtobufWriter
 from tallystick.codec.value_writer import JsonWriter, ValueWriter
 from tallystick.errors import OptionError, RecordError
-from tallystick.kafka.schema_registry import RegisteredSchema, SchemaRegistry
+from tallystick.kafka.schema_registry import RegisteredSchema, registry_of
 
 FOUND_KEPT_MAX = 64
 NO_ID = 0
@@ -23,9 +24,7 @@ NO_ID = 0
 
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)
-def value_writer(
-    form: Json | Avro | JsonSchema, default_subject: str, *, registers: bool
-) -> ValueWriter:
+def value_writer(form: Format, default_subject: str, *, registers: bool) -> ValueWriter:
     """Return what writes in this format.
 
     Args:
@@ -43,6 +42,8 @@ def value_writer(
     found = _found(form, form.subject or default_subject, registers)
     if isinstance(form, Avro):
         return AvroWriter(found.schema_id, found.texts)
+    if isinstance(form, Protobuf):
+        return ProtobufWriter(found.schema_id, found.texts, form.message)
     return JsonSchemaWriter(found.schema_id, found.texts[-1])
 
 
@@ -63,29 +64,31 @@ def columns_to_read(form: JsonSchema) -> pa.Schema:
         raise OptionError(f"subject {form.subject!r}: {error}") from error
 
 
-def _found(form: Avro | JsonSchema, subject: str, registers: bool) -> RegisteredSchema:
-    assert form.registry is not None, form
-    registry = SchemaRegistry(form.registry, user_info=form.user_info, ca=form.ca)
-    kind = "AVRO" if isinstance(form, Avro) else "JSON"
+def _found(form: Avro | JsonSchema | Protobuf, subject: str, registers: bool) -> RegisteredSchema:
+    registry = registry_of(form)
     try:
-        if form.schema is not None:
-            _parse(form, form.schema)
-        if form.schema is None:
-            found = registry.latest(subject, kind)
-        elif form.register and not registers:
-            found = RegisteredSchema(NO_ID, (form.schema,))
-        elif form.register:
-            found = registry.register(subject, form.schema, kind)
+        if isinstance(form, Protobuf) or form.schema is None:
+            found = registry.latest(subject)
         else:
-            found = registry.find(subject, form.schema, kind)
+            _parse(form, form.schema)
+            if form.register and not registers:
+                found = RegisteredSchema(NO_ID, (form.schema,))
+            elif form.register:
+                found = registry.register(subject, form.schema)
+            else:
+                found = registry.find(subject, form.schema)
     except RecordError as error:  # here it is no record that is wrong
         raise OptionError(f"subject {subject!r}: {error}") from error
     if found is None:
         what = "that schema" if form.schema is not None else "a schema"
+        or_that = (
+            ""
+            if isinstance(form, Protobuf)
+            else (", or set register=True, with the schema= to register")
+        )
         raise OptionError(
             f"the registry {registry.shown_url} does not have {what} under subject {subject!r}: "
-            f"register it there, name another subject=, or set register=True, with the schema= to "
-            f"register"
+            f"register it there, or name another subject={or_that}"
         )
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tallystick.codec.formats import Avro, Json, JsonSchema
+from tallystick.codec.formats import Avro, Format, Protobuf
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -257,9 +257,9 @@ class SourceOptions:
     stop: Bound | None
     """The end of reading; None: there is none."""
     policy: LossPolicy
-    value: Json | Avro | JsonSchema | None
+    value: Format | None
     """The format of the value, if it becomes several columns; None: it does not."""
-    key: Json | Avro | JsonSchema | None
+    key: Format | None
     """The format of the key; None: it stays binary."""
     group: str
     commit_offsets: bool
@@ -281,9 +281,9 @@ class SourceOptions:
     tick_count_max: int
 
     @property
-    def avro(self) -> Avro | None:
-        """The format of the value, or of the key, if one of them is Avro."""
-        return next((each for each in (self.value, self.key) if isinstance(each, Avro)), None)
+    def asks_registry(self) -> bool:
+        """True if reading a record needs the schema that it was written with."""
+        return any(isinstance(each, Avro | Protobuf) for each in (self.value, self.key))
 
     @property
     def shown_group(self) -> str:

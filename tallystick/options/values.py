@@ -1,13 +1,13 @@
 """Options of what a record's value and key become: formats, schemas, registries."""
 
-from tallystick.codec.formats import FAILFAST, MODES, Avro, Json, JsonSchema
+from tallystick.codec.formats import FAILFAST, MODES, Avro, Format, Json, JsonSchema, Protobuf
 from tallystick.errors import OptionError
 from tallystick.options.table import Option, ParsedOptions, one_of, text_of
 
 VALUES = "What a record becomes"
 """The heading of the docs that these options stand under."""
-WITH_SCHEMA = ("json", "avro", "json_schema")
-_OF_REGISTRY = ("avro", "json_schema")
+WITH_SCHEMA = ("json", "avro", "json_schema", "protobuf")
+_OF_REGISTRY = ("avro", "json_schema", "protobuf")
 KEY_PREFIX = "key_"
 _NOT_SET = "not set"
 
@@ -16,7 +16,7 @@ def _registry_options(part: str) -> tuple[Option, ...]:
     """Return the options of where the schemas of values or keys are."""
     also = ", and `json_schema` with `value.registry.subject`" if part == "value" else ""
     return (
-        Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro`{also}: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
+        Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro` or `protobuf`{also}: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
         Option(f"{part}.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", VALUES, _NOT_SET),
         Option(f"{part}.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", VALUES, "the system's"),
         Option(f"{part}.registry.file", text_of("path"), None, f"For `{part}.format=avro`: instead of a registry, a JSON file `{{\"1\": <schema>, …}}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", VALUES, _NOT_SET),
@@ -25,8 +25,8 @@ def _registry_options(part: str) -> tuple[Option, ...]:
 
 VALUE_OPTIONS = (
     Option("value.format", one_of("raw", "string", *WITH_SCHEMA), "raw",
-           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`, `json_schema`: the fields of `value.schema` become columns (the last two in Confluent's wire format).", "json", VALUES, field="value_format"),
-    Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json` and `avro` need it; with `json_schema` the newest schema of `value.registry.subject` may say them instead. What a record has beyond them is ignored, what it lacks is null.",
+           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`, `json_schema`, `protobuf`: the fields of `value.schema` become columns (the last three in Confluent's wire format).", "json", VALUES, field="value_format"),
+    Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json`, `avro` and `protobuf` need it; with `json_schema` the newest schema of `value.registry.subject` may say them instead. What a record has beyond them is ignored, what it lacks is null.",
            "dest string, dep_delay double", VALUES, "none", "value_schema"),
     Option("value.mode", one_of(*MODES), FAILFAST,
            "What a malformed value or key does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`, those of a key in `_corrupt_key`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
@@ -74,8 +74,8 @@ def _check_part(found: ParsedOptions, part: str, example: str) -> None:
     )
     if (form in WITH_SCHEMA) != has_schema:
         raise OptionError(
-            f"{part}.format=json or avro needs {part}.schema, and {part}.schema needs "
-            f"{part}.format=json or avro: "
+            f"{part}.format=json, avro or protobuf needs {part}.schema, and {part}.schema needs "
+            f"{part}.format=json, avro or protobuf: "
             f'give both, e.g. .option("{part}.format", "json").option("{part}.schema", "{example}")'
         )
     registry = [name for name in found.given if name.startswith(f"{part}.registry.")]
@@ -86,7 +86,7 @@ def _check_part(found: ParsedOptions, part: str, example: str) -> None:
         )
 
 
-def format_of(found: ParsedOptions, part: str) -> Json | Avro | JsonSchema | None:
+def format_of(found: ParsedOptions, part: str) -> Format | None:
     """Return the format of the value or the key, if it has columns of its own; None: it has none.
 
     Args:
@@ -107,6 +107,14 @@ def format_of(found: ParsedOptions, part: str) -> Json | Avro | JsonSchema | Non
         )
         form.check_for_reading()
         return form
+    if found[f"{part}.format"] == "protobuf":
+        return Protobuf(
+            schema,
+            found[f"{part}.registry.url"],
+            mode=mode,
+            user_info=found[f"{part}.registry.user.info"],
+            ca=found[f"{part}.registry.ca"],
+        )
     if found[f"{part}.format"] != "avro":
         return None
     return Avro(

@@ -250,12 +250,13 @@ def check_dead_letters(
     Raises:
         OptionError: of Avro values before DataFrame code, or without an epoch's transaction.
     """
-    is_avro = any(each.options.avro for each in inputs)
-    if has_transform and is_avro and value_mode_of(inputs) == DEADLETTER:
+    asks_registry = any(each.options.asks_registry for each in inputs)
+    if has_transform and asks_registry and value_mode_of(inputs) == DEADLETTER:
         raise OptionError(
-            "mode='deadletter' with Avro values and a transform step: the dead letters of such a "
-            "pipeline are found by a second reading, and a schema that became known in between "
-            "would be in neither output. Use map_batches instead of transform, or another mode."
+            "mode='deadletter' with Avro or Protobuf values and a transform step: the dead letters "
+            "of such a pipeline are found by a second reading, and a schema that became known in "
+            "between would be in neither output. Use map_batches instead of transform, or another "
+            "mode."
         )
     if topology.decider is None and topology.dead_letter_topic and (has_keyed or has_transform):
         raise OptionError(

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Avro, Json, JsonSchema
+from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Format, Json, JsonSchema, Protobuf
 from tallystick.codec.framed_reader import FramedJsonReader
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout, ddl
+from tallystick.codec.protobuf.reader import ProtobufReader
 from tallystick.codec.value_reader import TextReader, ValueReader
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
@@ -299,11 +300,13 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
     )
 
 
-def _reader(form: Json | Avro | JsonSchema, schema: pa.Schema) -> ValueReader:
+def _reader(form: Format, schema: pa.Schema) -> ValueReader:
     if isinstance(form, Json):
         return JsonReader(schema)
     if isinstance(form, JsonSchema):
         return FramedJsonReader(JsonReader(schema))
+    if isinstance(form, Protobuf):
+        return ProtobufReader(schema, schema_source(form))
     return AvroReader(schema, schema_source(form))
 
 

@@ -32,7 +32,7 @@ def test_losses_and_values_become_options():
     )
 
     assert options.policy == ts.LossPolicy(expired="skip", removed="keep", keep_ms=5)
-    assert options.avro == ts.Avro(
+    assert options.value == ts.Avro(
         "a int", registry="http://user:secret@host:8081", mode="permissive"
     )
     assert "secret" not in repr(options) + repr(ts.KafkaSource(SERVERS, topics=["t"]))

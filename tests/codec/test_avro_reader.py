@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.codec.avro import reader
+from tallystick.codec import wire_format
 from tallystick.codec.avro.kernels import FRAMES_MAX
 from tallystick.codec.avro.reader import AvroReader
 from tallystick.codec.value_reader import ParsedValues
@@ -386,7 +386,7 @@ def test_no_records_are_no_rows():
 
 
 def test_batches_are_cut_by_bytes(monkeypatch):
-    monkeypatch.setattr(reader, "BATCH_BYTES_MAX", 20)
+    monkeypatch.setattr(wire_format, "BATCH_BYTES_MAX", 20)
     schema = record(("a", "string"))
     values = [framed(body(schema, {"a": "x" * n})) for n in range(40)] + [b"bad", None]
     source = schemas(_1=schema)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,15 +22,22 @@ class WritableRegistry:
     faults: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     url: str = ""
+    _is_serialized: bool = False
 
-    def add(self, subject: str, text: str, kind: str = "AVRO") -> int:
-        """Return the id of a schema, registered under the subject."""
+    references: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """What a schema refers to, by its id."""
+
+    def add(
+        self, subject: str, text: str, kind: str = "AVRO", references: Sequence[Any] = ()
+    ) -> int:
+        """Return the id of a schema, registered under the subject; of Protobuf as a descriptor."""
         if (kind, text) not in self.schemas:
             self.schemas.append((kind, text))
         schema_id = self.schemas.index((kind, text)) + 1
         versions = self.subjects.setdefault(subject, [])
         if schema_id not in versions:
             versions.append(schema_id)
+        self.references[schema_id] = list(references)
         return schema_id
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -39,9 +46,13 @@ class WritableRegistry:
         if self.faults:
             return self.faults.pop(0), {"error_code": 1, "message": "a fault"}
         kind, text = body.get("schemaType", "AVRO"), body.get("schema", "")
+        path, _, query = path.partition("?")
+        self._is_serialized = query == "format=serialized"
         match [unquote(part) for part in path.split("/")[1:]]:
             case ["schemas", "ids", number] if 0 < int(number) <= len(self.schemas):
                 return 200, self._shown(int(number))
+            case ["subjects", subject, "versions", "1"] if self.subjects.get(subject):
+                return 200, self._shown(self.subjects[subject][0])
             case ["subjects", subject, "versions", "latest"] if self.subjects.get(subject):
                 return 200, self._shown(self.subjects[subject][-1])
             case ["subjects", subject, "versions"] if method == "POST":
@@ -56,7 +67,15 @@ class WritableRegistry:
     def _shown(self, schema_id: int) -> dict[str, Any]:
         kind, text = self.schemas[schema_id - 1]
         named = {} if kind == "AVRO" else {"schemaType": kind}
-        return {**named, "id": schema_id, "schema": text}
+        if kind == "PROTOBUF" and not self._is_serialized:
+            text = 'syntax = "proto3";'  # what a reader would have to parse
+        known = self.references.get(schema_id)
+        return {
+            **named,
+            "id": schema_id,
+            "schema": text,
+            **({"references": known} if known else {}),
+        }
 
     @contextmanager
     def serving(self) -> Iterator[Self]:

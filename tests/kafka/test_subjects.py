@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import fastavro
 import pyarrow as pa
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import tallystick as ts
 from tallystick.errors import RegistryUnavailableError
@@ -15,6 +16,7 @@ from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.subjects import columns_to_read
 from tallystick.values import TopicPartition
 from tests.kafka.registry import WritableRegistry
+from tests.protobuf_schemas import add_field, classes_of, text_of
 
 SCHEMA = json.dumps(
     {"type": "record", "name": "Count", "fields": [{"name": "n", "type": ["null", "long"]}]}
@@ -225,3 +227,83 @@ def test_what_is_for_writing_is_refused_in_a_source(settings, told):
         ts.KafkaSource("host:9092", topics=["t"], value=ts.Avro(**settings))
     with pytest.raises(ts.OptionError, match="needs the schema= to register"):
         ts.Avro(registry="http://r", register=True)
+
+
+def counts(name: str, *references: str) -> FileDescriptorProto:
+    file = FileDescriptorProto(name=name, package="c", syntax="proto3")
+    file.dependency.extend(references)
+    file.message_type.add(name="Other")
+    add_field(file.message_type.add(name="Count"), "n", "int64", optional=True)
+    return file
+
+
+def test_the_newest_protobuf_schema_is_written_as_the_message_that_was_named(registry):
+    base = FileDescriptorProto(name="base.proto", package="b", syntax="proto3")
+    file = counts("c.proto", "b/base.proto")
+    registry.add("base", text_of(base)[1:], "PROTOBUF")
+    newest = registry.add(
+        "out-value",
+        text_of(file)[1:],
+        "PROTOBUF",
+        [{"name": "b/base.proto", "subject": "base", "version": 1}],
+    )
+    form = ts.Protobuf(registry=registry.url, message="Count")
+    rows = output(form).rows({"out": 1})
+    assert registry.asked == [
+        "GET /subjects/out-value/versions/latest?format=serialized",
+        "GET /subjects/base/versions/1?format=serialized",
+    ]
+    batch = pa.RecordBatch.from_pydict({"n": [7, None]}, schema=COLUMNS)
+    ((_, records),) = rows.split(batch, spread=0)
+    first, second = records.column("value").to_pylist()
+    assert first == b"\0" + newest.to_bytes(4, "big") + b"\2\2" + b"\x08\7"
+    assert second == b"\0" + newest.to_bytes(4, "big") + b"\2\2"
+    reference = counts("c.proto")
+    assert classes_of(reference)["Count"].FromString(first[7:]).n == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "says"),
+    [
+        ("PROTOBUF", "Nobody", "no message 'Nobody'"),
+        ("PROTOBUF", None, "column 'n' would be lost, message c.Other"),
+        ("JSON", None, "its newest schema is of type JSON, not PROTOBUF"),
+        (None, None, "does not have a schema under subject 'out-value': register it there"),
+    ],
+)
+def test_a_protobuf_schema_that_does_not_fit_is_refused_at_the_start(registry, kind, message, says):
+    if kind is not None:
+        registry.add("out-value", text_of(counts("c.proto"))[1:], kind)
+    sink = ts.KafkaSink(
+        "host:9092", topic="out", value=ts.Protobuf(registry=registry.url, message=message)
+    )
+    with pytest.raises(ts.OptionError, match=says):
+        sink.check_columns(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "needs the registry="),
+        ({"registry": "nothing"}, "URL cannot be used"),
+        ({"registry": "http://r:1", "mode": "other"}, "choose one of"),
+        ({"registry": "http://r:1", "schema": " "}, "schema=''. is empty"),
+    ],
+)
+def test_protobuf_settings_that_make_no_sense_are_refused(settings, says):
+    with pytest.raises(ts.OptionError, match=says):
+        ts.Protobuf(**settings)
+
+
+def test_protobuf_is_asked_for_differently_in_a_source_and_a_sink():
+    form = ts.Protobuf("n bigint", "http://r:1")
+    source = ts.KafkaSource("host:9092", topics=["t"], value=form)
+    assert "value.format" in repr(source.options) or source.value == form
+    with pytest.raises(ts.OptionError, match="is for a source"):
+        ts.KafkaSink("host:9092", topic="out", value=form)
+    for wrong, says in (
+        (ts.Protobuf(registry="http://r:1"), "reading needs a schema"),
+        (ts.Protobuf("n bigint", "http://r:1", message="M"), "are for a sink"),
+    ):
+        with pytest.raises(ts.OptionError, match=says):
+            ts.KafkaSource("host:9092", topics=["t"], value=wrong)

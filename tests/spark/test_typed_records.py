@@ -10,9 +10,11 @@ import jsonschema
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import tallystick as ts
 from tests.kafka.registry import WritableRegistry
+from tests.protobuf_schemas import add_field, classes_of, shop, text_of
 from tests.spark.flow import Flow
 from tests.spark.topics import committed_bytes, produce
 
@@ -185,3 +187,50 @@ def test_json_schema_is_read_by_the_registrys_columns_and_written_in_its_frame(
     assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, orders))
     dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
     assert dead == {b"{}", frame + b"[1]"}
+
+
+def test_protobuf_is_read_and_written_as_others_do(flow: Flow, registry: WritableRegistry) -> None:
+    file = shop()
+    order = classes_of(file)["Order"]
+    schema_id = registry.add(f"{flow.topic_in}-value", text_of(file)[1:], "PROTOBUF")
+    frame = b"\0" + schema_id.to_bytes(4, "big") + b"\0"
+    records = []
+    for n in range(80):
+        message = order(a_string=f"k{n % 4}", a_int64=n, color=7 if n % 2 else 1, cash=n)
+        message.lines.add(item=f"item {n}", tags=["t"] * (n % 3))
+        records.append((f"k{n % 4}", frame + message.SerializeToString()))
+    produce(flow.confluent, flow.topic_in, [*records, ("k0", frame + b"\xff"), ("k1", b"{}")])
+    letters = f"{flow.topic_in}-letters"
+    flow.kafka.create_topic(letters, 1)
+    out = FileDescriptorProto(name="out.proto", package="out", syntax="proto3")
+    add_field(out.message_type.add(name="Head"), "x", "int32")
+    sold = out.message_type.add(name="Sold")
+    for name, kind in (("k", "string"), ("n", "int64"), ("color", "string")):
+        add_field(sold, name, kind)
+    add_field(sold, "items", "string", repeated=True)
+    out_id = registry.add(f"{flow.topic_out}-value", text_of(out)[1:], "PROTOBUF")
+
+    def items(rows: pa.RecordBatch) -> pa.RecordBatch:
+        lines = rows["lines"]
+        names = pa.ListArray.from_arrays(lines.offsets, pc.struct_field(lines.values, "item"))
+        columns = {"k": rows["a_string"], "n": rows["a_int64"], "color": rows["color"]}
+        return pa.RecordBatch.from_pydict({**columns, "items": names})
+
+    columns = "a_string string, a_int64 bigint, color string, lines array<struct<item:string>>"
+    source = flow.source(value=ts.Protobuf(columns, registry.url, mode="deadletter"))
+    sink = flow.sink(
+        key="k",
+        value=ts.Protobuf(registry=registry.url, message="Sold"),
+        dead_letter_topic=letters,
+    )
+    flow.run(ts.Pipeline(flow.name).read(source).map_batches(items).write(sink))
+
+    found = committed_bytes(flow.confluent, flow.topic_out)
+    head = b"\0" + out_id.to_bytes(4, "big") + b"\2\2"
+    assert all(value[:7] == head for _, _, value in found)
+    read = [classes_of(out)["Sold"].FromString(value[7:]) for _, _, value in found]
+    assert sorted((each.n, each.k, each.color, list(each.items)) for each in read) == [
+        (n, f"k{n % 4}", "BLUE" if n % 2 else "RED", [f"item {n}"]) for n in range(80)
+    ]
+    dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
+    assert dead == {frame + b"\xff", b"{}"}

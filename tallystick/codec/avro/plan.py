@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.codec.avro import kernels
-from tallystick.codec.avro.schema import Node, SchemaError
+from tallystick.codec.avro.schema import Node
+from tallystick.codec.wire_format import SchemaError
 
 DECIMAL_DIGITS_MAX = 38
 INSTRUCTIONS_MAX = 1 << 16

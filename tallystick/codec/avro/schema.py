@@ -5,31 +5,12 @@ Source: https://avro.apache.org/docs/1.12.0/specification/#schema-declaration
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from tallystick.errors import RecordError
+from tallystick.codec.wire_format import SchemaError, SchemaTexts
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 NAMED = ("record", "error", "enum", "fixed")
-
-SchemaTexts = tuple[str, ...]
-"""A schema as JSON text, after the schemas of other subjects that it refers to by name."""
-
-
-class SchemaError(RecordError):
-    """A schema cannot be read, or not as the columns asked for."""
-
-
-class SchemaSource(Protocol):
-    """A registry of schemas; a plain value that connects to nothing until it is asked."""
-
-    def schema(self, schema_id: int) -> SchemaTexts | None:
-        """Return the schema of this id; None: there is none.
-
-        Raises:
-            RetriableError: it could not be asked.
-        """
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,288 @@
+"""Plans: which field of a Protobuf message is which column, and of which types they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.codec.protobuf import kernels
+from tallystick.codec.protobuf.schema import Message
+from tallystick.codec.wire_format import SchemaError
+
+TIMESTAMP = "google.protobuf.Timestamp"
+_WRAPPERS = "google.protobuf.{}Value"
+WRAPPERS = frozenset(
+    _WRAPPERS.format(name)
+    for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
+)
+UNSIGNED_64 = pa.decimal128(20, 0)
+
+Field = Any
+"""`google.protobuf.descriptor.FieldDescriptor`."""
+
+_ENUM_TYPE = 14
+_WIRE_KINDS = {
+    1: kernels.DOUBLE,
+    2: kernels.FLOAT,
+    3: kernels.INT64,
+    4: kernels.UINT64,
+    5: kernels.INT32,
+    6: kernels.FIXED64,
+    7: kernels.FIXED32,
+    8: kernels.BOOL,
+    9: kernels.STRING,
+    11: kernels.MESSAGE,
+    12: kernels.BYTES,
+    13: kernels.UINT32,
+    14: kernels.ENUM,
+    15: kernels.SFIXED32,
+    16: kernels.SFIXED64,
+    17: kernels.SINT32,
+    18: kernels.SINT64,
+}
+"""By FieldDescriptorProto.Type; a group, 10, is none of ours."""
+_INT, _LONG = (pa.int32(), pa.int64()), (pa.int64(),)
+_COLUMNS: dict[int, tuple[pa.DataType, ...]] = {
+    kernels.BOOL: (pa.bool_(),),
+    kernels.INT32: _INT,
+    kernels.SINT32: _INT,
+    kernels.SFIXED32: _INT,
+    kernels.UINT32: _LONG,
+    kernels.FIXED32: _LONG,
+    kernels.INT64: _LONG,
+    kernels.SINT64: _LONG,
+    kernels.SFIXED64: _LONG,
+    kernels.UINT64: (pa.int64(), UNSIGNED_64),
+    kernels.FIXED64: (pa.int64(), UNSIGNED_64),
+    kernels.FLOAT: (pa.float32(), pa.float64()),
+    kernels.DOUBLE: (pa.float64(),),
+    kernels.STRING: (pa.string(),),
+    kernels.BYTES: (pa.binary(),),
+    kernels.ENUM: (pa.string(), *_INT),
+}
+"""The types of columns that a field's values fit without loss, the usual one first."""
+_NAMES = {
+    pa.bool_(): "boolean",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    UNSIGNED_64: "decimal(20,0)",
+}
+_TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"))
+_TYPE_NAMES = (
+    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
+    *("group", "message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnumColumn:
+    """The values of an enum.
+
+    Args:
+        numbers: int64, ascending.
+        symbols: the name of each; of several names of one number the first in the schema.
+    """
+
+    numbers: NDArray[np.int64]
+    symbols: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPlan:
+    """A field that is a column.
+
+    Args:
+        index: its place among the fields of its message.
+        path: as messages name it.
+        number: as the schema numbers it.
+        wire_kind: one of `kernels`.
+        kind: the column's type.
+        item_kind: the type of one value of it: of a list its item's; of a map of no matter.
+        is_list: whether it may be there many times.
+        has_presence: whether absent differs from the default.
+        is_packed: whether a list's numbers are written without a tag for each.
+        message: how the message in it is read.
+        entry: how the entries of a map are read.
+        enum: of an enum that is a column of text.
+    """
+
+    index: int
+    path: str
+    number: int
+    wire_kind: int
+    kind: pa.DataType
+    item_kind: pa.DataType
+    is_list: bool = False
+    has_presence: bool = False
+    is_packed: bool = False
+    message: "MessagePlan | None" = None
+    entry: "MessagePlan | None" = None
+    enum: EnumColumn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlan:
+    """A type of message that becomes columns, or is made of them.
+
+    Args:
+        columns: the field of each column; a type: the message has no such field.
+        fields: those that are there.
+        table: as `kernels` take them.
+        oneofs: the indexes of fields of which only one has a value.
+    """
+
+    columns: list[FieldPlan | pa.DataType]
+    fields: list[FieldPlan]
+    table: NDArray[np.int64]
+    oneofs: list[tuple[int, ...]]
+
+    @classmethod
+    def of_one_string(cls) -> "MessagePlan":
+        """Return one to compile kernels with."""
+        field = FieldPlan(0, "s", 1, kernels.STRING, pa.string(), pa.string())
+        return cls([field], [field], _table([field]), [])
+
+
+def make_plan(message: Message, columns: Sequence[pa.Field], path: str) -> MessagePlan:
+    """Return how a message is read as columns, or written from them.
+
+    Args:
+        message: its descriptor.
+        columns: name and type of each; of large and view types their plain form.
+        path: of the field that holds it, "" for a record.
+
+    Raises:
+        SchemaError: a field cannot be a column of its type.
+    """
+    fields = list[FieldPlan]()
+    found = list[FieldPlan | pa.DataType]()
+    oneofs = dict[str, list[int]]()
+    for each in columns:
+        field = message.fields_by_name.get(each.name)
+        if field is None:
+            found.append(each.type)
+            continue
+        plan = _field(field, each.type, len(fields), f"{path}.{each.name}" if path else each.name)
+        if field.containing_oneof is not None:
+            oneofs.setdefault(field.containing_oneof.name, []).append(plan.index)
+        fields.append(plan)
+        found.append(plan)
+    groups = [tuple(members) for members in oneofs.values() if len(members) > 1]
+    return MessagePlan(found, fields, _table(fields), groups)
+
+
+def _table(fields: Sequence[FieldPlan]) -> NDArray[np.int64]:
+    rows = [
+        (each.number, each.wire_kind, each.is_list, each.has_presence, each.is_packed)
+        for each in fields
+    ]
+    return np.array(rows, np.int64).reshape(len(rows), 5)
+
+
+def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
+    message = field.message_type
+    is_map = message is not None and message.GetOptions().map_entry
+    wire_kind = _WIRE_KINDS.get(field.type)
+    if wire_kind is None:
+        raise SchemaError(f"field {path!r} is a group, which is not read: leave it out")
+    shared = {"index": index, "path": path, "number": field.number, "wire_kind": wire_kind}
+    if is_map:
+        if not pa.types.is_map(kind):
+            raise unfit(field, kind, path)
+        parts = [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
+        plan = make_plan(message, parts, path)
+        entry = MessagePlan(
+            [_always_there(each) for each in plan.columns],
+            [_always_there(each) for each in plan.fields],
+            plan.table,
+            [],
+        )
+        return FieldPlan(**shared, kind=kind, item_kind=kind, is_list=True, entry=entry)
+    is_list = field.is_repeated
+    if is_list and not pa.types.is_list(kind):
+        raise unfit(field, kind, path)
+    item = kind.value_type if is_list else kind
+    return FieldPlan(
+        **shared,
+        kind=kind,
+        item_kind=item,
+        is_list=is_list,
+        has_presence=field.has_presence and not is_list,
+        is_packed=field.is_packed,
+        message=None if message is None else _message(field, item, path),
+        enum=_enum(field) if _is_text_of_enum(field, item, path) else None,
+    )
+
+
+def _always_there(field: "FieldPlan | pa.DataType") -> FieldPlan:
+    """Return the key or value of a map's entry: absent it is its default, a message is empty."""
+    assert isinstance(field, FieldPlan), "each entry has a key and a value"
+    return replace(field, has_presence=False)
+
+
+def _message(field: Field, kind: pa.DataType, path: str) -> MessagePlan:
+    message = field.message_type
+    if pa.types.is_struct(kind):
+        return make_plan(message, list(kind), path)
+    if message.full_name == TIMESTAMP and kind in _TIMES:
+        parts = [pa.field("seconds", pa.int64()), pa.field("nanos", pa.int64())]
+        return make_plan(message, parts, path)
+    if message.full_name in WRAPPERS:
+        return make_plan(message, [pa.field("value", kind)], path)
+    raise unfit(field, kind, path)
+
+
+def _is_text_of_enum(field: Field, kind: pa.DataType, path: str) -> bool:
+    """Check that a field without parts fits its column, and return whether it is an enum's text."""
+    if field.message_type is not None:
+        return False
+    if kind not in _COLUMNS[_WIRE_KINDS[field.type]]:
+        raise unfit(field, kind, path)
+    return bool(field.type == _ENUM_TYPE and pa.types.is_string(kind))
+
+
+def _enum(field: Field) -> EnumColumn:
+    names = dict[int, str]()
+    for each in field.enum_type.values:
+        names.setdefault(each.number, each.name)
+    numbers = sorted(names)
+    return EnumColumn(np.array(numbers, np.int64), pa.array([names[n] for n in numbers]))
+
+
+def unfit(field: Field, kind: pa.DataType, path: str) -> SchemaError:
+    """Return the error of a field that cannot be a column of a type."""
+    return SchemaError(
+        f"field {path!r} is {said(field)}, and its column is {kind}: {_usual(field)}"
+    )
+
+
+def said(field: Field) -> str:
+    """Return a field's type as messages name it."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return "a map"
+    name = _TYPE_NAMES[field.type]
+    for part in (field.message_type, field.enum_type):
+        name = name if part is None else part.full_name
+    return f"repeated {name}" if field.is_repeated else name
+
+
+def _usual(field: Field) -> str:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        return "make it a map<…, …>"
+    if message is None:
+        kinds = " or ".join(_NAMES[kind] for kind in _COLUMNS[_WIRE_KINDS[field.type]])
+    elif message.full_name == TIMESTAMP:
+        kinds = "timestamp, or a struct<seconds bigint, nanos int>"
+    elif message.full_name in WRAPPERS:
+        kinds = "the type of what it wraps, or a struct<value …>"
+    else:
+        kinds = "a struct<…> of its fields"
+    return f"make it an array of {kinds}" if field.is_repeated else f"make it {kinds}"

@@ -1,0 +1,172 @@
+"""Protobuf schemas as the registry gives them: files, and the types of messages in them.
+
+A text is a file's name, a colon, and its FileDescriptorProto in base64, as the registry says it
+with `format=serialized`; the last one, the schema itself, has no name. No `.proto` text is parsed.
+
+Source: https://protobuf.dev/reference/protobuf/google.protobuf/ and
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+from tallystick.codec.wire_format import SchemaError, SchemaTexts
+from tallystick.errors import OptionError
+
+SCHEMAS_KEPT_MAX = 64
+OWN_NAME = "schema.proto"
+"""The schema itself has no name in a registry."""
+
+Message = Any
+"""`google.protobuf.descriptor.Descriptor`; the package has no types of its own."""
+
+
+@lru_cache(maxsize=SCHEMAS_KEPT_MAX)
+def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
+    """Return the types of messages that the last text defines at its top, in their order.
+
+    Raises:
+        SchemaError: a text is no file descriptor, or refers to what is not there.
+        OptionError: the package protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message
+    except ImportError as error:
+        raise OptionError(
+            "Protobuf values need the package protobuf, in the driver and every worker: "
+            "pip install 'tallystick[protobuf]'"
+        ) from error
+    pool = descriptor_pool.DescriptorPool()
+    known = set[str]()
+    name = OWN_NAME
+    for text in texts:
+        name, _, data = text.rpartition(":")
+        file = descriptor_pb2.FileDescriptorProto()
+        try:
+            file.ParseFromString(base64.b64decode(data, validate=True))
+        except (binascii.Error, message.DecodeError) as error:
+            raise SchemaError(
+                f"it is no FileDescriptorProto in base64, but {data[:50]!r}: does the registry "
+                f"know format=serialized?"
+            ) from error
+        file.name = name = name or OWN_NAME
+        try:
+            _add_well_known(file.dependency, pool, known)
+            pool.AddSerializedFile(file.SerializeToString())
+            known.add(name)
+        except (TypeError, KeyError) as error:  # so the library says that a reference is missing
+            raise SchemaError(f"its files do not fit together: {error}") from error
+    file_type = pool.FindFileByName(name)
+    by_name = file_type.message_types_by_name
+    return tuple(by_name[each.name] for each in file.message_type)
+
+
+@cache
+def _well_known() -> dict[str, Any]:
+    """Return the files that come with Protobuf, which no registry has."""
+    from google.protobuf import (
+        any_pb2,
+        api_pb2,
+        descriptor_pb2,
+        duration_pb2,
+        empty_pb2,
+        field_mask_pb2,
+        source_context_pb2,
+        struct_pb2,
+        timestamp_pb2,
+        type_pb2,
+        wrappers_pb2,
+    )
+
+    modules = (
+        *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2),
+        *(source_context_pb2, struct_pb2, timestamp_pb2, type_pb2, wrappers_pb2),
+    )
+    return {each.DESCRIPTOR.name: each.DESCRIPTOR for each in modules}
+
+
+def _add_well_known(names: Sequence[str], pool: Any, known: set[str]) -> None:
+    for name in names:
+        file = _well_known().get(name)
+        if file is not None and name not in known:
+            _add_well_known([each.name for each in file.dependencies], pool, known)
+            pool.AddSerializedFile(file.serialized_pb)
+            known.add(name)
+
+
+def message_at(texts: SchemaTexts, path: Sequence[int]) -> Message | None:
+    """Return the type that a record's message indexes name; None: there is none.
+
+    Args:
+        texts: the schema.
+        path: the index among the types of the file, then among those that the type holds, ….
+
+    Raises:
+        SchemaError: the entries of maps are types inside a type too; clients differ in whether
+            they count them, and here it matters.
+    """
+    messages: Sequence[Message] = messages_of(texts)
+    found = None
+    for index in path:
+        if not 0 <= index < len(messages):
+            return None
+        found = messages[index]
+        if any(each.GetOptions().map_entry for each in messages[: index + 1]):
+            raise SchemaError(
+                f"message {found.full_name} stands behind a map inside its outer message, and "
+                f"clients number such messages differently: declare it before the map, or at the "
+                f"top of the file"
+            )
+        messages = found.nested_types
+    return found
+
+
+def path_of(texts: SchemaTexts, name: str | None) -> tuple[int, ...]:
+    """Return the message indexes of a type; of the first one of the file without a name.
+
+    Args:
+        texts: the schema.
+        name: the type's full name, or as it is named in its package, such as `Order.Line`.
+
+    Raises:
+        SchemaError: the schema has no such type.
+    """
+    messages = messages_of(texts)
+    if name is None and messages:
+        return (0,)
+    names = dict[str, tuple[int, ...]]()
+    _add_names(messages, (), names)
+    package = messages[0].file.package if messages else ""
+    for full in (name, f"{package}.{name}"):
+        if full in names:
+            message_at(texts, names[full])
+            return names[full]
+    raise SchemaError(f"it has no message {name!r}, only {sorted(names)}")
+
+
+def _add_names(
+    messages: Sequence[Message], way: tuple[int, ...], names: dict[str, tuple[int, ...]]
+) -> None:
+    for index, each in enumerate(messages):
+        names[each.full_name] = (*way, index)
+        _add_names(each.nested_types, (*way, index), names)
+
+
+def indexes_as_bytes(path: Sequence[int]) -> bytes:
+    """Return message indexes as they stand before a message: their number and they, as zigzag.
+
+    The first type of a file, which most are, is a single zero.
+    """
+    if tuple(path) == (0,):
+        return b"\0"
+    found = bytearray()
+    for number in (len(path), *path):
+        left = number << 1
+        while left >= 0x80:
+            found.append(left & 0x7F | 0x80)
+            left >>= 7
+        found.append(left)
+    return bytes(found)

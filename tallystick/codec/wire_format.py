@@ -1,0 +1,222 @@
+"""Values in Confluent's wire format to typed columns, whole batches at a time.
+
+A value is a zero byte, the id of its writer's schema (int32, big-endian), and a body. Records of
+one id are decoded together; those of several ids are put back in order. Every record is read inside
+its own bytes, so a malformed one cannot take a neighbour along.
+
+A schema that cannot be read as the columns asked for is no malformed record but a mistake in
+`value.schema`, or an incompatible change of the writer: it is an error in every mode.
+
+Source: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tallystick.codec.avro import kernels
+from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
+from tallystick.codec.spans import Spans, spans_of
+from tallystick.codec.value_reader import ParsedValues, Where, malformed_error, nulls
+from tallystick.errors import RecordError
+
+Int64Array = NDArray[np.int64]
+
+BATCH_BYTES_MAX = 1 << 30
+"""The bytes that are decoded at once: Arrow's offsets have 31 bits."""
+
+SchemaTexts = tuple[str, ...]
+"""A schema as text, after the schemas of other subjects that it refers to by name."""
+
+
+class SchemaError(RecordError):
+    """A schema cannot be read, or not as the columns asked for."""
+
+
+class SchemaSource(Protocol):
+    """A registry of schemas; a plain value that connects to nothing until it is asked."""
+
+    def schema(self, schema_id: int) -> SchemaTexts | None:
+        """Return the schema of this id; None: there is none.
+
+        Raises:
+            RetriableError: it could not be asked.
+        """
+        ...
+
+
+class DecodedBodies(NamedTuple):
+    """Records of one schema as columns.
+
+    Args:
+        arrays: one per column asked for; a malformed record is a row of nulls.
+        reasons: what is wrong with each malformed record, by its place among the bodies.
+    """
+
+    arrays: list[pa.Array]
+    reasons: dict[int, str]
+
+
+class BodyFormat(Protocol):
+    """A format of bodies whose schemas are in a registry."""
+
+    name: ClassVar[str]
+    """Its name in messages."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for."""
+        ...
+
+    @property
+    def schemas(self) -> SchemaSource:
+        """The registry that knows each schema id."""
+        ...
+
+    def decode(self, texts: SchemaTexts, schema_id: int, bodies: Int64Array) -> DecodedBodies:
+        """Decode records of one schema.
+
+        Args:
+            texts: the schema.
+            schema_id: its id, for messages.
+            bodies: rows 0 and 1: the addresses where each body begins and ends; the caller keeps
+                what stands there.
+
+        Raises:
+            SchemaError: the schema cannot be read as the columns asked for.
+        """
+        ...
+
+
+def parse_bodies(form: BodyFormat, values: pa.Array, mode: str, where: Where) -> ParsedValues:
+    """Parse one value per record, see `ValueReader`.
+
+    Raises:
+        RecordError: a record is malformed, in mode failfast; the first one is named. Or, in every
+            mode, a writer's schema cannot be read as the columns asked for.
+        RetriableError: the schemas cannot be asked now.
+    """
+    assert mode in MODES, mode
+    spans = spans_of(values, "value")
+    columns, reasons = [], dict[int, str]()
+    for first, last in spans.runs(BATCH_BYTES_MAX):
+        batch = _Batch(form, spans, first, last, where)
+        columns.append(batch.columns())
+        found = batch.reasons()
+        if mode == FAILFAST and found:
+            row = next(iter(found))
+            expected = (
+                f"{form.name} in Confluent's wire format (byte 0, four bytes of schema id, body)"
+            )
+            raise malformed_error(values, row, expected, found[row], where(row))
+        reasons.update(found)
+    table = pa.concat_batches(columns) if columns else nulls(form.schema, 0)
+    if not reasons or mode == PERMISSIVE:
+        return ParsedValues(table, None, reasons)
+    kept = np.ones(len(values), np.bool_)
+    kept[list(reasons)] = False
+    return ParsedValues(table.filter(pa.array(kept)), np.flatnonzero(kept), reasons)
+
+
+class _Batch:
+    """A run of records, decoded schema by schema."""
+
+    def __init__(self, form: BodyFormat, spans: Spans, first: int, last: int, where: Where) -> None:
+        self._form = form
+        self._first = first
+        self._where = where
+        self._data = spans.data
+        self._address = spans.address
+        self._starts = spans.starts[first:last]
+        self._lengths = spans.lengths[first:last]
+        count = last - first
+        self._ids = np.zeros(count, np.int32)
+        self._verdicts = np.zeros(count, np.uint8)
+        self._is_one_schema = kernels.read_envelopes(
+            self._address, self._starts, self._lengths, self._ids, self._verdicts
+        )
+        self._wrong: dict[int, str] = {}
+
+    def columns(self) -> pa.RecordBatch:
+        """Return all rows; those of tombstones and malformed records are null."""
+        parts, order = [], []
+        for schema_id, rows in self._groups():
+            which = slice(None) if self._is_one_schema else rows
+            bodies = np.empty((2, len(rows)), np.int64)
+            np.add(self._starts[which], self._address, out=bodies[0])
+            np.add(bodies[0], self._lengths[which], out=bodies[1])
+            bodies[0] += kernels.ENVELOPE_SIZE
+            decoded = self._decoded(schema_id, rows, bodies)
+            if decoded is None:
+                continue
+            arrays = pa.RecordBatch.from_arrays(decoded.arrays, schema=self._form.schema)
+            parts.append(arrays)
+            order.append(rows)
+            self._wrong |= {int(rows[index]): why for index, why in decoded.reasons.items()}
+        return self._in_order(parts, order)
+
+    def reasons(self) -> dict[int, str]:
+        """Return what is wrong with each malformed row, in their order; after `columns`."""
+        without_id = (self._verdicts == kernels.TOO_SHORT) | (self._verdicts == kernels.WRONG_MAGIC)
+        for index in np.flatnonzero(without_id).tolist():
+            if self._verdicts[index] == kernels.TOO_SHORT:
+                self._wrong[index] = (
+                    f"it has {self._lengths[index]} bytes, and the zero byte and the schema id "
+                    f"alone take {kernels.ENVELOPE_SIZE}"
+                )
+            else:
+                found = self._data[self._starts[index]]
+                self._wrong[index] = (
+                    f"it begins with byte {found:#04x}, not with the zero byte of the wire format"
+                )
+        return {self._first + index: self._wrong[index] for index in sorted(self._wrong)}
+
+    def _groups(self) -> Iterator[tuple[int, Int64Array]]:
+        """Yield each schema id, and its rows in order."""
+        if self._is_one_schema:
+            yield int(self._ids[0]), np.arange(len(self._ids))
+            return
+        rows = np.flatnonzero(self._verdicts == kernels.GOOD)
+        ids = self._ids[rows]
+        if not len(rows):
+            return
+        by_id = np.argsort(ids, kind="stable")
+        cuts = np.flatnonzero(np.diff(ids[by_id])) + 1
+        for group in np.split(by_id, cuts):
+            yield int(ids[group[0]]), rows[group]
+
+    def _decoded(
+        self, schema_id: int, rows: Int64Array, bodies: Int64Array
+    ) -> DecodedBodies | None:
+        # No registry gives a negative id: asking for one would be asking for trouble.
+        texts = self._form.schemas.schema(schema_id) if schema_id >= 0 else None
+        if texts is None:
+            why = f"its schema id is {schema_id}, which is unknown where schemas are looked up"
+            self._wrong |= dict.fromkeys(rows.tolist(), why)
+            return None
+        try:
+            return self._form.decode(texts, schema_id, bodies)
+        except SchemaError as error:
+            raise SchemaError(
+                f"{self._where(self._first + int(rows[0]))}: the value was written with the "
+                f"{self._form.name} schema of id {schema_id}, which cannot be read as the columns "
+                f"asked for: {error}"
+            ) from error
+
+    def _in_order(
+        self, parts: Sequence[pa.RecordBatch], order: Sequence[Int64Array]
+    ) -> pa.RecordBatch:
+        count = len(self._verdicts)
+        if not parts:
+            return nulls(self._form.schema, count)
+        if len(order) == 1 and len(order[0]) == count:
+            return parts[0]
+        places = np.zeros(count, np.int64)
+        absent = np.ones(count, np.bool_)
+        rows = np.concatenate(order)
+        places[rows] = np.arange(len(rows))
+        absent[rows] = False
+        return pa.concat_batches(parts).take(pa.array(places, mask=absent))
