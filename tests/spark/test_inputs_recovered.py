@@ -1,0 +1,94 @@
+"""Two inputs of a pipeline that is rescaled while it runs, and of one that dies and is recovered."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tallystick as ts
+from tallystick.source.offsets import parse_source
+from tallystick.testing import EmbeddedKafka
+from tests.spark.flow import Facts, Flow, finish
+from tests.spark.sources import Sources
+from tests.spark.sunk import open_ids
+from tests.spark.test_recovered import die
+from tests.spark.topics import read_committed, wait_until_nothing_is_pending
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["resident", "jobs"])
+def its(
+    request: pytest.FixtureRequest,
+    tallystick_kafka: EmbeddedKafka,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> Sources:
+    return Sources(Flow(tallystick_kafka, spark, tmp_path, execution=request.param))
+
+
+def test_a_live_rescale_keeps_the_positions_of_both_inputs(its: Sources) -> None:
+    its.feed(40, 30)
+    pipeline = its.pipeline(its.numbers(), its.texts(), parallelism=None)
+    query = its.start(pipeline, trigger={"processingTime": "0 seconds"})
+    for parallelism in (3, 1, 4, 2):
+        query.processAllAvailable()
+        query.rescale(parallelism=parallelism)
+        its.feed(25, 35)
+    query.processAllAvailable()
+    query.stop()
+    its.assert_exact()
+    manifest = its.manifest()
+    assert manifest.state is not None
+    assert [step.parallelism for step in manifest.state] == [2]
+    read = {each.input: sum(each.positions.values()) for each in map(parse_source, manifest.sources)}
+    assert read == {"numbers": 140, "texts": 170}
+
+    its.feed(5, 5)
+    its.run(its.texts(), its.numbers(), parallelism=3)
+    its.assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("transactions", "fact", "epoch"),
+    [
+        ("task", "TransactionCommitted", 2),
+        ("task", "ManifestWritten", 1),
+        ("epoch", "TransactionCommitted", 2),
+        ("epoch", "ManifestWritten", 1),
+    ],
+)
+def test_what_a_dead_driver_left_of_two_inputs_is_settled_and_nothing_is_read_twice(
+    its: Sources, transactions: str, fact: str, epoch: int
+) -> None:
+    def pipeline() -> ts.Pipeline:
+        source = its.flow.source(value=ts.Json("k string, n bigint"))
+        numbers = ts.stream(source, uid="numbers").map_batches(chosen(), schema="k string, n bigint")
+        return its.pipeline(numbers, its.texts(), transactions=transactions)
+
+    its.feed(60, 40)
+    finish(lambda: its.start(pipeline()))
+    its.feed(30, 50)
+    with pytest.raises(RuntimeError, match=f"died after {fact}"):
+        finish(lambda: its.start(pipeline(), listener=Facts(fact, die)))
+
+    done = pipeline().recover(checkpoint=str(its.flow.checkpoint))
+
+    assert done.epoch == epoch
+    wait_until_nothing_is_pending(its.flow.confluent, its.flow.topic_out)
+    assert open_ids(its.flow) == []
+    visible = len(read_committed(its.flow.confluent, its.flow.topic_out))
+    assert visible == (180 if epoch == 2 else 100)
+    its.feed(7, 9)
+    finish(lambda: its.start(pipeline()))
+    its.assert_exact()
+
+
+def chosen() -> Any:
+    """The columns of a row, of a function that workers get by value."""
+
+    def select(rows: Any) -> Any:
+        return rows.select(["k", "n"])
+
+    return select
