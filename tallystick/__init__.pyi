@@ -78,6 +78,7 @@ from .state.functions.co_process import (
     CoKeyedBatch as CoKeyedBatch,
     co_process as co_process,
 )
+from .state.functions.count_windows import count_window as count_window
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,

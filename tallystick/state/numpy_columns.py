@@ -112,6 +112,13 @@ def explode(columns: list[pa.ListArray]) -> tuple[Int64Array, list[pa.Array]]:
     return numbers, [column.flatten() for column in columns]
 
 
+def places_in(counts: Int64Array) -> Int64Array:
+    """Return 0, 1, … for each of some counts, one after the other."""
+    ends = np.cumsum(counts)
+    found: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return found
+
+
 def lists_of(counts: NDArray[np.int64], elements: pa.Array) -> pa.ListArray:
     """Return a list per key of as many elements as counted; null where there are none."""
     offsets = np.zeros(len(counts) + 1, np.int32)

@@ -93,6 +93,25 @@ class Flights:
             found[window] = row["ids"]
         assert found == expected
 
+    def assert_counted(self, size: int, every: int) -> None:
+        """Each window of each destination once, with as many flights; none in two of one count."""
+        fed = self._data.iloc[: self._fed].groupby("dest")["id"].apply(set).to_dict()
+        wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
+        found: dict[str, list[list[int]]] = {}
+        for record in read_committed(self._flow.confluent, self._flow.topic_out):
+            row = json.loads(record.value or "")
+            found.setdefault(row["dest"], []).append(row["ids"])
+        assert {dest: len(its) for dest, its in found.items()} == {
+            dest: len(ids) // every for dest, ids in fed.items() if len(ids) >= every
+        }
+        for dest, windows in found.items():
+            # What came since the window before; the rest of a window are the last ones of that.
+            order = [flight for ids in windows for flight in ids[-every:]]
+            assert len(order) == len(set(order)), "a flight counted twice"
+            assert set(order) <= fed[dest]
+            ends = range(every, len(order) + 1, every)
+            assert windows == [order[max(0, end - size) : end] for end in ends]
+
     def assert_joined(self, reach: int) -> None:
         """Each pair of flights of both topics once, and each flight without a partner."""
         fed = self._data.iloc[: self._fed]

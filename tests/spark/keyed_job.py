@@ -4,7 +4,7 @@ Its pipeline numbers flights: each gets its number among those to the same desti
 say `parallelism`, `other_topic`, which is a second input, and `dies`: what dies within a keyed
 task, once: "worker", "daemon" or "executor", where the `marker` file is not there yet. With
 `windowed` flights are collected by windows of 100 of them instead: their numbers are their event
-times. With `joined` those of both inputs are paired, if their numbers are close.
+times; with `counted` by the number of them. With `joined` those of both inputs are paired, if their numbers are close.
 """
 
 import os
@@ -122,8 +122,14 @@ def pipeline(spec: dict[str, Any]) -> ts.Pipeline:
         .map_batches(flights(), schema=FLIGHT)
         .key_by("dest", max_parallelism=32)
     )
-    if spec.get("windowed"):
-        collected = {"n": ts.count(), "ids": ts.collect("id")}
+    collected = {"n": ts.count(), "ids": ts.collect("id")}
+    if spec.get("counted"):
+        processed = keyed.process(
+            ts.windowed(ts.count_window(6, every=4), collected),
+            parallelism=spec["parallelism"],
+            uid=UID,
+        )
+    elif spec.get("windowed"):
         processed = keyed.process(
             ts.windowed(ts.hopping(100, every=50), collected),
             event_time="id",

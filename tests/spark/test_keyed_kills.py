@@ -80,12 +80,13 @@ def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("kind", ["windowed", "counted"])
 def test_windows_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
-    flow: Flow, keyed: Drivers, copies: Copies, execution: str
+    flow: Flow, keyed: Drivers, copies: Copies, execution: str, kind: str
 ) -> None:
     flights = Flights(flow, load(1000 * (len(FEW_KILLS) + 1)))
     parallelisms = cycle(PARALLELISMS)
-    told = {"execution": execution, "windowed": True}
+    told = {"execution": execution, kind: True}
     for number, (fact, occurrence, later_s) in enumerate(FEW_KILLS):
         flights.feed(1000)
         driver = keyed.take(spares=1)
@@ -102,7 +103,10 @@ def test_windows_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
     assert driver.wait_for_end() is None
     keyed.give_back(driver)
 
-    flights.assert_windowed(size=100, every=50)
+    if kind == "windowed":
+        flights.assert_windowed(size=100, every=50)
+    else:
+        flights.assert_counted(size=6, every=4)
 
 
 def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_nothing_twice(

@@ -95,6 +95,44 @@ def test_hopping_windows_are_exact_over_epochs_and_restarts_with_any_parallelism
         flow.run(pipeline(flow, ts.tumbling(SIZE), 2))
 
 
+@pytest.mark.parametrize("every", [40, 16])
+def test_count_windows_are_exact_over_epochs_and_restarts_with_any_parallelism(
+    flow: Flow, every: int
+) -> None:
+    """Each key is in one partition: its windows are those of its rows in their order."""
+    records: dict[str, list[int]] = {}
+    for number, parallelism in enumerate((2, 3, 1)):
+        for key, at in feed(flow, 6000 * number, 600):
+            records.setdefault(key, []).append(at)
+        aggregates = {"n": ts.count(), "all": ts.collect("n")}
+        counted = (
+            ts.Pipeline(flow.name)
+            .read(flow.source(value=ts.Json(COLUMNS), max_offsets_per_trigger=150))
+            .map_batches(picked(), schema=COLUMNS)
+            .key_by("k", max_parallelism=16)
+            .process(
+                ts.windowed(ts.count_window(40, every=every), aggregates),
+                parallelism=parallelism,
+                uid="windows",
+            )
+            .write(flow.sink(key="k", value=ts.Json()))
+        )
+        facts = Facts()
+        flow.run(counted, listener=facts)
+        assert facts.names.count("TransactionCommitted") >= 3
+        assert not facts.errors
+
+    found: dict[str, list[list[int]]] = {}
+    for record in read_committed(flow.confluent, flow.topic_out):
+        row = json.loads(record.value or "")
+        assert row["n"] == len(row["all"])
+        found.setdefault(row["k"], []).append(row["all"])
+    assert found == {
+        key: [its[max(0, end - 40) : end] for end in range(every, len(its) + 1, every)]
+        for key, its in records.items()
+    }
+
+
 def test_late_rows_go_to_the_output_that_is_named(flow: Flow) -> None:
     late = flow.kafka.create_topic(f"{flow.name}-late", 3)
 

@@ -28,6 +28,7 @@ from tallystick.state.functions.vectorised import beside_key
 from tallystick.state.functions.window_output import Clock, WindowOutput
 from tallystick.state.functions.windows import NEVER, US_PER_MS, Windows
 from tallystick.state.keys import KeyCodec
+from tallystick.state.numpy_columns import places_in
 from tallystick.state.row_codec import ColumnsCodec
 
 _OPEN = pa.field("$open", pa.bool_())
@@ -230,7 +231,7 @@ class _Epoch:
         begins, size = self._windows.starts_of(ends), self._windows.pane_us
         counts = (ends - begins) // size
         window = np.repeat(np.arange(len(ends)), counts)
-        starts = begins[window] + size * _places(counts)
+        starts = begins[window] + size * places_in(counts)
         every = numbered(
             np.concatenate([changed[0], codes[window]]), np.concatenate([changed[1], starts])
         )
@@ -271,13 +272,6 @@ class _Epoch:
         )
 
 
-def _places(counts: Int64Array) -> Int64Array:
-    """Return 0, 1, … for each of some counts, one after the other."""
-    ends = np.cumsum(counts)
-    found: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return found
-
-
 def _lines(
     codes: NDArray[np.int64] | NDArray[np.int32],
     begin: Int64Array,
@@ -306,7 +300,7 @@ def _lines(
             low = np.maximum(begin[part], start)
             high = np.minimum(until[part], start + span - every)
             some = np.maximum((high - low) // every + 1, 0)
-            yield np.repeat(part, some), np.repeat(low, some) + every * _places(some)
+            yield np.repeat(part, some), np.repeat(low, some) + every * places_in(some)
 
 
 def _parts(

@@ -1,15 +1,16 @@
 """`windowed`: aggregates per key and window, as a function after `key_by`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.state.durations import duration_ms
 from tallystick.state.functions.aggregates import Aggregate
+from tallystick.state.functions.count_windows import CountFunction, CountWindows
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.grid_windows import GridFunction
-from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.functions.session_windows import SessionFunction
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.functions.window_output import (
@@ -27,7 +28,7 @@ _TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}
 
 
 def windowed(
-    windows: Windows | Sessions,
+    windows: Windows | Sessions | CountWindows,
     aggregates: Mapping[str, Aggregate],
     *,
     time: str = "event",
@@ -35,13 +36,14 @@ def windowed(
     allowed_lateness: str | int = 0,
     late: str = DROP,
 ) -> ByColumns:
-    """Aggregate each key's rows by windows of time.
+    """Aggregate each key's rows by windows of time, or of a number of rows.
 
     Puts out the key's columns, `window_start`, `window_end` and the aggregates. A window without
-    rows is not put out.
+    rows is not put out. A count window is put out when it is full, without start and end; only
+    windows of time have the settings after `aggregates`.
 
     Args:
-        windows: `tumbling`, `hopping`, `cumulative` or `session`.
+        windows: `tumbling`, `hopping`, `cumulative`, `session` or `count_window`.
         aggregates: the names of the output's columns and what is in them.
         time: "event": that of the column `process(event_time=…)`; a row without one stops the
             query. "processing": the epoch's clock; all rows of an epoch have the same time.
@@ -56,10 +58,10 @@ def windowed(
     Raises:
         OptionError: something else was given.
     """
-    if not isinstance(windows, Windows | Sessions):
+    if not isinstance(windows, Windows | Sessions | CountWindows):
         raise OptionError(
-            f"windowed({windows!r}): expected tumbling(...), hopping(...), cumulative(...) or "
-            f"session(...)"
+            f"windowed({windows!r}): expected tumbling(...), hopping(...), cumulative(...), "
+            f"session(...) or count_window(...)"
         )
     if time not in _TIMES:
         raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
@@ -73,15 +75,24 @@ def windowed(
             "windowed: no row is late by processing time: leave allowed_lateness= and late= out"
         )
     aggregates = dict(aggregates)
-    _check_columns(aggregates, has_updates=emit == UPDATE)
+    if isinstance(windows, CountWindows):
+        if (time, emit, lateness_ms, late) != ("event", FINAL, 0, DROP):
+            raise OptionError(
+                "windowed: a count window is put out once, when it is full, and no row is late for "
+                "it: leave time=, emit=, allowed_lateness= and late= out"
+            )
+        _check_columns(aggregates, taken=set())
+        return _by_count(windows, aggregates)
+    bounds = {WINDOW_START, WINDOW_END}
+    _check_columns(aggregates, taken=bounds | ({IS_FINAL} if emit == UPDATE else set()))
     clock = Clock(_TIMES[time], lateness_ms, late)
     result = WindowOutput(has_updates=emit == UPDATE)
     reads = None  # rows for an output of their own keep all their columns
     if late == DROP:
-        reads = frozenset[str]().union(*(each.reads for each in aggregates.values()))
+        reads = _reads(aggregates)
 
     def make(rows: pa.Schema) -> GridFunction | SessionFunction:
-        folds = Folds({name: each.folded(name, rows) for name, each in aggregates.items()})
+        folds = _folds(aggregates, rows)
         if isinstance(windows, Sessions):
             return SessionFunction(windows, folds, clock, result, reads)
         return GridFunction(windows, folds, clock, result, reads)
@@ -89,10 +100,24 @@ def windowed(
     return ByColumns(make, reads, clock.time_mode, has_timers=True)
 
 
-def _check_columns(aggregates: Mapping[str, Aggregate], *, has_updates: bool) -> None:
+def _by_count(windows: CountWindows, aggregates: Mapping[str, Aggregate]) -> ByColumns:
+    reads = _reads(aggregates)
+    return ByColumns(
+        lambda rows: CountFunction(windows, _folds(aggregates, rows), reads), reads, NO_TIME
+    )
+
+
+def _reads(aggregates: Mapping[str, Aggregate]) -> frozenset[str]:
+    return frozenset[str]().union(*(each.reads for each in aggregates.values()))
+
+
+def _folds(aggregates: Mapping[str, Aggregate], rows: pa.Schema) -> Folds:
+    return Folds({name: each.folded(name, rows) for name, each in aggregates.items()})
+
+
+def _check_columns(aggregates: Mapping[str, Aggregate], taken: Collection[str]) -> None:
     if not aggregates:
         raise OptionError("windowed: no aggregates; name at least one, like {'count': count()}")
-    taken = {WINDOW_START, WINDOW_END, *([IS_FINAL] if has_updates else [])}
     for name, one in aggregates.items():
         if not isinstance(one, Aggregate):
             raise OptionError(f"windowed: {name!r} is {one!r}, expected an aggregate like count()")

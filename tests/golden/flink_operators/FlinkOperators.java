@@ -19,10 +19,15 @@ import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
 import org.apache.flink.streaming.api.functions.windowing.ProcessWindowFunction;
 import org.apache.flink.streaming.api.operators.co.IntervalJoinOperator;
 import org.apache.flink.streaming.api.windowing.assigners.EventTimeSessionWindows;
+import org.apache.flink.streaming.api.windowing.assigners.GlobalWindows;
 import org.apache.flink.streaming.api.windowing.assigners.SlidingEventTimeWindows;
 import org.apache.flink.streaming.api.windowing.assigners.TumblingEventTimeWindows;
 import org.apache.flink.streaming.api.windowing.assigners.WindowAssigner;
+import org.apache.flink.streaming.api.windowing.evictors.CountEvictor;
+import org.apache.flink.streaming.api.windowing.triggers.CountTrigger;
 import org.apache.flink.streaming.api.windowing.triggers.EventTimeTrigger;
+import org.apache.flink.streaming.api.windowing.triggers.PurgingTrigger;
+import org.apache.flink.streaming.api.windowing.windows.GlobalWindow;
 import org.apache.flink.streaming.api.windowing.windows.TimeWindow;
 import org.apache.flink.streaming.runtime.operators.windowing.WindowOperatorBuilder;
 import org.apache.flink.streaming.runtime.streamrecord.StreamRecord;
@@ -48,7 +53,8 @@ public class FlinkOperators {
         for (String line; (line = lines.readLine()) != null; ) {
             ObjectNode one = (ObjectNode) JSON.readTree(line);
             String kind = one.get("kind").asText();
-            one.set("flink", kind.equals("interval_join") ? joined(one) : windowed(one, kind));
+            one.set("flink", kind.equals("interval_join") ? joined(one)
+                    : kind.equals("count") ? counted(one) : windowed(one, kind));
             System.out.println(JSON.writeValueAsString(one));
         }
     }
@@ -103,6 +109,44 @@ public class FlinkOperators {
             }
             answer.set("late", late(harness.getSideOutput(LATE)));
             answer.put("entries", harness.numKeyedStateEntries());
+        }
+        return answer;
+    }
+
+    /** Key, count, sum, and first and last value by arrival. */
+    static class InOrder extends ProcessWindowFunction<Tuple4<Long, Long, Long, Long>, List<Long>, Long, GlobalWindow> {
+        @Override
+        public void process(Long key, Context context, Iterable<Tuple4<Long, Long, Long, Long>> rows,
+                Collector<List<Long>> out) {
+            List<Long> all = new ArrayList<>();
+            rows.forEach(row -> all.add(row.f3));
+            long sum = all.stream().mapToLong(value -> value).sum();
+            out.collect(List.of(key, (long) all.size(), sum, all.get(0), all.get(all.size() - 1)));
+        }
+    }
+
+    /** What KeyedStream.countWindow(size) and countWindow(size, slide) are made of. */
+    static ObjectNode counted(JsonNode one) throws Exception {
+        long size = one.get("size").asLong(), every = one.get("every").asLong();
+        WindowOperatorBuilder<Tuple4<Long, Long, Long, Long>, Long, GlobalWindow> builder =
+                new WindowOperatorBuilder<>(GlobalWindows.create(), size == every
+                        ? PurgingTrigger.of(CountTrigger.of(size)) : CountTrigger.of(every),
+                        new ExecutionConfig(), ROW, row -> row.f1, Types.LONG);
+        if (size != every) {
+            builder.evictor(CountEvictor.of(size));
+        }
+        ObjectNode answer = JSON.createObjectNode();
+        ArrayNode out = answer.putArray("out");
+        try (KeyedOneInputStreamOperatorTestHarness<Long, Tuple4<Long, Long, Long, Long>, List<Long>> harness =
+                new KeyedOneInputStreamOperatorTestHarness<>(builder.process(new InOrder()), row -> row.f1, Types.LONG)) {
+            harness.open();
+            int number = 0;
+            for (JsonNode step : one.get("steps")) {
+                for (JsonNode row : step.get("rows")) {
+                    harness.processElement(record(row));
+                }
+                take(out, number++, harness.getOutput());
+            }
         }
         return answer;
     }

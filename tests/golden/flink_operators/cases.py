@@ -45,6 +45,8 @@ def _settings() -> Iterator[dict[str, Any]]:
     for lower, upper in ((0, 0), (-5, 5), (-10, -2), (3, 9), (0, 8), (-6, 0)):
         for _ in range(2):
             yield {"kind": "interval_join", "lower": lower, "upper": upper}
+    for size, every in ((1, 1), (4, 4), (7, 7), (4, 2), (6, 4), (5, 1), (7, 3)):
+        yield {"kind": "count", "size": size, "every": every}
 
 
 def _steps(chance: random.Random, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
