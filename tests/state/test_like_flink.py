@@ -27,7 +27,7 @@ CASES = [
 ]
 ROWS = pa.schema([(name, pa.int64()) for name in ("side", "key", "time", "value")])
 KEY = pa.schema([ROWS.field("key")])
-TIMED = ("tumbling", "hopping", "session")
+TIMED = ("tumbling", "hopping", "cumulative", "session")
 AGGREGATES = {
     "count": ts.count(),
     "sum": ts.sum("value"),
@@ -41,6 +41,8 @@ def windows_of(case: dict[str, Any]) -> Windows | Sessions:
         return ts.session(case["size"])
     if case["kind"] == "tumbling":
         return ts.tumbling(case["size"], offset=case["offset"] % case["size"])
+    if case["kind"] == "cumulative":
+        return ts.cumulative(case["size"], step=case["step"], offset=case["offset"] % case["size"])
     return ts.hopping(case["size"], every=case["every"], offset=case["offset"])
 
 

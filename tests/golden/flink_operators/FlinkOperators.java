@@ -2,6 +2,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.Comparator;
 import java.util.List;
 
@@ -14,6 +15,7 @@ import org.apache.flink.api.common.ExecutionConfig;
 import org.apache.flink.api.common.typeinfo.TypeHint;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.common.typeutils.TypeSerializer;
 import org.apache.flink.api.java.tuple.Tuple4;
 import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
 import org.apache.flink.streaming.api.functions.windowing.ProcessWindowFunction;
@@ -27,12 +29,14 @@ import org.apache.flink.streaming.api.windowing.evictors.CountEvictor;
 import org.apache.flink.streaming.api.windowing.triggers.CountTrigger;
 import org.apache.flink.streaming.api.windowing.triggers.EventTimeTrigger;
 import org.apache.flink.streaming.api.windowing.triggers.PurgingTrigger;
+import org.apache.flink.streaming.api.windowing.triggers.Trigger;
 import org.apache.flink.streaming.api.windowing.windows.GlobalWindow;
 import org.apache.flink.streaming.api.windowing.windows.TimeWindow;
 import org.apache.flink.streaming.runtime.operators.windowing.WindowOperatorBuilder;
 import org.apache.flink.streaming.runtime.streamrecord.StreamRecord;
 import org.apache.flink.streaming.util.KeyedOneInputStreamOperatorTestHarness;
 import org.apache.flink.streaming.util.KeyedTwoInputStreamOperatorTestHarness;
+import org.apache.flink.table.runtime.operators.window.groupwindow.assigners.CumulativeWindowAssigner;
 import org.apache.flink.util.Collector;
 import org.apache.flink.util.OutputTag;
 
@@ -53,7 +57,8 @@ public class FlinkOperators {
         for (String line; (line = lines.readLine()) != null; ) {
             ObjectNode one = (ObjectNode) JSON.readTree(line);
             String kind = one.get("kind").asText();
-            one.set("flink", kind.equals("interval_join") ? joined(one)
+            one.set("flink", one.has("how") ? FlinkJoins.answer(one)
+                    : kind.equals("interval_join") ? joined(one)
                     : kind.equals("count") ? counted(one) : windowed(one, kind));
             System.out.println(JSON.writeValueAsString(one));
         }
@@ -67,8 +72,42 @@ public class FlinkOperators {
             case "hopping":
                 return SlidingEventTimeWindows.of(size, Duration.ofMillis(one.get("every").asLong()),
                         Duration.ofMillis(one.get("offset").asLong()));
+            case "cumulative":
+                return new Cumulative(CumulativeWindowAssigner.of(size, Duration.ofMillis(one.get("step").asLong()))
+                        .withOffset(Duration.ofMillis(one.get("offset").asLong())));
             default:
                 return EventTimeSessionWindows.withGap(size);
+        }
+    }
+
+    /** The windows of SQL's CUMULATE, in an operator that takes late rows. */
+    static class Cumulative extends WindowAssigner<Object, TimeWindow> {
+        final CumulativeWindowAssigner windows;
+
+        Cumulative(CumulativeWindowAssigner windows) {
+            this.windows = windows;
+        }
+
+        @Override
+        public Collection<TimeWindow> assignWindows(Object element, long timestamp, WindowAssignerContext context) {
+            List<TimeWindow> found = new ArrayList<>();
+            windows.assignWindows(null, timestamp).forEach(each -> found.add(new TimeWindow(each.getStart(), each.getEnd())));
+            return found;
+        }
+
+        @Override
+        public Trigger<Object, TimeWindow> getDefaultTrigger() {
+            return EventTimeTrigger.create();
+        }
+
+        @Override
+        public TypeSerializer<TimeWindow> getWindowSerializer(ExecutionConfig config) {
+            return new TimeWindow.Serializer();
+        }
+
+        @Override
+        public boolean isEventTime() {
+            return true;
         }
     }
 

@@ -1,4 +1,4 @@
-"""Cases for Flink's window and interval join operators, answered in `../flink_operators.jsonl`.
+"""Cases for Flink's window and join operators, answered in `../flink_operators.jsonl`.
 
 Each case is a script of steps: the watermark that is known when the step begins, and the rows that
 come then, as (side, key, time, value). Rows come out of order, late, at equal times, and after
@@ -8,7 +8,7 @@ To make the file again (a JDK from 17 on, and Maven):
 
     cd tests/golden/flink_operators
     mvn -q dependency:copy-dependencies -DoutputDirectory=/tmp/flink-lib
-    javac -cp '/tmp/flink-lib/*' -d /tmp/flink-classes FlinkOperators.java
+    javac -cp '/tmp/flink-lib/*' -d /tmp/flink-classes *.java
     python cases.py | java -cp '/tmp/flink-classes:/tmp/flink-lib/*' \
         --add-opens java.base/java.util=ALL-UNNAMED FlinkOperators > ../flink_operators.jsonl
 """
@@ -48,11 +48,26 @@ def _settings() -> Iterator[dict[str, Any]]:
     for size, every in ((1, 1), (4, 4), (7, 7), (4, 2), (6, 4), (5, 1), (7, 3)):
         yield {"kind": "count", "size": size, "every": every}
 
+    for size, step, offset in ((12, 4, 0), (20, 5, 3), (9, 3, -2), (6, 6, 0)):
+        for lateness in (0, 7, 40):
+            cumulative = {"kind": "cumulative", "size": size, "step": step, "offset": offset}
+            yield {**cumulative, "lateness": lateness}
+    for how in ("inner", "left", "right", "full"):
+        for lower, upper in ((0, 0), (-5, 5), (-10, -2), (3, 9)):
+            yield {"kind": "interval_join", "lower": lower, "upper": upper, "how": how}
+        for size, offset in ((10, 0), (7, 3)):
+            yield {"kind": "window_join", "size": size, "offset": offset, "how": how}
+    for how in ("inner", "left"):
+        for _ in range(4):
+            yield {"kind": "temporal_join", "how": how}
+
 
 def _steps(chance: random.Random, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield steps whose watermark follows the latest time by a delay, and at times stands still."""
     latest, watermark, value = chance.randrange(-30, 30), None, 0
-    sides = 2 if settings["kind"] == "interval_join" else 1
+    if "how" in settings:
+        latest += 1000  # Flink's interval join of tables takes no partner from before 1970
+    sides = 2 if settings["kind"].endswith("join") else 1
     delays = (6, 12, 15) if sides == 2 else (0, 4, 8)
     for _ in range(14):
         rows = []
@@ -62,6 +77,8 @@ def _steps(chance: random.Random, settings: dict[str, Any]) -> Iterator[dict[str
                 time += 60  # a pause of the stream
             if sides == 2 and time == watermark:
                 time += 1  # late by Flink's windows and by ours, not by its interval join
+            if "how" in settings and watermark is not None and time <= watermark:
+                time = watermark + chance.randrange(1, 4)  # Flink's tables join some late rows too
             value += 1
             rows.append([chance.randrange(sides), chance.randrange(KEYS), time, value])
         if settings["kind"] == "session":
