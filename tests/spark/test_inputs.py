@@ -25,11 +25,12 @@ from tallystick.ops.ui.checkpoint_reader import CheckpointReader
 from tallystick.source.offsets import parse_source
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
-from tests.spark.flow import Flow, finish
-from tests.spark.sources import ROWS, Sources, from_text, only_rows
+from tests.spark.flow import Flow
+from tests.spark.sources import ROWS, Sources, only_rows
 from tests.spark.topics import produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
 
 @pytest.fixture(params=["resident", "jobs"])
 def flow(

@@ -1,4 +1,4 @@
-"""Two inputs of a pipeline that is rescaled while it runs, and of one that dies and is recovered."""
+"""Two inputs of a pipeline that is rescaled while it runs, or dies and is recovered."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ def test_a_live_rescale_keeps_the_positions_of_both_inputs(its: Sources) -> None
     manifest = its.manifest()
     assert manifest.state is not None
     assert [step.parallelism for step in manifest.state] == [2]
-    read = {each.input: sum(each.positions.values()) for each in map(parse_source, manifest.sources)}
+    read = {
+        each.input: sum(each.positions.values()) for each in map(parse_source, manifest.sources)
+    }
     assert read == {"numbers": 140, "texts": 170}
 
     its.feed(5, 5)
@@ -64,7 +66,9 @@ def test_what_a_dead_driver_left_of_two_inputs_is_settled_and_nothing_is_read_tw
 ) -> None:
     def pipeline() -> ts.Pipeline:
         source = its.flow.source(value=ts.Json("k string, n bigint"))
-        numbers = ts.stream(source, uid="numbers").map_batches(chosen(), schema="k string, n bigint")
+        numbers = ts.stream(source, uid="numbers").map_batches(
+            chosen(), schema="k string, n bigint"
+        )
         return its.pipeline(numbers, its.texts(), transactions=transactions)
 
     its.feed(60, 40)

@@ -48,6 +48,10 @@ def _settings() -> Iterator[dict[str, Any]]:
     for size, every in ((1, 1), (4, 4), (7, 7), (4, 2), (6, 4), (5, 1), (7, 3)):
         yield {"kind": "count", "size": size, "every": every}
 
+    yield from _newer_settings()
+
+
+def _newer_settings() -> Iterator[dict[str, Any]]:
     for size, step, offset in ((12, 4, 0), (20, 5, 3), (9, 3, -2), (6, 6, 0)):
         for lateness in (0, 7, 40):
             cumulative = {"kind": "cumulative", "size": size, "step": step, "offset": offset}
