@@ -5,7 +5,10 @@ from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
 from .api.routing import when as when
 from .api.streams import Stream as Stream
+from .api.streams import broadcast as broadcast
 from .api.streams import stream as stream
+from .api.tables import BroadcastTable as BroadcastTable
+from .api.tables import enrich as enrich
 from .codec.formats import (
     Avro as Avro,
     Json as Json,

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.tables import BroadcastTable, MapFunction, map_step
 from tallystick.errors import OptionError
+from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, MapBatches
-from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.inputs import InputDeclaration
 from tallystick.state.catalog import PLAIN_NAME
@@ -41,10 +42,11 @@ class Stream:
 
     def map_batches(
         self,
-        function: BatchFunction,
+        function: MapFunction,
         *,
         schema: str | None = None,
         outputs: Mapping[str, Columns] | None = None,
+        state: BroadcastTable | None = None,
     ) -> Self:
         """Pass each Arrow batch of this input through a function, in the task that read it.
 
@@ -52,8 +54,9 @@ class Stream:
             function: as for `Pipeline.map_batches`.
             schema: what it returns, as DDL; the last one needs it where there are other inputs.
             outputs: its side outputs, as for `Pipeline.map_batches`.
+            state: a broadcast table, as for `Pipeline.map_batches`.
         """
-        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
+        return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
         """Return the input as a run needs it.
@@ -79,6 +82,43 @@ def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
         OptionError: it is no source, or the uid no name.
     """
     return Stream(source, uid)
+
+
+def broadcast(
+    source: KafkaSource | Stream,
+    *,
+    key: str | Sequence[str],
+    uid: str,
+    delete: Predicate | None = None,
+) -> BroadcastTable:
+    """Return a table of a topic's newest rows by key, which every task of a step has whole.
+
+    Source: Flink's broadcast state (FLIP-5, `MapStateDescriptor` of a `BroadcastStream`); its rows
+    come without an order relative to others there, and before those of their epoch here.
+
+    Args:
+        source: the topic, or a stream with steps that make the table's rows. It is read from the
+            earliest record, unless it says where.
+        key: the columns that tell rows apart: of each key the newest row counts.
+        uid: names the table and its positions in the checkpoint, for as long as it lives.
+        delete: gets a batch, and returns a column of booleans: rows that delete that of their key.
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    stream = source if isinstance(source, Stream) else Stream(source)
+    if stream.uid not in (None, uid):
+        raise OptionError(f"broadcast(uid={uid!r}): its stream has the uid {stream.uid!r}")
+    _check_name("broadcast: uid", uid)
+    names = (key,) if isinstance(key, str) else tuple(key)
+    if not names or len(set(names)) < len(names):
+        raise OptionError(f"broadcast(key={key!r}): expected names of columns, each once")
+    if delete is not None and not callable(delete):
+        raise OptionError(f"broadcast(delete={delete!r}): expected a function of a batch")
+    reads = stream.source
+    if reads.assignment is None and (reads.starting_offsets, reads.starting_time) == (None, None):
+        stream = replace(stream, source=replace(reads, starting_offsets="earliest"))
+    return BroadcastTable(stream, names, uid, delete)
 
 
 @dataclass(frozen=True)

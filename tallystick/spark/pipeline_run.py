@@ -26,6 +26,7 @@ from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
 from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
+from tallystick.run.tables import parts_of, refuse_transform
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
@@ -45,6 +46,7 @@ from tallystick.spark.listeners import PIPELINES, EpochCounts
 from tallystick.spark.outputs import side_outputs, with_columns
 from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
+from tallystick.spark.tables import TableDeclaration, tables_of
 from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
 from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
@@ -85,6 +87,7 @@ class PipelineRun:
         listener: Listener | None,
         allow_dropped_state: frozenset[str] = frozenset(),
         execution: str | None = None,
+        tables: Sequence[TableDeclaration] = (),
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -97,10 +100,15 @@ class PipelineRun:
         columns, joining = joined(self.inputs, steps, cluster)
         steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
+        uids = [each.uid for each in self._stages.keyed]
+        self.tables = tables_of(tables, cluster, [each.uid for each in self.inputs], uids)
+        self.all_inputs = (*self.inputs, *(each.input for each in self.tables))
+        """Those of broadcast tables too."""
         frames = self._stages.frames
         has_transform = frames is not None
         if has_transform:
             refuse_outputs(step for each in self.inputs for step in each.steps)
+            refuse_transform(each.uid for each in self.tables)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before and not any(joining):
@@ -112,6 +120,7 @@ class PipelineRun:
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
             slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
+            tables=tuple(each.step for each in self.tables),
         )
         for each, before in zip(self.inputs, joining, strict=True):
             each.read = replace(
@@ -124,7 +133,7 @@ class PipelineRun:
             each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
         }
         self.columns = self._known_columns()
-        all_steps = [*(step for each in self.inputs for step in each.steps), *steps]
+        all_steps = [*(step for each in self.all_inputs for step in each.steps), *steps]
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
         check_sendable(all_steps)
@@ -187,14 +196,14 @@ class PipelineRun:
         Raises:
             OptionError: a topic is not there, or a right is missing.
         """
-        check_all([partial(each.check, is_new=is_new) for each in self.inputs])
-        check_groups(self.inputs)
+        check_all([partial(each.check, is_new=is_new) for each in self.all_inputs])
+        check_groups(self.all_inputs)
 
     def _check_sinks(self) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
-        for each in self.inputs:
+        for each in self.all_inputs:
             written = self._topology.written_to(each.config.bootstrap_servers)
             if cluster is not None and each.cluster_id == cluster_id:
                 written = (*cluster.outputs, *written)
@@ -209,7 +218,7 @@ class PipelineRun:
         """
         return tuple(
             right
-            for each in self.inputs
+            for each in self.all_inputs
             if each.options.shown_group and each.cluster_id == cluster_id
             for right in showing(each.options.shown_group, each.topics)
         )
@@ -278,11 +287,15 @@ class PipelineRun:
     def _known(self) -> tuple[object, ...]:
         """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
-        reads = [each.read for each in self.inputs]
+        its = [each.step for each in self.tables]
+        reads = [*(each.read for each in self.inputs), *(each.read for each in its)]
         return (
+            *its,
+            *(part for each in its for part in (each.read, each.codec, each.deleted)),
+            *(part for step in steps for part in parts_of(step.functions)),
             *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
-            *(part for each in reads for part in (each.functions, *each.functions)),
-            *(each.config for each in self.inputs),
+            *(part for each in reads for part in (each.functions, *parts_of(each.functions))),
+            *(each.config for each in self.all_inputs),
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
@@ -343,7 +356,7 @@ class PipelineRun:
             OptionError: it is to run again, and one of its inputs is gone from the pipeline.
         """
         starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
-        gone = sorted(stops.keys() - {each.uid for each in self.inputs})
+        gone = sorted(stops.keys() - {each.uid for each in self.all_inputs})
         if gone:
             raise OptionError(
                 f"pipeline {self.name!r}: an epoch of an earlier run has to run again, and it read "
@@ -359,8 +372,14 @@ class PipelineRun:
                 for each, found in zip(its, splits, strict=True)
             ),
         )
+        control = {
+            each.uid: each.input.splits(starts.get(each.uid), stops[each.uid])
+            for each in self.tables
+            if each.uid in stops
+        }
         return Unread(
-            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True))
+            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True)),
+            control,
         )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:

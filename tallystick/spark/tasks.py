@@ -8,8 +8,8 @@ partitions. So large plans are broadcast here, and destroyed when their job has 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -22,6 +22,7 @@ from tallystick.run.keyed_epoch import KeyedEpoch
 from tallystick.run.outputs import DeadLetters
 from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.sink_task import CollectPlan
+from tallystick.run.tables import TablePlan, with_tables
 from tallystick.run.task import Outlet, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
@@ -143,9 +144,30 @@ class UnreadInput:
 
 @dataclass(frozen=True)
 class Unread:
-    """All that an epoch reads; each input is divided among the same readers."""
+    """All that an epoch reads; each input is divided among the same readers.
+
+    Args:
+        inputs: of the pipeline.
+        control: what is new for broadcast tables, by uid: each task reads it.
+        tables: with their plans, which have the same.
+    """
 
     inputs: tuple[UnreadInput, ...]
+    control: Mapping[str, tuple[SplitRange, ...]] = field(default_factory=dict)
+    tables: tuple[TablePlan, ...] = ()
+
+    def with_tables(self, plans: tuple[TablePlan, ...]) -> "Unread":
+        """Return the same with the tables of an epoch, which are to have what is new in control."""
+        if not plans:
+            return self
+        inputs = tuple(
+            replace(
+                each,
+                plan=replace(each.plan, functions=with_tables(each.plan.functions, plans)),
+            )
+            for each in self.inputs
+        )
+        return Unread(inputs, tables=plans)
 
     @property
     def reader_count(self) -> int:
@@ -155,7 +177,8 @@ class Unread:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to be read."""
-        return not any(share for each in self.inputs for share in each.shares)
+        shares = (share for each in self.inputs for share in each.shares)
+        return not any((*shares, *self.control.values()))
 
     @property
     def only_topic(self) -> str:
@@ -171,7 +194,11 @@ class Unread:
     def send(self, reader: int, outlet: Outlet, attempt_number: int) -> Iterator[Frame]:
         """Yield the frames of a reader; see `read_plan.send_read`."""
         parts = [(each.plan, each.shares[reader]) for each in self.inputs]
-        return send_read(parts, outlet, reader, attempt_number)
+
+        def notes() -> list[str]:
+            return [note for each in self.tables for note in each.notes(reader)]
+
+        return send_read(parts, outlet, reader, attempt_number, notes)
 
     def read(self, readers: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield the well-formed rows of some readers."""

@@ -29,6 +29,8 @@ PANES = "panes"
 panes are is the declaration's key schema, in words: with others, the state would mean nothing."""
 ROWS = "rows"
 """The kind of a state of rows, several per key; its schema is that of their columns."""
+TABLE = "table"
+"""The kind of the one state of a broadcast table: the columns beside its key."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 
