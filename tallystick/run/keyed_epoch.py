@@ -24,7 +24,12 @@ from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
-from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME, HasInitialState
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    PROCESSING_TIME,
+    HasInitialState,
+    StateDeclaration,
+)
 from tallystick.state.overlay import EpochTime
 from tallystick.values import SplitRange, TopicPartition
 
@@ -75,13 +80,13 @@ class KeyedSteps:
         """Return what the steps, then the tables, go on from."""
         wanted = [*map(_wanted, self.steps), *map(_wanted_of_table, self.tables)]
         kept = check(wanted, state, self.allow_dropped)
-        declared = [(step.uid, step.declared) for step in self.steps]
-        declared += [(table.uid, (table.codec.declaration,)) for table in self.tables]
+        declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
+        declared += [(table.codec.declaration,) for table in self.tables]
         bases = []
-        for each, (uid, states) in zip(wanted, declared, strict=True):
-            held = kept.get(uid)
-            base = starting_point(each, held, self.task_count)
-            fields, next_id = settle(uid, states, held)
+        for its, states in zip(wanted, declared, strict=True):
+            held = kept.get(its.uid)
+            base = starting_point(its, held, self.task_count)
+            fields, next_id = settle(its.uid, states, held)
             bases.append(replace(base, fields=fields, next_id=next_id))
         return tuple(bases)
 
@@ -168,7 +173,7 @@ class KeyedSteps:
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """The state after an epoch that had nothing to do; what may be dropped is not in it."""
-        uids = {each.uid for each in (*self.steps, *self.tables)}
+        uids = {step.uid for step in self.steps} | {table.uid for table in self.tables}
         return tuple(step for step in state if step.uid in uids)
 
     def epoch(

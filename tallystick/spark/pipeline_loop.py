@@ -272,8 +272,8 @@ def planners_of(
                 uid=each.uid,
                 planner=StreamPlanner(brokers[each.config], each.options),
                 offset_count_max=each.options.offset_count_max if each.is_bounded else None,
-                takes_all=(each.is_bounded and each.options.offset_count_max is None)
-                or not (each.waits or each.is_bounded),
+                takes_all=not each.waits
+                or (each.is_bounded and each.options.offset_count_max is None),
                 waits=each.waits,
             )
             for each in run.all_inputs

@@ -42,7 +42,7 @@ from tallystick.spark.inputs import (
 )
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.listeners import PIPELINES, EpochCounts
+from tallystick.spark.listeners import PIPELINES, counts_of
 from tallystick.spark.outputs import side_outputs, with_columns
 from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
@@ -92,7 +92,7 @@ class PipelineRun:
         self.name = name
         self.cluster = cluster
         self._topology = topology
-        self.parts = PartTimes(_counts_of(name, topology, listener))
+        self.parts = PartTimes(counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
@@ -388,21 +388,6 @@ class PipelineRun:
         for function in frames.functions:
             rows = function(rows)
         return rows
-
-
-def _counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
-    """Return a listener that counts what epochs do in these sinks."""
-    decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
-    if decider is None:
-        return EpochCounts(name, listener, sinks=uids)
-    return EpochCounts(
-        name,
-        listener,
-        timeout_ms=decider.transaction_timeout_ms,
-        dead_letter_topic=topology.dead_letter_topic,
-        deciding_sink=topology.uid,
-        sinks=uids,
-    )
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:

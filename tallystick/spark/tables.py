@@ -50,6 +50,12 @@ class PipelineTable:
                 f"{what}: each task reads its topic, and would put its malformed records into the "
                 f"dead letters: choose mode 'failfast' or 'dropmalformed' for its value"
             )
+        if self.input.is_bounded and self.input.options.offset_count_max is not None:
+            raise OptionError(
+                f"{what}: max_offsets_per_trigger={self.input.options.offset_count_max}: an epoch "
+                f"has all of the table that is there when it is planned, or its rows would meet "
+                f"half of it: leave it out"
+            )
         if any(step.outputs or step.state for step in self.input.steps):
             raise OptionError(
                 f"{what}: each task reads its topic, so steps of its stream have neither side "

@@ -10,10 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.errors import OptionError
-from tallystick.run import tables as table_tasks
 from tallystick.testing import EmbeddedKafka
-from tests.spark.flow import Flow, finish
+from tests.spark.flow import Flow
 from tests.spark.topics import produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -83,7 +81,9 @@ class Rules:
         )
 
     def run(self, pipeline: Any = None, checkpoint: Path | None = None) -> None:
-        self.flow.run(pipeline or self.pipeline(), checkpoint=checkpoint, execution=self.flow.execution)
+        self.flow.run(
+            pipeline or self.pipeline(), checkpoint=checkpoint, execution=self.flow.execution
+        )
 
     def assert_exact(self) -> None:
         found = read_committed(self.flow.confluent, self.flow.topic_out)
