@@ -77,6 +77,10 @@ def _inputs(
         if made.deleted is not None:
             yield "", f"rows are deleted where {_name(made.deleted)}"
         yield "", f"state lies in {state_places(run.cluster, table.uid)[0]} of the checkpoint"
+    for state in run.keyed.lists:
+        columns = ddl_of(state.codec.columns)
+        yield f"list {state.uid}", f"each task that reads has one: {columns}"
+        yield "", f"state lies in {state_places(run.cluster, state.uid)[0]} of the checkpoint"
     if run.inputs[0].name:
         yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"
     held = {} if manifest is None else by_input(manifest.sources)

@@ -34,7 +34,7 @@ from tallystick.api.live_page import open_live_page
 from tallystick.api.process_arguments import delays_ms, processor_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
-from tallystick.api.tables import BroadcastTable, MapFunction, map_step, tables_in
+from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
@@ -101,18 +101,20 @@ class Pipeline:
         *,
         schema: str | None = None,
         outputs: Mapping[str, Columns] | None = None,
-        state: BroadcastTable | None = None,
+        state: State | None = None,
     ) -> Self:
         """Pass each Arrow batch through a function, in the task that read it.
 
         Args:
             function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows.
-                It must not keep state between calls: batches may be cut elsewhere when an epoch is
-                run again, and any worker may get any batch. With `state` it gets the table as a
-                second argument. `ts.enrich(…)` is one, with its table.
+                It must not keep other state between calls: batches may be cut elsewhere when an epoch is
+                run again, and any worker may get any batch. With `state` it gets that as a second
+                argument. `ts.enrich(…)` is one, with its table.
             schema: what the function returns, as DDL; needed where a `transform` follows.
             outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
-            state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`.
+            state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of
+                `ts.list_state`, which it gets as a batch of elements: it returns a pair then, its
+                rows and the elements that the list is to have.
         """
         self._refuse_named("map_batches")
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
@@ -294,11 +296,9 @@ class Pipeline:
         return (*self.inputs.chain, *self.steps)
 
     @property
-    def _tables(self) -> tuple[BroadcastTable, ...]:
-        """The broadcast tables of all steps, those of inputs too."""
-        return tables_in(
-            [*(step for _, each in self.inputs.streams for step in each.steps), *self.steps]
-        )
+    def _stateful(self) -> tuple[Step, ...]:
+        """All steps that may have operator state, those of inputs too."""
+        return (*(step for _, each in self.inputs.streams for step in each.steps), *self.steps)
 
     def _check_whole(self, execution: str | None) -> None:
         """Find mistakes for which nothing but the pipeline need be known."""
@@ -338,7 +338,8 @@ class Pipeline:
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
-            tables=tuple(each.declared(self.name) for each in self._tables),
+            tables=tuple(each.declared(self.name) for each in tables_in(self._stateful)),
+            lists=lists_in(self._stateful),
         )
         check_columns(self.topology, {MAIN: run.columns, **run.outputs})
         return run

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tallystick.api.kafka_source import KafkaSource
-from tallystick.api.tables import BroadcastTable, MapFunction, map_step
+from tallystick.api.tables import BroadcastTable, MapFunction, State, check_name, map_step
 from tallystick.errors import OptionError
 from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, MapBatches
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.inputs import InputDeclaration
-from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.inputs import TIME
 
 INPUTS_MAX = 100
@@ -38,7 +37,7 @@ class Stream:
         if not isinstance(self.source, KafkaSource):
             raise OptionError(f"stream({self.source!r}): expected a KafkaSource")
         if self.uid is not None:
-            _check_name("uid", self.uid)
+            check_name("uid", self.uid)
 
     def map_batches(
         self,
@@ -46,7 +45,7 @@ class Stream:
         *,
         schema: str | None = None,
         outputs: Mapping[str, Columns] | None = None,
-        state: BroadcastTable | None = None,
+        state: State | None = None,
     ) -> Self:
         """Pass each Arrow batch of this input through a function, in the task that read it.
 
@@ -54,7 +53,7 @@ class Stream:
             function: as for `Pipeline.map_batches`.
             schema: what it returns, as DDL; the last one needs it where there are other inputs.
             outputs: its side outputs, as for `Pipeline.map_batches`.
-            state: a broadcast table, as for `Pipeline.map_batches`.
+            state: a broadcast table or a list, as for `Pipeline.map_batches`.
         """
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
@@ -109,7 +108,7 @@ def broadcast(
     stream = source if isinstance(source, Stream) else Stream(source)
     if stream.uid not in (None, uid):
         raise OptionError(f"broadcast(uid={uid!r}): its stream has the uid {stream.uid!r}")
-    _check_name("broadcast: uid", uid)
+    check_name("broadcast: uid", uid)
     names = (key,) if isinstance(key, str) else tuple(key)
     if not names or len(set(names)) < len(names):
         raise OptionError(f"broadcast(key={key!r}): expected names of columns, each once")
@@ -177,7 +176,7 @@ def inputs_of(
             "named ones, read(bids=bids, people=people), for a process step with several inputs"
         )
     for name in named:
-        _check_name("the name of an input", name)
+        check_name("the name of an input", name)
         if name == NOT_A_NAME:
             raise OptionError(f"read({name}=…): key_by has an argument of that name: rename it")
     streams = [
@@ -269,11 +268,3 @@ def times_of(
         )
     its = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
     return TIME if times else None, its
-
-
-def _check_name(what: str, name: str) -> None:
-    if not PLAIN_NAME.fullmatch(name):
-        raise OptionError(
-            f"{what} {name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
-            f"letter or digit"
-        )

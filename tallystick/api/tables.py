@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tallystick.errors import OptionError
 from tallystick.run.enrichment import HOW, Enrichment
+from tallystick.run.lists import ListFunction, ListFunctionType
 from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, MapBatches
 from tallystick.run.tables import TableFunction, TableFunctionType
 from tallystick.run.task import BatchFunction
 from tallystick.spark.inputs import InputDeclaration
-from tallystick.spark.tables import TableDeclaration
+from tallystick.spark.tables import ListDeclaration, TableDeclaration
+from tallystick.state.catalog import PLAIN_NAME
 
 if TYPE_CHECKING:
     from tallystick.api.streams import Stream
@@ -38,6 +40,35 @@ class BroadcastTable:
         options = self.stream.source.to_options(f"{pipeline}/{self.uid}")
         declaration = InputDeclaration(self.uid, options, self.stream.steps)
         return TableDeclaration(declaration, self.key, self.delete)
+
+
+@dataclass(frozen=True)
+class ListState:
+    """A list of elements in each task that reads; made by `list_state`.
+
+    Args:
+        columns: of an element.
+        uid: names the state.
+    """
+
+    columns: Columns
+    uid: str
+
+
+def list_state(columns: Columns, *, uid: str) -> ListState:
+    """Return a list of elements for a function of `map_batches`, which each task has for itself.
+
+    With another number of tasks all elements are divided evenly among the new ones, in the order of
+    the old tasks. Source: Flink's operator list state (`getListState`, FLIP-8).
+
+    Args:
+        columns: of an element, as DDL, a Spark type or an Arrow schema.
+        uid: names the state in the checkpoint, for as long as it lives.
+
+    Raises:
+        OptionError: the uid is no name.
+    """
+    return ListState(columns, check_name("list_state: uid", uid))
 
 
 @dataclass(frozen=True)
@@ -91,14 +122,16 @@ def enrich(
     return EnrichmentStep(table, Enrichment(table.uid, on_columns, how, names))
 
 
-MapFunction = BatchFunction | TableFunctionType | EnrichmentStep
+MapFunction = BatchFunction | TableFunctionType | ListFunctionType | EnrichmentStep
+State = BroadcastTable | ListState
+"""The state of a function in `map_batches`."""
 
 
 def map_step(
     function: MapFunction,
     schema: str | None,
     outputs: Mapping[str, Columns] | None,
-    state: BroadcastTable | None,
+    state: State | None,
 ) -> MapBatches:
     """Return the step that `map_batches` was given.
 
@@ -112,11 +145,36 @@ def map_step(
         return MapBatches(inner, schema, outputs or {}, function.table)
     if state is None:
         return MapBatches(cast(BatchFunction, function), schema, outputs or {})
-    if not isinstance(state, BroadcastTable):
-        raise OptionError(f"map_batches(state={state!r}): expected a table of ts.broadcast()")
     MapBatches(cast(BatchFunction, function))  # checks it
+    if isinstance(state, ListState):
+        with_list = ListFunction(cast(ListFunctionType, function), state.uid)
+        return MapBatches(with_list, schema, outputs or {}, state)
+    if not isinstance(state, BroadcastTable):
+        raise OptionError(
+            f"map_batches(state={state!r}): expected a table of ts.broadcast(), or ts.list_state()"
+        )
     with_table = TableFunction(cast(TableFunctionType, function), state.uid)
     return MapBatches(with_table, schema, outputs or {}, state)
+
+
+def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
+    """Return the list states of steps.
+
+    Raises:
+        OptionError: two steps have one.
+    """
+    found: dict[str, ListDeclaration] = {}
+    for step in steps:
+        state = step.state if isinstance(step, MapBatches) else None
+        if not isinstance(state, ListState):
+            continue
+        if state.uid in found:
+            raise OptionError(
+                f"two steps have list state {state.uid!r}, and each would find the elements of the "
+                f"other: give each its own"
+            )
+        found[state.uid] = ListDeclaration(state.uid, state.columns)
+    return tuple(found.values())
 
 
 def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
@@ -136,3 +194,17 @@ def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
                 f"and give it to both steps, or give each its own uid"
             )
     return tuple(found.values())
+
+
+def check_name(what: str, name: str) -> str:
+    """Return a name that may stand in a path.
+
+    Raises:
+        OptionError: it may not.
+    """
+    if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
+        raise OptionError(
+            f"{what} {name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
+            f"letter or digit"
+        )
+    return name

@@ -32,7 +32,7 @@ from tallystick.source.offsets import parse_source
 from tallystick.state.catalog import SNAPSHOT, StateField, StateFile, StepState
 from tallystick.state.changelog import DamagedError, parse_index
 from tallystick.state.file_sets import collectable, due_merges, due_snapshots, needed
-from tallystick.state.functions.processing import COLUMNS, TABLE
+from tallystick.state.functions.processing import COLUMNS, ELEMENTS, TABLE
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.schema import ddl_of, schema_from_text
 
@@ -372,7 +372,7 @@ class _Look:
 
 def state_text(state: StateField) -> str:
     """Return what a step keeps per key: of a vectorised function, its columns and their types."""
-    if state.kind in (COLUMNS, TABLE):
+    if state.kind in (COLUMNS, TABLE, ELEMENTS):
         return ddl_of(schema_from_text(state.value_schema))
     return f"{state.name} ({state.kind})"
 

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from tallystick.run.event_times import InputState, advanced, ahead, latest_of
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
+from tallystick.run.lists import ListPlan, ListStep, lists_after
 from tallystick.run.sink_task import FanOut, check_notes, split_notes
 from tallystick.run.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.run.task import BatchFunction, EncodePlan, Outlet, Report
@@ -30,6 +32,7 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
+from tallystick.state.list_state import ALL_TASKS, PLACE
 from tallystick.state.overlay import EpochTime
 from tallystick.values import SplitRange, TopicPartition
 
@@ -56,6 +59,7 @@ class KeyedSteps:
         on_share: told, after each epoch, how many bytes of rows its busiest task had.
         on_times: told, after each epoch, how long its tasks took.
         tables: the broadcast tables of the pipeline.
+        lists: the list states of its readers.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -67,6 +71,7 @@ class KeyedSteps:
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
     tables: tuple[TableStep, ...] = ()
+    lists: tuple[ListStep, ...] = ()
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what each step goes on from.
@@ -77,11 +82,13 @@ class KeyedSteps:
         return self._bases(state)[: len(self.steps)]
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
-        """Return what the steps, then the tables, go on from."""
+        """Return what the steps, then the tables, then the lists go on from."""
         wanted = [*map(_wanted, self.steps), *map(_wanted_of_table, self.tables)]
+        wanted += [_wanted_of_list(each, self.task_count) for each in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
+        declared += [(each.codec.declaration,) for each in self.lists]
         bases = []
         for its, states in zip(wanted, declared, strict=True):
             held = kept.get(its.uid)
@@ -173,7 +180,7 @@ class KeyedSteps:
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """The state after an epoch that had nothing to do; what may be dropped is not in it."""
-        uids = {step.uid for step in self.steps} | {table.uid for table in self.tables}
+        uids = {base.uid for base in self._bases(state)}
         return tuple(step for step in state if step.uid in uids)
 
     def epoch(
@@ -197,9 +204,11 @@ class KeyedSteps:
             source: the state of the input; None: rows come with no partition.
             control: what is new for the tables, by uid.
         """
-        version, all_bases = Version(checkpoint_id, token), self._bases(state)
-        bases, of_tables = all_bases[: len(self.steps)], all_bases[len(self.steps) :]
+        version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
+        bases = tuple(islice(all_bases, len(self.steps)))
+        of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
+        lists = self._list_plans(version, tuple(all_bases), state)
         outlet: Outlet = last
         if bases:
             outlet = replace(last, functions=with_tables(self.steps[-1].functions, tables))
@@ -238,7 +247,20 @@ class KeyedSteps:
             on_times=self.on_times,
             source=source,
             tables=tables,
+            lists=lists,
         )
+
+    def _list_plans(
+        self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
+    ) -> tuple[ListPlan, ...]:
+        """Plan the lists of one epoch."""
+        before = {each.uid: each.parallelism for each in state}
+        plans = []
+        for its, base in zip(self.lists, bases, strict=True):
+            assert self.doors is not None, "a pipeline with lists has them"
+            old = before.get(its.uid, base.parallelism)
+            plans.append(ListPlan(its, base, old, version, self.doors))
+        return tuple(plans)
 
     def _table_plans(
         self,
@@ -279,6 +301,10 @@ def _wanted_of_table(table: TableStep) -> StepRequirement:
     return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
 
 
+def _wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
+    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
+
+
 @dataclass(frozen=True)
 class KeyedEpoch:
     """One epoch's way through the tasks.
@@ -294,7 +320,8 @@ class KeyedEpoch:
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
         source: see `KeyedSteps.epoch`.
-        tables: in this epoch.
+        tables: broadcast ones, in this epoch.
+        lists: list states, in this epoch.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -307,6 +334,7 @@ class KeyedEpoch:
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
     source: InputState | None = None
     tables: tuple[TablePlan, ...] = ()
+    lists: tuple[ListPlan, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -321,7 +349,7 @@ class KeyedEpoch:
             BrokenInvariantError: a task was not heard of.
         """
         found = split_notes(text for each in reports for text in each.notes)
-        texts, prepared, times, read, of_tables = found
+        texts, prepared, times, read, of_tables, of_lists = found
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
@@ -334,7 +362,7 @@ class KeyedEpoch:
             self._after(plan, [note for note in notes if note.uid == plan.base.uid], read)
             for plan in self.plans
         )
-        state += tuple(tables_after(self.tables, of_tables))
+        state += (*tables_after(self.tables, of_tables), *lists_after(self.lists, of_lists))
         self.on_share(max((note.byte_count for note in notes), default=0))
         self.on_times(times)
         late = Counter[str]()

@@ -24,41 +24,36 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tallystick.checkpoint.state_files import (
     changes_since,
     newest_entries,
     write_changelog,
-    write_merged,
-    write_snapshot,
 )
 from tallystick.codec.spans import spans_of
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Storage
+from tallystick.run.operator_files import FIRST_READER, rewritten
 from tallystick.run.outputs import Batch, FunctionWithOutputs, Predicate, Rows, mask_of
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.task import BatchFunction
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import StateFile, StepState, Version
-from tallystick.state.file_sets import due_merges, due_snapshots, extend
-from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.overlay import EmptyView, one_batch
+from tallystick.state.file_sets import extend
+from tallystick.state.overlay import one_batch
 from tallystick.values import SplitRange, TopicPartition
 
 NOTE = "table"
 """The field that makes a task's note one of a table."""
-FIRST_READER = 0
-"""The task that writes what changed."""
 TOO_MANY = "narrow the rows that it keeps, or spread them over several tables"
 HELD_BYTES = 64 << 20
-"""So much more of a partition is reduced to the newest of each key."""
+"""The changes of a partition, about, before they are reduced to the newest of each key."""
 TABLES_MAX = 32
 """The most tables that a process remembers."""
 
 
-class TableFiles(Protocol):
+class StateFiles(Protocol):
     """The way of a task to the checkpoint's files; see `keyed_task.Doors`."""
 
     def storage(self) -> Storage:
@@ -128,7 +123,7 @@ class TablePlan:
     base: StepState
     version: Version
     splits: tuple[SplitRange, ...]
-    files: TableFiles
+    files: StateFiles
 
     @property
     def rows(self) -> pa.Table:
@@ -215,31 +210,14 @@ class TablePlan:
 
     def _written(self, its: _Version) -> Iterator[StateFile]:
         """Write what is due of the committed table, then what the epoch changed."""
-        base, storage, nonce = self.base, self.files.storage(), secrets.token_hex(8)
-        uid, epoch, first = self.step.uid, self.version.epoch, FIRST_READER
-        if base.version is not None:
-            name = (storage, uid, base.version.epoch, first, nonce)
-            if first in (merges := due_merges(base, 1)):
-                yield write_merged(*name, merges[first], written_in=epoch)
-            if first in due_snapshots(base, 1):
-                yield write_snapshot(*name, _Committed(base, storage), WHOLE, written_in=epoch)
+        storage, nonce = self.files.storage(), secrets.token_hex(8)
+        uid, epoch = self.step.uid, self.version.epoch
+        yield from rewritten(self.base, epoch, storage, nonce)
         assert its.changes is not None, "made in this epoch"
         table = pa.Table.from_batches([its.changes])
-        changed = write_changelog(storage, uid, epoch, first, nonce, table)
+        changed = write_changelog(storage, uid, epoch, FIRST_READER, nonce, table)
         if changed is not None:
             yield changed
-
-
-class _Committed(EmptyView):
-    """The committed entries of a table, as its snapshot has them."""
-
-    def __init__(self, base: StepState, storage: Storage) -> None:
-        self._base, self._storage = base, storage
-
-    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """See `StateView.batches`."""
-        entries = changes_since(self._base, None, groups, self._storage).entries
-        yield entries.filter(pc.is_valid(entries.column(1)))
 
 
 def _digest(entries: pa.RecordBatch) -> str:
@@ -295,15 +273,6 @@ class TableFunction:
 Function = TypeVar("Function", bound=BatchFunction)
 
 
-def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
-    """Yield what functions are made of: it is the same in all epochs."""
-    for each in functions:
-        yield each
-        if isinstance(each, FunctionWithOutputs | TableFunction):
-            inner: Any = each.function
-            yield from parts_of((inner,))
-
-
 def with_tables(
     functions: tuple[BatchFunction, ...], plans: Sequence[TablePlan]
 ) -> tuple[BatchFunction, ...]:
@@ -357,14 +326,14 @@ def _after(plan: TablePlan, notes: Sequence[dict[str, Any]]) -> StepState:
 
 
 def refuse_transform(uids: Iterable[str]) -> None:
-    """Refuse tables where DataFrame code runs.
+    """Refuse operator state where DataFrame code runs.
 
     Raises:
         OptionError: there are some.
     """
     for uid in uids:
         raise OptionError(
-            f"table {uid!r}: a pipeline with transform steps has no broadcast tables: its readers "
+            f"state {uid!r}: a pipeline with transform steps has no operator state: its readers "
             f"send their rows through the JVM, without a word to the driver. Put the DataFrame "
-            f"code into map_batches, or join the table in DataFrame code"
+            f"code into map_batches"
         )

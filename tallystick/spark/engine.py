@@ -75,7 +75,7 @@ class SplitsEngine:
             self.source,
             self.unread.control,
         )
-        unread = self.unread.with_tables(epoch.tables)
+        unread = self.unread.with_state(epoch.tables, epoch.lists)
         write = replace(self.write(producer), stage=epoch.stage)
         return prepared(self.tasks.run(unread, epoch, write), epoch)
 

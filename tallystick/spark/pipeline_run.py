@@ -24,9 +24,9 @@ from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.lists import parts_of
 from tallystick.run.part_times import PartTimes
 from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
-from tallystick.run.tables import parts_of, refuse_transform
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame
 from tallystick.spark.gang.tasks import GangTasks, size_of
@@ -46,7 +46,7 @@ from tallystick.spark.listeners import PIPELINES, counts_of
 from tallystick.spark.outputs import side_outputs, with_columns
 from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
-from tallystick.spark.tables import TableDeclaration, tables_of
+from tallystick.spark.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
 from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
 from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
@@ -88,6 +88,7 @@ class PipelineRun:
         allow_dropped_state: frozenset[str] = frozenset(),
         execution: str | None = None,
         tables: Sequence[TableDeclaration] = (),
+        lists: Sequence[ListDeclaration] = (),
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -100,15 +101,14 @@ class PipelineRun:
         columns, joining = joined(self.inputs, steps, cluster)
         steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
-        uids = [each.uid for each in self._stages.keyed]
-        self.tables = tables_of(tables, cluster, [each.uid for each in self.inputs], uids)
+        its_lists, uids = lists_of(lists, cluster), [each.uid for each in self.inputs]
+        self.tables = tables_of(tables, cluster, uids, self._stages, its_lists)
         self.all_inputs = (*self.inputs, *(each.input for each in self.tables))
         """Those of broadcast tables too."""
         frames = self._stages.frames
         has_transform = frames is not None
         if has_transform:
             refuse_outputs(step for each in self.inputs for step in each.steps)
-            refuse_transform(each.uid for each in self.tables)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before and not any(joining):
@@ -121,6 +121,7 @@ class PipelineRun:
             functions=() if frames is None else self._stages.after,
             slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
             tables=tuple(each.step for each in self.tables),
+            lists=its_lists,
         )
         for each, before in zip(self.inputs, joining, strict=True):
             each.read = replace(
@@ -291,6 +292,7 @@ class PipelineRun:
         reads = [*(each.read for each in self.inputs), *(each.read for each in its)]
         return (
             *its,
+            *self.keyed.lists,
             *(part for each in its for part in (each.read, each.codec, each.deleted)),
             *(part for step in steps for part in parts_of(step.functions)),
             *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
@@ -371,6 +373,7 @@ class PipelineRun:
                 InputSplits(found, self._split_count_mins[each.uid])
                 for each, found in zip(its, splits, strict=True)
             ),
+            takes_all=bool(self.keyed.lists),
         )
         control = {
             each.uid: each.input.splits(starts.get(each.uid), stops[each.uid])

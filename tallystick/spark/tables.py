@@ -7,12 +7,16 @@ import pyarrow as pa
 
 from tallystick.codec.formats import DEADLETTER
 from tallystick.errors import OptionError
+from tallystick.run.lists import ListStep, refuse_lists
 from tallystick.run.outputs import Predicate
-from tallystick.run.tables import TableStep
+from tallystick.run.steps import Columns, Stages
+from tallystick.run.tables import TableStep, refuse_transform
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
 from tallystick.spark.inputs import InputDeclaration, PipelineInput, WithColumns, columns_after
+from tallystick.spark.keyed import columns_of
 from tallystick.state.broadcast_table import TableCodec
+from tallystick.state.list_state import ListCodec
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,19 @@ class TableDeclaration:
     input: InputDeclaration
     key: tuple[str, ...]
     deleted: Predicate | None = None
+
+
+@dataclass(frozen=True)
+class ListDeclaration:
+    """A list state as the user wrote it.
+
+    Args:
+        uid: names it.
+        columns: of an element.
+    """
+
+    uid: str
+    columns: Columns
 
 
 class PipelineTable:
@@ -56,10 +73,10 @@ class PipelineTable:
                 f"has all of the table that is there when it is planned, or its rows would meet "
                 f"half of it: leave it out"
             )
-        if any(step.outputs or step.state for step in self.input.steps):
+        if any(step.outputs or step.state is not None for step in self.input.steps):
             raise OptionError(
                 f"{what}: each task reads its topic, so steps of its stream have neither side "
-                f"outputs nor tables of their own"
+                f"outputs nor state of their own"
             )
         read, functions = self.input.read, tuple(step.function for step in self.input.steps)
         if functions:
@@ -90,23 +107,53 @@ class PipelineTable:
         self.step = TableStep(self.uid, codec, read, declared.deleted)
 
 
+def lists_of(declared: Sequence[ListDeclaration], cluster: Cluster) -> tuple[ListStep, ...]:
+    """Return the list states of a pipeline.
+
+    Raises:
+        OptionError: one cannot be as declared.
+    """
+    found = []
+    for each in declared:
+        what = f"list state {each.uid!r}"
+        try:
+            codec = ListCodec(columns_of(cluster, each.columns, f"the columns of {what}"))
+        except OptionError as error:
+            raise OptionError(f"{what}: {error}") from error
+        found.append(ListStep(each.uid, codec))
+    return tuple(found)
+
+
 def tables_of(
     declared: Sequence[TableDeclaration],
     cluster: Cluster,
     inputs: Sequence[str],
-    steps: Sequence[str],
+    stages: Stages,
+    lists: Sequence[ListStep],
 ) -> tuple[PipelineTable, ...]:
-    """Return the broadcast tables of a pipeline.
+    """Return the broadcast tables of a pipeline, checked beside its other state.
 
     Args:
         declared: as the user wrote them.
         cluster: whose Spark may have to read columns.
         inputs: the ids of the other inputs.
-        steps: the uids of keyed steps.
+        stages: the steps of the pipeline.
+        lists: the list states of its readers.
 
     Raises:
-        OptionError: one cannot be as declared, or its uid is that of something else.
+        OptionError: one cannot be as declared, or its uid is that of something else; or there is
+            operator state where no task could have it.
     """
+    steps = [each.uid for each in stages.keyed]
+    refuse_lists(function for each in stages.keyed for function in each.functions)
+    if stages.frames is not None:
+        refuse_transform([*(each.input.uid for each in declared), *(each.uid for each in lists)])
+    for its in lists:
+        if its.uid in (*steps, *(each.input.uid for each in declared)):
+            raise OptionError(
+                f"list state {its.uid!r}: other state of the pipeline has that uid, and both would "
+                f"be one in the checkpoint: give it another one"
+            )
     taken: Mapping[str, str] = {
         **dict.fromkeys(steps, "a process step"),
         **dict.fromkeys(inputs, "an input"),

@@ -16,6 +16,7 @@ from tallystick.state.catalog import StateField, StepState
 from tallystick.state.functions.processing import (
     COLUMNS,
     DELETED,
+    ELEMENTS,
     NO_TIME,
     PANES,
     ROWS,
@@ -74,7 +75,7 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
     now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
     before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
-    if now != before and state.kind in (COLUMNS, PANES, ROWS, TABLE):
+    if now != before and state.kind in (COLUMNS, PANES, ROWS, TABLE, ELEMENTS):
         raise OptionError(
             f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
             f"Declare it as it was; or give the step a new uid, so that it begins without state, "
@@ -97,6 +98,8 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
         return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
     if kind == TABLE:
         return f"a broadcast table with the columns {ddl_of(schema_from_text(value_schema))!r}"
+    if kind == ELEMENTS:
+        return f"a list with the columns {ddl_of(schema_from_text(value_schema))!r}"
     if kind == ROWS:
         columns = ddl_of(schema_from_text(value_schema))
         return f"rows of a join ({key_schema}) with the columns {columns!r}"
@@ -106,7 +109,7 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
 
 def is_operator_state(step: StepState) -> bool:
     """True if the state is not divided by key groups, and fits any parallelism as it is."""
-    return any(field.kind == TABLE for field in step.fields)
+    return any(field.kind in (TABLE, ELEMENTS) for field in step.fields)
 
 
 @dataclass(frozen=True, slots=True)

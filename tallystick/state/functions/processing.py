@@ -31,6 +31,8 @@ ROWS = "rows"
 """The kind of a state of rows, several per key; its schema is that of their columns."""
 TABLE = "table"
 """The kind of the one state of a broadcast table: the columns beside its key."""
+ELEMENTS = "elements"
+"""The kind of a list state: the columns of its elements, which lie by task and place."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 

@@ -1,4 +1,4 @@
-"""Broadcast tables in tasks, without Spark and Kafka: from the checkpoint, from memory, from both."""
+"""Broadcast tables in tasks, without Spark and Kafka: from files, from memory, from both."""
 
 import json
 import random
@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
-from tallystick.run import tables
+from tallystick.run import lists, operator_files, tables
 from tallystick.run.enrichment import Enrichment
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.outputs import FunctionWithOutputs
-from tallystick.run.tables import TableFunction, TablePlan, TableStep, parts_of, with_tables
+from tallystick.run.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.run.task import EncodePlan
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
@@ -105,7 +105,7 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
     chance = random.Random(seed)
     monkeypatch.setattr(tables, "HELD_BYTES", 64 if seed % 2 else 1 << 20)
     monkeypatch.setattr(
-        tables, "due_snapshots", lambda *_: {0: WHOLE} if chance.random() < 0.1 else {}
+        operator_files, "due_snapshots", lambda *_: {0: WHOLE} if chance.random() < 0.1 else {}
     )
     host, memories = Host(), [dict[Any, Any]() for _ in range(3)]
     snapshots = 0
@@ -175,7 +175,7 @@ def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     assert [each(rows).num_rows for each in made[:2]] == [1, 1]
     assert made[2] is plain
     assert (function,) == with_tables((function,), ())
-    assert list(parts_of((inner,))) == [inner, function, function.function]
+    assert list(lists.parts_of((inner,))) == [inner, function, function.function]
 
 
 def plan_of(table: dict[str, int | None]) -> TablePlan:
