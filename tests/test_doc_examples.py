@@ -206,6 +206,9 @@ def test_the_page_of_operator_state_does_what_it_says(
     assert all(row["item"] == f"item {row['auction']}" for row in known)
     above = [n for n in expected if n > 50 * (n % 25 % 4)]
     assert sorted(row["price"] for row in flagged) == above
+    lots = [json.loads(r.value or "")["price"] for r in read_committed(confluent, "lots")]
+    assert len(lots) == len(set(lots)) >= 280
+    assert len(lots) % 10 == 0
     reader.made.clear()
 
 

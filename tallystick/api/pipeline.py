@@ -106,10 +106,10 @@ class Pipeline:
         """Pass each Arrow batch through a function, in the task that read it.
 
         Args:
-            function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows.
-                It must not keep other state between calls: batches may be cut elsewhere when an epoch is
-                run again, and any worker may get any batch. With `state` it gets that as a second
-                argument. `ts.enrich(…)` is one, with its table.
+            function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows;
+                `ts.enrich(…)` makes one. Without `state`, which it gets as a second argument, it
+                must keep nothing between calls: batches may be cut elsewhere when an epoch is run
+                again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
             outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
             state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of

@@ -1,9 +1,9 @@
 """List state: the elements of each task, and how another number of tasks shares them.
 
-The entries are those of a step whose key group is the number of the task, and whose key is the
-place of an element in the task's list:
+The entries are those of a step whose key is the number of the task and the place of an element in
+its list, and whose key group is that number too:
 
-    task | state id | place         the columns of the element, as `ColumnsCodec`
+    task | state id | task, place         the columns of the element, as `ColumnsCodec`
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ STATE_NAME = "elements"
 STATE_ID = 1
 """The only state of a list."""
 ALL_TASKS = KeyGroupRange(0, MAX_PARALLELISM_MAX - 1)
-PLACE = KeyCodec(pa.schema([pa.field("place", pa.int64())]))
+PLACE = KeyCodec(pa.schema([pa.field("task", pa.int32()), pa.field("place", pa.int64())]))
 
 
 class Share(NamedTuple):
@@ -156,8 +156,9 @@ def changes_of(task: int, before: pa.BinaryArray, after: pa.BinaryArray) -> pa.R
     changed = np.flatnonzero(changed_rows(before.slice(0, both), after.slice(0, both)))
     places = np.concatenate([changed, np.arange(both, max(len(before), len(after)))])
     at = pa.array(np.where(places < len(after), places, -1), mask=places >= len(after))
-    rows = pa.record_batch([pa.array(places.astype(np.int64))], schema=PLACE.schema)
-    keys = entry_keys(np.full(len(places), task, np.int32), STATE_ID, PLACE.encode(rows))
+    tasks = np.full(len(places), task, np.int32)
+    rows = pa.record_batch([tasks, places.astype(np.int64)], schema=PLACE.schema)
+    keys = entry_keys(tasks, STATE_ID, PLACE.encode(rows))
     return pa.RecordBatch.from_arrays([keys, after.take(at)], schema=ENTRIES)
 
 

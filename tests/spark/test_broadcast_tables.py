@@ -280,3 +280,52 @@ def test_a_table_comes_and_goes_as_an_input_and_a_state_do(flow: Flow) -> None:
     rules.feed(1)
     with pytest.raises(OptionError, match="a broadcast table with the columns"):
         rules.run(rules.pipeline(other))
+
+
+def lots_of(size: int) -> Any:
+    def lots(rows: pa.RecordBatch, held: pa.RecordBatch) -> Any:
+        together = pa.Table.from_batches([held, rows])
+        whole = together.num_rows - together.num_rows % size
+        return together.slice(0, whole), together.slice(whole)
+
+    return lots
+
+
+def test_lists_go_on_over_rescales_and_in_a_savepoint(flow: Flow, tmp_path: Path) -> None:
+    """What is held by tasks that are gone is with others; each row is out, or held, once."""
+    rules = Rules(flow)
+    pipeline = (
+        ts.Pipeline(flow.name)
+        .read(flow.source(value=ts.Json(ROWS)))
+        .map_batches(only_rows())
+        .map_batches(lots_of(25), state=ts.list_state(ROWS, uid="held"))
+        .write(flow.sink(key="k", value=ts.Json()))
+    )
+    query = pipeline.start(flow.spark, checkpoint=str(flow.checkpoint), execution=flow.execution)
+    seen = []
+
+    def held_now(checkpoint: Path) -> list[int]:
+        rows = ts.read_state(flow.spark, str(checkpoint), "held").collect()
+        for task in {row["task"] for row in rows}:
+            places = sorted(row["place"] for row in rows if row["task"] == task)
+            assert places == list(range(len(places)))
+        seen.append({row["task"] for row in rows})
+        out = read_committed(flow.confluent, flow.topic_out)
+        numbers = [json.loads(each.value or "")["n"] for each in out]
+        assert len(numbers) % 25 == 0
+        return sorted([*numbers, *(row["n"] for row in rows)])
+
+    try:
+        for parallelism in (2, 1, 3):
+            query.rescale(parallelism=parallelism)
+            rules.feed(40)
+            query.processAllAvailable()
+            assert held_now(flow.checkpoint) == list(range(rules.fed))
+    finally:
+        query.stop()
+    assert all(max(tasks, default=0) < n for tasks, n in zip(seen, (2, 1, 3), strict=True))
+    savepoints.create(FileStorage(str(flow.checkpoint)), FileStorage(str(tmp_path / "saved")))
+    savepoints.restore(FileStorage(str(tmp_path / "saved")), FileStorage(str(tmp_path / "fork")))
+    rules.feed(40)
+    flow.run(pipeline, checkpoint=tmp_path / "fork", execution=flow.execution)
+    assert held_now(tmp_path / "fork") == list(range(rules.fed))

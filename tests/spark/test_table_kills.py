@@ -1,4 +1,4 @@
-"""A broadcast table and its readers are killed: no row with an old rule, none twice, none apart."""
+"""Tasks and drivers with operator state are killed: no row with an old rule, none twice or lost."""
 
 import json
 from collections.abc import Iterator
@@ -131,3 +131,60 @@ def test_a_reader_that_dies_with_the_table_in_its_memory_loses_nothing(
     drivers_with_tables.give_back(driver)
 
     flights.assert_exact()
+
+
+def assert_held_or_out(flow: Flow, data: pd.DataFrame, block: int) -> int:
+    """Each flight is out or in a list, once; return how many are held."""
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    records = read_committed(flow.confluent, flow.topic_out)
+    out = [json.loads(record.value or "")["id"] for record in records]
+    held = ts.read_state(flow.spark, str(flow.checkpoint), "held").toPandas()
+    assert sorted([*out, *held["id"]]) == sorted(data["id"])
+    assert len(out) % block == 0
+    return len(held)
+
+
+def feed(flow: Flow, part: pd.DataFrame) -> None:
+    rows = part[["id", "carrier", "dest"]].to_dict("records")
+    records = [(row["carrier"], json.dumps(row)) for row in rows]
+    produce(flow.confluent, flow.topic_in, records)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_held_rows_are_neither_lost_nor_put_out_twice_over_kills_and_rescales(
+    flow: Flow, drivers_with_tables: Drivers, execution: str
+) -> None:
+    data = load(1000 * (len(KILLS) + 1))
+    masters = iter([1, 3, 2, 4])
+    for number, (fact, occurrence, later_s) in enumerate([*KILLS, ("", 0, 0.0)]):
+        feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
+        driver = drivers_with_tables.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s} if fact else {}
+        told = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+        driver.run(flow.spec(master=f"local[{next(masters)}]", **told, **kill))
+        if fact:
+            driver.wait_until_killed()
+            driver.stop()
+        else:
+            assert driver.wait_for_end() is None
+            drivers_with_tables.give_back(driver)
+
+    assert assert_held_or_out(flow, data, 7) > 0
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_reader_that_dies_with_rows_in_its_list_loses_none(
+    flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
+) -> None:
+    data, marker = load(2500), tmp_path / "died"
+    driver = drivers_with_tables.take()
+    for first, stop, dies in ((0, 500, ""), (500, 2500, "worker")):
+        feed(flow, data.iloc[first:stop])
+        told = {"execution": execution, "dies": dies, "marker": str(marker)}
+        driver.run(flow.spec(epoch_records=600, **told))
+        assert driver.wait_for_end() is None
+    assert marker.exists()
+    assert driver.facts.count("ActionFailed") == 1
+    drivers_with_tables.give_back(driver)
+
+    assert assert_held_or_out(flow, data, 7) > 0
