@@ -301,7 +301,6 @@ def test_lists_go_on_over_rescales_and_in_a_savepoint(flow: Flow, tmp_path: Path
         .map_batches(lots_of(25), state=ts.list_state(ROWS, uid="held"))
         .write(flow.sink(key="k", value=ts.Json()))
     )
-    query = pipeline.start(flow.spark, checkpoint=str(flow.checkpoint), execution=flow.execution)
     seen = []
 
     def held_now(checkpoint: Path) -> list[int]:
@@ -315,14 +314,18 @@ def test_lists_go_on_over_rescales_and_in_a_savepoint(flow: Flow, tmp_path: Path
         assert len(numbers) % 25 == 0
         return sorted([*numbers, *(row["n"] for row in rows)])
 
-    try:
-        for parallelism in (2, 1, 3):
+    for parallelism in (2, 1, 3):
+        place = str(flow.checkpoint)
+        query = pipeline.start(flow.spark, checkpoint=place, execution=flow.execution)
+        try:
+            rules.feed(20)
+            query.processAllAvailable()
             query.rescale(parallelism=parallelism)
             rules.feed(40)
             query.processAllAvailable()
-            assert held_now(flow.checkpoint) == list(range(rules.fed))
-    finally:
-        query.stop()
+        finally:
+            query.stop()
+        assert held_now(flow.checkpoint) == list(range(rules.fed))
     assert all(max(tasks, default=0) < n for tasks, n in zip(seen, (2, 1, 3), strict=True))
     savepoints.create(FileStorage(str(flow.checkpoint)), FileStorage(str(tmp_path / "saved")))
     savepoints.restore(FileStorage(str(tmp_path / "saved")), FileStorage(str(tmp_path / "fork")))
