@@ -80,6 +80,8 @@ def _inputs(
     for state in run.keyed.lists:
         columns = ddl_of(state.codec.columns)
         yield f"list {state.uid}", f"each task that reads has one: {columns}"
+        if state.union is not None:
+            yield "", f"other tasks keep of all elements those of {_name(state.union)}"
         yield "", f"state lies in {state_places(run.cluster, state.uid)[0]} of the checkpoint"
     if run.inputs[0].name:
         yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"

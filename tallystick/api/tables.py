@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tallystick.errors import OptionError
 from tallystick.run.enrichment import HOW, Enrichment
-from tallystick.run.lists import ListFunction, ListFunctionType
+from tallystick.run.lists import ListFunction, ListFunctionType, UnionFunction
 from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, MapBatches
 from tallystick.run.tables import TableFunction, TableFunctionType
@@ -49,26 +49,36 @@ class ListState:
     Args:
         columns: of an element.
         uid: names the state.
+        union: which of all elements are those of a task; None: they are divided evenly.
     """
 
     columns: Columns
     uid: str
+    union: UnionFunction | None = None
 
 
-def list_state(columns: Columns, *, uid: str) -> ListState:
+def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None) -> ListState:
     """Return a list of elements for a function of `map_batches`, which each task has for itself.
 
     With another number of tasks all elements are divided evenly among the new ones, in the order of
-    the old tasks. Source: Flink's operator list state (`getListState`, FLIP-8).
+    the old tasks; or as `union` says. Source: Flink's operator list state (`getListState` and
+    `getUnionListState`, FLIP-8).
 
     Args:
         columns: of an element, as DDL, a Spark type or an Arrow schema.
         uid: names the state in the checkpoint, for as long as it lives.
+        union: called in each new task with the elements of all old ones, the number of the task and
+            how many there are: it returns those that the task is to have.
 
     Raises:
-        OptionError: the uid is no name.
+        OptionError: the uid is no name, or `union` no function.
     """
-    return ListState(columns, check_name("list_state: uid", uid))
+    if union is not None and not callable(union):
+        raise OptionError(
+            f"list_state(union={union!r}): expected a function of all elements, the task's number "
+            f"and how many tasks there are"
+        )
+    return ListState(columns, check_name("list_state: uid", uid), union)
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
                 f"two steps have list state {state.uid!r}, and each would find the elements of the "
                 f"other: give each its own"
             )
-        found[state.uid] = ListDeclaration(state.uid, state.columns)
+        found[state.uid] = ListDeclaration(state.uid, state.columns, state.union)
     return tuple(found.values())
 
 

@@ -27,7 +27,7 @@ from tallystick.run.task import BatchFunction
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.file_sets import extend
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.list_state import ALL_TASKS, ListCodec, changes_of, gone, values_of
+from tallystick.state.list_state import ALL_TASKS, ListCodec, changes_of, gone, shared_values
 from tallystick.state.overlay import one_batch
 
 NOTE = "list"
@@ -44,11 +44,17 @@ class ListStep:
     Args:
         uid: names it.
         codec: of its elements.
+        union: of another number of tasks each gets all elements, and this says which are its own;
+            None: they are divided evenly.
     """
 
     uid: str
     codec: ListCodec
+    union: "UnionFunction | None" = None
 
+
+UnionFunction = Callable[[pa.RecordBatch, int, int], pa.RecordBatch | pa.Table]
+"""Gets the elements of all tasks, the number of its own, and how many there are."""
 
 _held: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
 """The lists of tasks at their newest versions, by place of the checkpoint, uid and task."""
@@ -111,17 +117,20 @@ class OpenList:
                 f"the rows and the elements that the list is to have: return rows, elements"
             )
         made, elements = result
+        self._elements = self._conformed(elements, "the elements")
+        return made
+
+    def _conformed(self, elements: pa.RecordBatch | pa.Table, what: str) -> pa.RecordBatch:
         if isinstance(elements, pa.Table):
             elements = one_batch(elements, self._what, TOO_MANY)
-        self._elements = conform(elements, self._codec.columns, f"{self._what}: the elements")
-        return made
+        return conform(elements, self._codec.columns, f"{self._what}: {what}")
 
     @property
     def elements(self) -> pa.RecordBatch:
         """The elements of the list, as the attempt has left them so far."""
         if self._elements is None:
             with clock.counted_as(clock.STATE):
-                self._elements = self._codec.decode(self._begun())
+                self._elements = self._begun()
         return self._elements
 
     def notes(self) -> list[str]:
@@ -151,20 +160,22 @@ class OpenList:
             changes.append(gone(self._all, self._plan.base.parallelism))
         return changes
 
-    def _begun(self) -> pa.BinaryArray:
-        """Return the values of the elements with which the task begins."""
-        base, nothing = self._plan.base, pa.array([], pa.binary())
-        self._committed = nothing
+    def _begun(self) -> pa.RecordBatch:
+        """Return the elements with which the task begins."""
+        plan, base = self._plan, self._plan.base
+        self._committed = pa.array([], pa.binary())
         if base.version is None:
-            return nothing
-        if not self._plan.is_rescaled:
+            return self._codec.decode(self._committed)
+        if not plan.is_rescaled:
             self._committed = self._known(base.version)
-            return self._committed
-        entries = self._read(ALL_TASKS)
-        self._all = entries
-        own = self._read(KeyGroupRange(self._task, self._task))
-        self._committed = own.column(1)
-        return values_of(entries, self._task, self._plan.before, base.parallelism)
+            return self._codec.decode(self._committed)
+        self._all = self._read(ALL_TASKS)
+        self._committed = self._read(KeyGroupRange(self._task, self._task)).column(1)
+        keep, shared = plan.step.union, (self._all, self._task, plan.before, base.parallelism)
+        if keep is None:
+            return self._codec.decode(shared_values(*shared))
+        everything = self._codec.decode(shared_values(*shared, is_union=True))
+        return self._conformed(keep(everything, self._task, base.parallelism), "those of union=")
 
     def _known(self, version: Version) -> pa.BinaryArray:
         """Return the committed values of the task, which the process may remember."""

@@ -5,7 +5,7 @@
                                       └─► what changed: one file, which the first reader writes
 
 A table has all control rows of the epoch before a function sees the first row of its own, and of
-the next epoch none: so an epoch that runs again gives the same output, wherever it runs.
+the next epoch none: so its output follows from its offsets, wherever its tasks run.
 
 The ranges of offsets are the plan's. A record may vanish between two readings all the same
 (compaction), and a function may not give the same twice: tasks note a digest of what changed, and

@@ -293,6 +293,7 @@ class PipelineRun:
         return (
             *its,
             *self.keyed.lists,
+            *(part for each in self.keyed.lists for part in (each.codec, each.union)),
             *(part for each in its for part in (each.read, each.codec, each.deleted)),
             *(part for step in steps for part in parts_of(step.functions)),
             *(part for each in reads for part in (each.fetch, each.layout, each.policy)),

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tallystick.codec.formats import DEADLETTER
 from tallystick.errors import OptionError
-from tallystick.run.lists import ListStep, refuse_lists
+from tallystick.run.lists import ListStep, UnionFunction, refuse_lists
 from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, Stages
 from tallystick.run.tables import TableStep, refuse_transform
@@ -41,10 +41,12 @@ class ListDeclaration:
     Args:
         uid: names it.
         columns: of an element.
+        union: see `lists.ListStep`.
     """
 
     uid: str
     columns: Columns
+    union: UnionFunction | None = None
 
 
 class PipelineTable:
@@ -120,7 +122,13 @@ def lists_of(declared: Sequence[ListDeclaration], cluster: Cluster) -> tuple[Lis
             codec = ListCodec(columns_of(cluster, each.columns, f"the columns of {what}"))
         except OptionError as error:
             raise OptionError(f"{what}: {error}") from error
-        found.append(ListStep(each.uid, codec))
+        try:
+            dumps(each.union)
+        except Exception as error:
+            raise OptionError(
+                f"{what}: its union= cannot be sent to the tasks that call it: {error}"
+            ) from error
+        found.append(ListStep(each.uid, codec, each.union))
     return tuple(found)
 
 

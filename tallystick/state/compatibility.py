@@ -23,7 +23,11 @@ from tallystick.state.functions.processing import (
     TABLE,
     StateDeclaration,
 )
-from tallystick.state.key_groups import default_max_parallelism
+from tallystick.state.key_groups import (
+    KeyGroupRange,
+    default_max_parallelism,
+    key_group_range,
+)
 from tallystick.state.keys import HASH_VERSION
 from tallystick.state.schema import ddl_of, schema_from_text
 
@@ -110,6 +114,14 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
 def is_operator_state(step: StepState) -> bool:
     """True if the state is not divided by key groups, and fits any parallelism as it is."""
     return any(field.kind in (TABLE, ELEMENTS) for field in step.fields)
+
+
+def parts_of(step: StepState) -> tuple[KeyGroupRange, ...]:
+    """Return the key groups of each task; of a list state, the one that has the task's number."""
+    count = step.parallelism
+    if any(field.kind == ELEMENTS for field in step.fields):
+        return tuple(KeyGroupRange(index, index) for index in range(count))
+    return tuple(key_group_range(step.max_parallelism, count, index) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)

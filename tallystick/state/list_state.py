@@ -75,6 +75,19 @@ def repartitioned(
     return found
 
 
+def in_union(sizes: Sequence[int], parallelism: int) -> list[list[Share]]:
+    """Give the lists of all old tasks to each new one.
+
+    Source: Flink's RoundRobinOperatorStateRepartitioner (UNION).
+
+    Args:
+        sizes: of the list of each old task.
+        parallelism: how many new tasks there are.
+    """
+    everything = [Share(task, 0, size) for task, size in enumerate(sizes) if size]
+    return [everything] * parallelism
+
+
 def _shares(ends: Sequence[int], start: int, stop: int) -> list[Share]:
     """Return the elements from `start` to `stop` of all, by the tasks that had them."""
     return [
@@ -121,24 +134,26 @@ class ListCodec:
         return self._codec.decode(values)
 
 
-def values_of(entries: pa.RecordBatch, task: int, before: int, parallelism: int) -> pa.BinaryArray:
-    """Return the values of a task's elements.
+def shared_values(
+    entries: pa.RecordBatch, task: int, before: int, parallelism: int, *, is_union: bool = False
+) -> pa.BinaryArray:
+    """Return the values of the elements that a new task gets of the old ones.
 
     Args:
-        entries: `ENTRIES`, sorted by key, none deleted: of all tasks where their number changed,
-            else of the task.
+        entries: `ENTRIES` of all tasks, sorted by key, none deleted.
         task: its number.
         before: how many tasks there were.
         parallelism: how many there are.
+        is_union: each task gets all.
     """
-    values = entries.column(1)
-    if before == parallelism:
-        return values
     sizes = np.bincount(groups_of(entries.column(0)), minlength=before)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    (shares,) = repartitioned({STATE_NAME: sizes.tolist()}, parallelism).values()
+    if is_union:
+        shares = in_union(sizes.tolist(), parallelism)
+    else:
+        (shares,) = repartitioned({STATE_NAME: sizes.tolist()}, parallelism).values()
     parts = [
-        values.slice(starts[each.task] + each.start, each.stop - each.start)
+        entries.column(1).slice(starts[each.task] + each.start, each.stop - each.start)
         for each in shares[task]
     ]
     return pa.concat_arrays([pa.array([], pa.binary()), *parts])

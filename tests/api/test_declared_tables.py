@@ -1,5 +1,6 @@
 """What `broadcast`, `enrich` and `map_batches(state=)` take, what they refuse, and runs of them."""
 
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -203,6 +204,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
             bids().map_batches(looked, state=ts.list_state("n struct<a: int>", uid="a"))
         ),
         "list state 'a': list state, column 'n' is struct",
+    ),
+    "no union": (lambda: ts.list_state("n bigint", uid="a", union=3), r"list_state\(union=3\)"),
+    "a union that cannot travel": (
+        lambda: run_of(
+            bids().map_batches(
+                looked, state=ts.list_state("n bigint", uid="a", union=Lock().locked)
+            )
+        ),
+        "list state 'a': its union= cannot be sent",
     ),
     "no name of a list": (lambda: ts.list_state("n bigint", uid="a/b"), "list_state: uid 'a/b'"),
     "DataFrame code": (

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,8 @@ def batch(*numbers: int) -> pa.RecordBatch:
 class Host:
     """A checkpoint; it plays driver and readers."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: ListStep = STEP) -> None:
+        self.step = step
         self.doors = MemoryDoors()
         self.state: tuple[StepState, ...] = ()
         self.epoch = -1
@@ -37,7 +39,7 @@ class Host:
 
     def plan(self, parallelism: int) -> Any:
         self.epoch += 1
-        keyed = KeyedSteps(lists=(STEP,), task_count=parallelism, doors=self.doors)
+        keyed = KeyedSteps(lists=(self.step,), task_count=parallelism, doors=self.doors)
         return keyed.epoch(self.epoch, 0, f"{random.random()}", self.state, EncodePlan((), 1))
 
     def commit(self, epoch: Any, opened: list[OpenList]) -> None:
@@ -168,3 +170,29 @@ def test_what_a_function_returns_is_checked() -> None:
         first.call(lambda rows, elements: (rows, rows.rename_columns(["m"])), batch())
     with pytest.raises(RecordError, match="column 'n' is string, and was declared int64"):
         first.call(lambda rows, elements: (rows, pa.record_batch({"n": ["a"]})), batch())
+
+
+def test_of_a_union_each_new_task_keeps_what_it_says_is_its_own() -> None:
+    seen = []
+
+    def own(elements: pa.RecordBatch, task: int, count: int) -> pa.Table:
+        seen.append(elements["n"].to_pylist())
+        mine = [n % count == task for n in elements["n"].to_pylist()]
+        return pa.Table.from_batches([elements.filter(pa.array(mine, pa.bool_()))])
+
+    host = Host(replace(STEP, union=own))
+    epoch, opened = host.open(2)
+    opened[0].call(keep(5, 6), batch())
+    opened[1].call(keep(7), batch())
+    host.commit(epoch, opened)
+    assert host.elements(2) == [[5, 6], [7]]
+    assert not seen
+    epoch, opened = host.open(3)
+    host.commit(epoch, opened)
+    assert seen == [[5, 6, 7]] * 3
+    assert host.elements(3) == [[6], [7], [5]]
+
+    host.step = replace(STEP, union=lambda elements, *_: elements.rename_columns(["m"]))
+    _, opened = host.open(1)
+    with pytest.raises(OptionError, match="'buffer': those of union=: column 'n' is not there"):
+        opened[0].notes()

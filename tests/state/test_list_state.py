@@ -15,8 +15,9 @@ from tallystick.state.list_state import (
     Share,
     changes_of,
     gone,
+    in_union,
     repartitioned,
-    values_of,
+    shared_values,
 )
 from tallystick.state.overlay import ENTRIES
 
@@ -37,18 +38,23 @@ def test_one_list_is_divided_as_by_flink() -> None:
         assert elements_of(found) == case["result"], case["in"]
 
 
+def test_each_task_gets_a_union_as_by_flink() -> None:
+    for case in GOLDEN["repartition_union"]:
+        found = in_union(case["in"]["list_sizes"], case["in"]["new_parallelism"])
+        assert elements_of(found) == case["result"], case["in"]
+
+
 def test_several_lists_of_an_operator_are_divided_as_by_flink() -> None:
     """One begins where the last one gave the last of its elements that were too many."""
     for case in GOLDEN["repartition_multi_state"]:
-        sizes = {
-            name: each["list_sizes"]
-            for name, each in case["in"]["states"].items()
-            if each["mode"] == "SPLIT_DISTRIBUTE"
-        }
-        found = repartitioned(sizes, case["in"]["new_parallelism"])
-        assert {name: elements_of(its) for name, its in found.items()} == {
-            name: case["result"][name] for name in sizes
-        }, case["in"]
+        states, parallelism = case["in"]["states"], case["in"]["new_parallelism"]
+        split, union = (
+            {name: each["list_sizes"] for name, each in states.items() if each["mode"] == mode}
+            for mode in ("SPLIT_DISTRIBUTE", "UNION")
+        )
+        found = repartitioned(split, parallelism)
+        found |= {name: in_union(sizes, parallelism) for name, sizes in union.items()}
+        assert {name: elements_of(its) for name, its in found.items()} == case["result"]
 
 
 Element = tuple[int | None, str | None]
@@ -90,17 +96,17 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
     before = len(lists)
     everything: list[Any] = []
     for task in range(parallelism):
-        own = entries
-        if before == parallelism:
-            own = batch_of({k: v for k, v in held.items() if k[:2] == task.to_bytes(2, "big")})
-        share = decoded(values_of(own, task, before, parallelism))
+        share = (
+            lists[task]
+            if before == parallelism
+            else decoded(shared_values(entries, task, before, parallelism))
+        )
+        union = shared_values(entries, task, before, parallelism, is_union=True)
+        assert decoded(union) == [e for its in lists for e in its]
         committed = encoded(lists[task]) if task < before else encoded([])
         applied(held, changes_of(task, committed, encoded(share)))
         everything.append(share)
     applied(held, gone(entries, parallelism))
-    assert [e for its in lists for e in its] == [e for its in everything for e in its] or (
-        before != parallelism
-    )
     assert sorted(map(repr, (e for its in lists for e in its))) == sorted(
         map(repr, (e for its in everything for e in its))
     )
