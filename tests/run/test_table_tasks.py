@@ -157,6 +157,16 @@ def test_tasks_that_read_different_rows_abort_the_epoch() -> None:
         tables.tables_after(epoch.tables, [json.loads(note) for note in notes[1:]])
 
 
+def test_rows_of_one_key_count_in_the_order_of_their_partitions() -> None:
+    """Whatever order a fetch brings them in: else two tasks would have two tables."""
+    for _ in range(10):
+        host = Host()
+        for partition, value in ((1, 1), (0, 2), (0, 3)):
+            host.say(partition, "a", value)
+        (plan,) = host.plan().tables
+        assert plan.rows.to_pylist() == [{"k": "a", "v": 1}]
+
+
 def test_a_task_that_did_not_look_says_nothing() -> None:
     host = Host()
     host.say(0, "a", 1)
