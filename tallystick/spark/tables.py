@@ -69,11 +69,13 @@ class PipelineTable:
                 f"{what}: each task reads its topic, and would put its malformed records into the "
                 f"dead letters: choose mode 'failfast' or 'dropmalformed' for its value"
             )
-        if self.input.is_bounded and self.input.options.offset_count_max is not None:
+        options = self.input.options
+        is_bounded = self.input.is_bounded and options.offset_count_max is not None
+        if is_bounded or options.offset_count_min > 1:
             raise OptionError(
-                f"{what}: max_offsets_per_trigger={self.input.options.offset_count_max}: an epoch "
-                f"has all of the table that is there when it is planned, or its rows would meet "
-                f"half of it: leave it out"
+                f"{what}: an epoch has all of the table that is there when it is planned, or its "
+                f"rows would meet half of it: leave out max_offsets_per_trigger and "
+                f"minOffsetsPerTrigger"
             )
         if any(step.outputs or step.state is not None for step in self.input.steps):
             raise OptionError(

@@ -144,7 +144,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
                 ),
             )
         ),
-        "max_offsets_per_trigger=5: an epoch has all",
+        "an epoch has all of the table that is there",
+    ),
+    "what waits for more": (
+        lambda: run_of(
+            bids().map_batches(
+                looked,
+                state=ts.broadcast(
+                    source("people", PEOPLE, options={"minOffsetsPerTrigger": "9"}),
+                    key="id",
+                    uid="x",
+                ),
+            )
+        ),
+        "leave out max_offsets_per_trigger and minOffsetsPerTrigger",
     ),
     "a table for a table": (
         lambda: run_of(
