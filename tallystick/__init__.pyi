@@ -5,7 +5,12 @@ from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
 from .api.routing import when as when
 from .api.streams import Stream as Stream
+from .api.streams import broadcast as broadcast
 from .api.streams import stream as stream
+from .api.tables import BroadcastTable as BroadcastTable
+from .api.tables import ListState as ListState
+from .api.tables import enrich as enrich
+from .api.tables import list_state as list_state
 from .codec.formats import (
     Avro as Avro,
     Json as Json,

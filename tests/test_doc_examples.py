@@ -190,6 +190,28 @@ def test_the_page_of_joins_does_what_it_says(
     reader.made.clear()
 
 
+def test_the_page_of_operator_state_does_what_it_says(
+    shared_spark: SparkSession, tallystick_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    reader = Reader(tallystick_kafka, tmp_path)
+    reader.read("operator-state.md")
+
+    confluent = tallystick_kafka.confluent_options()
+    known, flagged = (
+        [json.loads(r.value or "") for r in read_committed(confluent, topic)]
+        for topic in ("known", "flagged")
+    )
+    expected = [n for n in range(300) if n % 25 < 20]
+    assert sorted(row["price"] for row in known) == expected
+    assert all(row["item"] == f"item {row['auction']}" for row in known)
+    above = [n for n in expected if n > 50 * (n % 25 % 4)]
+    assert sorted(row["price"] for row in flagged) == above
+    lots = [json.loads(r.value or "")["price"] for r in read_committed(confluent, "lots")]
+    assert len(lots) == len(set(lots)) >= 280
+    assert len(lots) % 10 == 0
+    reader.made.clear()
+
+
 JOINED = {
     "paid": {(n, n if n % 3 == 0 else None) for n in range(60)},
     "same-minute": {(n, n) for n in range(0, 60, 3) if (n + 20) // 60 == (n + 25) // 60},

@@ -70,16 +70,36 @@ def _inputs(
             yield "", f"its positions are those of uid {its.uid!r}"
         for step in its.steps:
             yield "", f"map_batches {_name(step.function)}"
+    for table in run.tables:
+        made = table.step
+        yield f"table {table.uid}", f"each task has it, and reads {_asked(table.input)} for it"
+        yield "", f"by {', '.join(made.codec.key.names)}: {ddl_of(made.codec.columns)}"
+        if made.deleted is not None:
+            yield "", f"rows are deleted where {_name(made.deleted)}"
+        yield "", f"state lies in {state_places(run.cluster, table.uid)[0]} of the checkpoint"
+    for state in run.keyed.lists:
+        columns = ddl_of(state.codec.columns)
+        yield f"list {state.uid}", f"each task that reads has one: {columns}"
+        if state.union is not None:
+            yield "", f"other tasks keep of all elements those of {_name(state.union)}"
+        yield "", f"state lies in {state_places(run.cluster, state.uid)[0]} of the checkpoint"
     if run.inputs[0].name:
         yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"
     held = {} if manifest is None else by_input(manifest.sources)
     try:
-        check_none_gone(held, [each.uid for each in run.inputs])
+        check_none_gone(held, [each.uid for each in run.all_inputs])
     except OptionError as error:
         yield "", f"does not fit: {error}"
-    for its in run.inputs:
+    for its in run.all_inputs:
         if held and its.uid not in held:
             yield "", f"{its.text} is new: it begins as its source says"
+
+
+def _asked(its: PipelineInput) -> str:
+    """Return what an input reads, as its options say it."""
+    names = its.options.subscription.named
+    what = "topics by a pattern" if names is None else f"topic {', '.join(sorted(names))}"
+    return f"{what} at {its.config.bootstrap_servers}"
 
 
 def _source(source: KafkaSource) -> str:
@@ -251,8 +271,8 @@ def _readers_write(source: KafkaSource, steps: tuple[Step, ...]) -> bool:
 
 
 def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str, str]]:
-    for number, each in enumerate(run.inputs):
-        whose = "source" if len(run.inputs) == 1 else each.text
+    for number, each in enumerate(run.all_inputs):
+        whose = "source" if len(run.all_inputs) == 1 else each.text
         yield "" if number else "timeouts", f"{whose}: {_calls(each.config)}"
     for uid, sink in topology.by_uid:
         if not isinstance(sink, KafkaSink):

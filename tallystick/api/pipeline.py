@@ -34,14 +34,14 @@ from tallystick.api.live_page import open_live_page
 from tallystick.api.process_arguments import delays_ms, processor_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
+from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
 from tallystick.run.driver import Listener
 from tallystick.run.outputs import MAIN, Selection
 from tallystick.run.query import Query
-from tallystick.run.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
-from tallystick.run.task import BatchFunction
+from tallystick.run.steps import Columns, FrameFunction, Process, Step, Transform
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.pipeline_loop import start_loop
 from tallystick.spark.pipeline_run import PipelineRun
@@ -97,22 +97,27 @@ class Pipeline:
 
     def map_batches(
         self,
-        function: BatchFunction,
+        function: MapFunction,
         *,
         schema: str | None = None,
         outputs: Mapping[str, Columns] | None = None,
+        state: State | None = None,
     ) -> Self:
         """Pass each Arrow batch through a function, in the task that read it.
 
         Args:
-            function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows.
-                It must not keep state between calls: batches may be cut elsewhere when an epoch is
-                run again, and any worker may get any batch.
+            function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows;
+                `ts.enrich(…)` makes one. Without `state`, which it gets as a second argument, it
+                must keep nothing between calls: batches may be cut elsewhere when an epoch is run
+                again, and any worker may get any batch.
             schema: what the function returns, as DDL; needed where a `transform` follows.
             outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
+            state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of
+                `ts.list_state`, which it gets as a batch of elements: it returns a pair then, its
+                rows and the elements that the list is to have.
         """
         self._refuse_named("map_batches")
-        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
+        return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     def transform(self, function: FrameFunction) -> Self:
         """Pass the epoch's rows through Spark: any DataFrame code without streaming state.
@@ -290,6 +295,11 @@ class Pipeline:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
 
+    @property
+    def _stateful(self) -> tuple[Step, ...]:
+        """All steps that may have operator state, those of inputs too."""
+        return (*(step for _, each in self.inputs.streams for step in each.steps), *self.steps)
+
     def _check_whole(self, execution: str | None) -> None:
         """Find mistakes for which nothing but the pipeline need be known."""
         if execution not in (None, RESIDENT, JOBS):
@@ -328,6 +338,8 @@ class Pipeline:
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
+            tables=tuple(each.declared(self.name) for each in tables_in(self._stateful)),
+            lists=lists_in(self._stateful),
         )
         check_columns(self.topology, {MAIN: run.columns, **run.outputs})
         return run

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.tables import BroadcastTable, MapFunction, State, check_name, map_step
 from tallystick.errors import OptionError
+from tallystick.run.outputs import Predicate
 from tallystick.run.steps import Columns, MapBatches
-from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.inputs import InputDeclaration
-from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.inputs import TIME
 
 INPUTS_MAX = 100
@@ -37,14 +37,15 @@ class Stream:
         if not isinstance(self.source, KafkaSource):
             raise OptionError(f"stream({self.source!r}): expected a KafkaSource")
         if self.uid is not None:
-            _check_name("uid", self.uid)
+            check_name("uid", self.uid)
 
     def map_batches(
         self,
-        function: BatchFunction,
+        function: MapFunction,
         *,
         schema: str | None = None,
         outputs: Mapping[str, Columns] | None = None,
+        state: State | None = None,
     ) -> Self:
         """Pass each Arrow batch of this input through a function, in the task that read it.
 
@@ -52,8 +53,9 @@ class Stream:
             function: as for `Pipeline.map_batches`.
             schema: what it returns, as DDL; the last one needs it where there are other inputs.
             outputs: its side outputs, as for `Pipeline.map_batches`.
+            state: a broadcast table or a list, as for `Pipeline.map_batches`.
         """
-        return replace(self, steps=(*self.steps, MapBatches(function, schema, outputs or {})))
+        return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
         """Return the input as a run needs it.
@@ -79,6 +81,43 @@ def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
         OptionError: it is no source, or the uid no name.
     """
     return Stream(source, uid)
+
+
+def broadcast(
+    source: KafkaSource | Stream,
+    *,
+    key: str | Sequence[str],
+    uid: str,
+    delete: Predicate | None = None,
+) -> BroadcastTable:
+    """Return a table of a topic's newest rows by key, which every task of a step has whole.
+
+    Source: Flink's broadcast state (FLIP-5, `MapStateDescriptor` of a `BroadcastStream`); its rows
+    come without an order relative to others there, and before those of their epoch here.
+
+    Args:
+        source: the topic, or a stream with steps that make the table's rows. It is read from the
+            earliest record, unless it says where.
+        key: the columns that tell rows apart: of each key the newest row counts.
+        uid: names the table and its positions in the checkpoint, for as long as it lives.
+        delete: gets a batch, and returns a column of booleans: rows that delete that of their key.
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    stream = source if isinstance(source, Stream) else Stream(source)
+    if stream.uid not in (None, uid):
+        raise OptionError(f"broadcast(uid={uid!r}): its stream has the uid {stream.uid!r}")
+    check_name("broadcast: uid", uid)
+    names = (key,) if isinstance(key, str) else tuple(key)
+    if not names or len(set(names)) < len(names):
+        raise OptionError(f"broadcast(key={key!r}): expected names of columns, each once")
+    if delete is not None and not callable(delete):
+        raise OptionError(f"broadcast(delete={delete!r}): expected a function of a batch")
+    reads = stream.source
+    if reads.assignment is None and (reads.starting_offsets, reads.starting_time) == (None, None):
+        stream = replace(stream, source=replace(reads, starting_offsets="earliest"))
+    return BroadcastTable(stream, names, uid, delete)
 
 
 @dataclass(frozen=True)
@@ -137,7 +176,7 @@ def inputs_of(
             "named ones, read(bids=bids, people=people), for a process step with several inputs"
         )
     for name in named:
-        _check_name("the name of an input", name)
+        check_name("the name of an input", name)
         if name == NOT_A_NAME:
             raise OptionError(f"read({name}=…): key_by has an argument of that name: rename it")
     streams = [
@@ -229,11 +268,3 @@ def times_of(
         )
     its = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
     return TIME if times else None, its
-
-
-def _check_name(what: str, name: str) -> None:
-    if not PLAIN_NAME.fullmatch(name):
-        raise OptionError(
-            f"{what} {name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
-            f"letter or digit"
-        )

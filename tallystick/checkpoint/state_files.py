@@ -24,6 +24,7 @@ from tallystick.state.catalog import (
     SNAPSHOT,
     StateFile,
     StepState,
+    Version,
 )
 from tallystick.state.changelog import (
     DamagedError,
@@ -192,6 +193,46 @@ def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa
     loads = needed(step.files, groups)
     newest = newest_entries([batch for load in loads for batch in reader.read(load)])
     return newest.filter(pc.is_valid(newest.column(1)))
+
+
+class ChangedEntries(NamedTuple):
+    """The way from one version of state to another.
+
+    Args:
+        is_whole: nothing of the version before counts.
+        entries: `ENTRIES`, sorted by key, each key once.
+    """
+
+    is_whole: bool
+    entries: pa.RecordBatch
+
+
+def changes_since(
+    step: StepState, have: Version | None, groups: KeyGroupRange, storage: Storage
+) -> ChangedEntries:
+    """Return what leads from a version to the committed one, for copies in memory.
+
+    Args:
+        step: the committed state.
+        have: what is there; None: nothing is.
+        groups: all key groups of the copy.
+        storage: the checkpoint location.
+
+    Raises:
+        StateFileError: a file is missing or damaged.
+        OptionError: the entries are too many for one batch.
+    """
+    reader, is_whole = _Reader(storage), False
+    batches: list[pa.RecordBatch] = []
+    for each in _read(steps_from(step, have, groups), reader):
+        if isinstance(each, pa.RecordBatch):
+            batches.append(each)
+        else:
+            assert each == groups, "files of one copy speak for all of its key groups"
+            is_whole, batches = True, []
+    what = f"the entries of {step.uid}"
+    newest = one_batch(newest_entries(batches), what, "narrow the rows that it keeps")
+    return ChangedEntries(is_whole, newest)
 
 
 def contents_of(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.RecordBatch:

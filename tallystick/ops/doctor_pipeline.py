@@ -78,7 +78,7 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
     except TallystickError as error:
         yield _refusal("pipeline", error)
         return
-    inputs = [each.uid for each in its.run.inputs]
+    inputs = [each.uid for each in its.run.all_inputs]
     for check_it in (
         lambda: its.run.keyed.check(() if manifest is None else manifest.state),
         lambda: check_none_gone(by_input(() if manifest is None else manifest.sources), inputs),

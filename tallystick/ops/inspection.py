@@ -31,9 +31,10 @@ from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.catalog import SNAPSHOT, StateField, StateFile, StepState
 from tallystick.state.changelog import DamagedError, parse_index
+from tallystick.state.compatibility import is_operator_state, parts_of
 from tallystick.state.file_sets import collectable, due_merges, due_snapshots, needed
-from tallystick.state.functions.processing import COLUMNS
-from tallystick.state.key_groups import KeyGroupRange, key_group_range
+from tallystick.state.functions.processing import COLUMNS, ELEMENTS, TABLE
+from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.schema import ddl_of, schema_from_text
 
 LOOKS_MAX = 3
@@ -319,8 +320,7 @@ class _Look:
     def _step(self, step: StepState) -> StepReport:
         sizes, files = self._sizes(step)
         parts = []
-        for index in range(step.parallelism):
-            groups = key_group_range(step.max_parallelism, step.parallelism, index)
+        for groups in parts_of(step):
             window = slice(groups.first, groups.last + 1)
             touching = sum(file.groups.intersection(groups).count > 0 for file in files)
             parts.append(
@@ -328,7 +328,8 @@ class _Look:
             )
         average = sum(part.size for part in parts) / len(parts)
         snapshots = sum(file.kind == SNAPSHOT for file in files)
-        due = due_snapshots(step, step.parallelism).values()
+        writers = 1 if is_operator_state(step) else step.parallelism
+        due = due_snapshots(step, writers).values()
         return StepReport(
             uid=step.uid,
             key=step.key_schema,
@@ -343,7 +344,7 @@ class _Look:
             parts=tuple(parts),
             skew=max(part.size for part in parts) / average if average else 1.0,
             snapshots_due=tuple((groups.first, groups.last) for groups in due),
-            merges_due=sum(len(loads) for loads in due_merges(step, step.parallelism).values()),
+            merges_due=sum(len(loads) for loads in due_merges(step, writers).values()),
         )
 
     def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
@@ -371,9 +372,10 @@ class _Look:
 
 
 def state_text(state: StateField) -> str:
-    """Return what a step keeps per key: of a vectorised function, its columns and their types."""
-    if state.kind == COLUMNS:
-        return ddl_of(schema_from_text(state.value_schema))
+    """Return what a step keeps: of a vectorised function, its columns and their types."""
+    if state.kind in (COLUMNS, TABLE, ELEMENTS):
+        columns = ddl_of(schema_from_text(state.value_schema))
+        return columns if state.kind == COLUMNS else f"{state.kind} ({columns})"
     return f"{state.name} ({state.kind})"
 
 

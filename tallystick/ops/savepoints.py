@@ -45,6 +45,7 @@ from tallystick.epoch.savepoint import (
 from tallystick.errors import ManifestError, OptionError, StateFileError, TallystickError
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.compatibility import is_operator_state
 from tallystick.state.entries import regrouped
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
 from tallystick.state.keys import HASH_VERSION, KeyCodec
@@ -268,6 +269,11 @@ def migrate(
         if uid not in uids:
             raise OptionError(
                 f"savepoint {source.location} has no step {uid!r}: it has {', '.join(uids)}."
+            )
+        if any(step.uid == uid and is_operator_state(step) for step in state):
+            raise OptionError(
+                f"{uid!r} is operator state, which is not divided by key groups: it fits any "
+                f"parallelism as it is. Leave it out."
             )
     moved: list[StepState] = []
     with filled(target, "savepoint migrate") as new:

@@ -22,7 +22,7 @@ from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
-from tallystick.state.functions.processing import COLUMNS, PANES, ROWS
+from tallystick.state.functions.processing import COLUMNS, ELEMENTS, PANES, ROWS, TABLE
 from tallystick.state.functions.row_state import stored_fields, stored_rows
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
@@ -193,7 +193,7 @@ def _readable(step: StepState) -> Iterator[tuple[int, int]]:
 
 
 def _columns_of(state: StateField) -> list[pa.Field]:
-    if state.kind == COLUMNS:
+    if state.kind in (COLUMNS, TABLE, ELEMENTS):
         return list(schema_from_text(state.value_schema))
     if state.kind == PANES:
         return [pa.field(state.kind, pa.list_(_pane(state)))]
@@ -235,7 +235,7 @@ def _groups(keys: pa.BinaryArray) -> NDArray[np.int32]:
 
 def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> list[pa.Array]:
     """Return the columns of one state, a value for each of `count` keys."""
-    if state.kind == COLUMNS:
+    if state.kind in (COLUMNS, TABLE, ELEMENTS):
         rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
         return [column.take(_positions(codes, count)) for column in rows.columns]
     if state.kind == PANES:

@@ -5,8 +5,9 @@ The committed state goes in, the next one comes out; in between nothing is kept.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import pyarrow as pa
 
@@ -17,14 +18,23 @@ from tallystick.run.event_times import InputState, advanced, ahead, latest_of
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
+from tallystick.run.lists import ListPlan, ListStep, lists_after
 from tallystick.run.sink_task import FanOut, check_notes, split_notes
+from tallystick.run.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.run.task import BatchFunction, EncodePlan, Outlet, Report
+from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
-from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME, HasInitialState
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    PROCESSING_TIME,
+    HasInitialState,
+    StateDeclaration,
+)
+from tallystick.state.list_state import ALL_TASKS, PLACE
 from tallystick.state.overlay import EpochTime
-from tallystick.values import TopicPartition
+from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +58,8 @@ class KeyedSteps:
         slice_bytes: rows that a task holds at a time.
         on_share: told, after each epoch, how many bytes of rows its busiest task had.
         on_times: told, after each epoch, how long its tasks took.
+        tables: the broadcast tables of the pipeline.
+        lists: the list states of its readers.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -58,6 +70,8 @@ class KeyedSteps:
     slice_bytes: int = SLICE_BYTES
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    tables: tuple[TableStep, ...] = ()
+    lists: tuple[ListStep, ...] = ()
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what each step goes on from.
@@ -65,8 +79,23 @@ class KeyedSteps:
         Raises:
             OptionError: the pipeline does not fit the state.
         """
-        kept = check([_wanted(step) for step in self.steps], state, self.allow_dropped)
-        return tuple(self._base(step, kept.get(step.uid)) for step in self.steps)
+        return self._bases(state)[: len(self.steps)]
+
+    def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """Return what the steps, then the tables, then the lists go on from."""
+        wanted = [*map(_wanted, self.steps), *map(_wanted_of_table, self.tables)]
+        wanted += [_wanted_of_list(each, self.task_count) for each in self.lists]
+        kept = check(wanted, state, self.allow_dropped)
+        declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
+        declared += [(table.codec.declaration,) for table in self.tables]
+        declared += [(each.codec.declaration,) for each in self.lists]
+        bases = []
+        for its, states in zip(wanted, declared, strict=True):
+            held = kept.get(its.uid)
+            base = starting_point(its, held, self.task_count)
+            fields, next_id = settle(its.uid, states, held)
+            bases.append(replace(base, fields=fields, next_id=next_id))
+        return tuple(bases)
 
     def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
         """Return the steps with their readers and keys divided anew.
@@ -151,7 +180,7 @@ class KeyedSteps:
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """The state after an epoch that had nothing to do; what may be dropped is not in it."""
-        uids = {step.uid for step in self.steps}
+        uids = {base.uid for base in self._bases(state)}
         return tuple(step for step in state if step.uid in uids)
 
     def epoch(
@@ -162,6 +191,7 @@ class KeyedSteps:
         state: tuple[StepState, ...],
         last: EncodePlan | FanOut,
         source: InputState | None = None,
+        control: Mapping[str, tuple[SplitRange, ...]] | None = None,
     ) -> "KeyedEpoch":
         """Plan one epoch.
 
@@ -172,9 +202,16 @@ class KeyedSteps:
             state: the committed one.
             last: where the rows go in the end; with the functions of a pipeline without steps.
             source: the state of the input; None: rows come with no partition.
+            control: what is new for the tables, by uid.
         """
-        bases = self.check(state)
-        outlet: Outlet = replace(last, functions=self.steps[-1].functions) if bases else last
+        version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
+        bases = tuple(islice(all_bases, len(self.steps)))
+        of_tables = tuple(islice(all_bases, len(self.tables)))
+        tables = self._table_plans(version, of_tables, control or {})
+        lists = self._list_plans(version, tuple(all_bases), state)
+        outlet: Outlet = last
+        if bases:
+            outlet = replace(last, functions=with_tables(self.steps[-1].functions, tables))
         encode = last.encode if isinstance(last, FanOut) else last
         plans: list[ProcessPlan] = []
         for at in reversed(range(len(self.steps))):
@@ -191,27 +228,53 @@ class KeyedSteps:
                 doors=self.doors,
                 outlet=outlet,
                 slice_bytes=self.slice_bytes,
+                tables=tables,
             )
             plans.insert(0, plan)
             before = self.steps[at - 1].functions if at else self.functions
-            outlet = RoutePlan(step, base.max_parallelism, base.parallelism, before)
+            outlet = RoutePlan(
+                step, base.max_parallelism, base.parallelism, with_tables(before, tables)
+            )
         writer_count = 0 if encode is None else encode.target_count
         return KeyedEpoch(
             tuple(plans),
             outlet,
             writer_count,
-            Version(checkpoint_id, token),
+            version,
             has_sinks=isinstance(last, FanOut),
             may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
             on_share=self.on_share,
             on_times=self.on_times,
             source=source,
+            tables=tables,
+            lists=lists,
         )
 
-    def _base(self, step: KeyedStep, held: StepState | None) -> StepState:
-        base = starting_point(_wanted(step), held, self.task_count)
-        fields, next_id = settle(step.uid, step.declared, held)
-        return replace(base, fields=fields, next_id=next_id)
+    def _list_plans(
+        self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
+    ) -> tuple[ListPlan, ...]:
+        """Plan the lists of one epoch."""
+        before = {each.uid: each.parallelism for each in state}
+        plans = []
+        for its, base in zip(self.lists, bases, strict=True):
+            assert self.doors is not None, "a pipeline with lists has them"
+            old = before.get(its.uid, base.parallelism)
+            plans.append(ListPlan(its, base, old, version, self.doors))
+        return tuple(plans)
+
+    def _table_plans(
+        self,
+        version: Version,
+        bases: Sequence[StepState],
+        control: Mapping[str, tuple[SplitRange, ...]],
+    ) -> tuple[TablePlan, ...]:
+        """Plan the tables of one epoch."""
+        plans = []
+        for table, base in zip(self.tables, bases, strict=True):
+            assert self.doors is not None, "a pipeline with tables has them"
+            splits = control.get(table.uid, ())
+            plans.append(TablePlan(table, base, version, splits, self.doors))
+        return tuple(plans)
 
 
 NO_STEPS = KeyedSteps()
@@ -234,6 +297,14 @@ def _wanted(step: KeyedStep) -> StepRequirement:
     )
 
 
+def _wanted_of_table(table: TableStep) -> StepRequirement:
+    return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
+
+
+def _wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
+    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
+
+
 @dataclass(frozen=True)
 class KeyedEpoch:
     """One epoch's way through the tasks.
@@ -249,6 +320,8 @@ class KeyedEpoch:
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
         source: see `KeyedSteps.epoch`.
+        tables: broadcast ones, in this epoch.
+        lists: list states, in this epoch.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -260,6 +333,8 @@ class KeyedEpoch:
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
     source: InputState | None = None
+    tables: tuple[TablePlan, ...] = ()
+    lists: tuple[ListPlan, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -273,7 +348,8 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: a task was not heard of.
         """
-        texts, prepared, times, read = split_notes(text for each in reports for text in each.notes)
+        found = split_notes(text for each in reports for text in each.notes)
+        texts, prepared, times, read, of_tables, of_lists = found
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
@@ -286,6 +362,7 @@ class KeyedEpoch:
             self._after(plan, [note for note in notes if note.uid == plan.base.uid], read)
             for plan in self.plans
         )
+        state += (*tables_after(self.tables, of_tables), *lists_after(self.lists, of_lists))
         self.on_share(max((note.byte_count for note in notes), default=0))
         self.on_times(times)
         late = Counter[str]()

@@ -34,6 +34,7 @@ from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
 from tallystick.run.frames import conform, from_ipc, to_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
 from tallystick.run.outputs import conformed, passed_by, passing
+from tallystick.run.tables import TablePlan
 from tallystick.run.task import (
     BatchFunction,
     OpenOutlet,
@@ -236,6 +237,7 @@ class ProcessPlan:
         doors: what a task reaches from its host.
         outlet: where its output goes.
         slice_bytes: rows that a task holds at a time.
+        tables: broadcast ones, which functions after it may use.
     """
 
     step: KeyedStep
@@ -248,6 +250,7 @@ class ProcessPlan:
     doors: Doors
     outlet: Outlet
     slice_bytes: int = SLICE_BYTES
+    tables: tuple[TablePlan, ...] = ()
 
     def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
         """Process what one task got.
@@ -273,7 +276,8 @@ class ProcessPlan:
                 late=left.late,
                 byte_count=left.byte_count,
             )
-            return [own.to_json(), *heard.notes]
+            of_tables = [note for each in self.tables for note in each.notes()]
+            return [own.to_json(), *heard.notes, *of_tables]
 
         sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
         yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)

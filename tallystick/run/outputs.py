@@ -153,18 +153,30 @@ class Selection:
             return None
         if self.when is None:
             return rows
-        chosen = self.when(rows)
-        is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
-        if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
-            found = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
-            raise OptionError(
-                f"when(): the predicate returned {found}: expected a boolean column of the "
-                f"batch's {rows.num_rows} rows, such as pc.greater(rows['delay'], 15)"
-            )
-        if isinstance(chosen, pa.ChunkedArray):
-            chosen = chosen.combine_chunks()
-        kept = rows.filter(chosen)
+        kept = rows.filter(mask_of(self.when, rows, "when()"))
         return kept if kept.num_rows else None
+
+
+def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
+    """Return which rows a predicate means.
+
+    Args:
+        predicate: the user's.
+        rows: that it is asked about.
+        what: it is, for the message.
+
+    Raises:
+        OptionError: it returned something else than a column of booleans.
+    """
+    chosen = predicate(rows)
+    is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
+    if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
+        found = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
+        raise OptionError(
+            f"{what}: the predicate returned {found}: expected a boolean column of the batch's "
+            f"{rows.num_rows} rows, such as pc.greater(rows['delay'], 15)"
+        )
+    return chosen.combine_chunks() if isinstance(chosen, pa.ChunkedArray) else chosen
 
 
 OF_MAIN = Selection()

@@ -1,7 +1,7 @@
 """The reading task: from splits of partitions to frames on their way."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -51,10 +51,16 @@ class ReadPlan:
             DataLossError: records are gone before they were read, and that is not accepted.
             RecordError: a value is malformed, in mode failfast.
         """
-        for _, built in self._built(splits):
+        return (rows for _, rows in self.read_by_partition(splits))
+
+    def read_by_partition(
+        self, splits: Iterable[SplitRange]
+    ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Yield what `read` does, each batch with its partition."""
+        for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
-                assert isinstance(rows, pa.RecordBatch), "refused before a transform"
-                yield rows
+                assert isinstance(rows, pa.RecordBatch), "refused where nobody takes side outputs"
+                yield partition, rows
 
     def read_dead_letters(self, splits: Iterable[SplitRange]) -> Iterator[DeadLetters]:
         """The malformed records of all splits, in order within each."""
@@ -103,6 +109,7 @@ def send_read(
     outlet: Outlet,
     source: int,
     attempt_number: int = 0,
+    notes: Callable[[], Iterable[str]] = tuple,
 ) -> Iterator[Frame]:
     """Yield all frames of one attempt of a reader: of each input that it has splits of.
 
@@ -111,10 +118,11 @@ def send_read(
         outlet: where they go.
         source: the task's index.
         attempt_number: Spark's.
+        notes: asked when all is read; what the driver is told besides.
     """
     times = TimesRead(parts[0][0].event_time)
     read = (each for plan, splits in parts for each in plan.read_both(splits, times))
-    return send(outlet, read, source, times.notes, attempt_number)
+    return send(outlet, read, source, lambda: [*times.notes(), *notes()], attempt_number)
 
 
 class _LeftOut:

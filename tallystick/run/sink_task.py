@@ -20,6 +20,7 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
+from tallystick.run import lists, tables
 from tallystick.run.event_times import NOTE
 from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.outputs import OF_MAIN, DeadLetters, Selection
@@ -80,17 +81,19 @@ class SinkNote:
 
 
 class Notes(NamedTuple):
-    """The notes of tasks: of keyed ones, as they are; of sinks; and how long they took."""
+    """The notes of tasks: of keyed ones, as they are; of sinks; of times; of operator state."""
 
     keyed: list[str]
     sinks: list[SinkNote]
     times: list[TaskTimes]
     event_times: list[list[tuple[str, int, int]]]
+    tables: list[dict[str, Any]]
+    lists: list[dict[str, Any]]
 
 
 def split_notes(texts: Iterable[str]) -> Notes:
     """The notes of an epoch by their kind."""
-    found = Notes([], [], [], [])
+    found = Notes([], [], [], [], [], [])
     for text in texts:
         if (times := TaskTimes.from_note(text)) is not None:
             found.times.append(times)
@@ -100,6 +103,10 @@ def split_notes(texts: Iterable[str]) -> Notes:
             found.sinks.append(SinkNote.from_fields(fields))
         elif NOTE in fields:
             found.event_times.append(fields[NOTE])
+        elif tables.NOTE in fields:
+            found.tables.append(fields)
+        elif lists.NOTE in fields:
+            found.lists.append(fields)
         else:
             found.keyed.append(text)
     return found

@@ -10,7 +10,7 @@ steps the rows go on from task to task, as Arrow too:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -29,16 +29,27 @@ Columns: TypeAlias = str | pa.Schema | StructType
 """Columns, as Spark's DDL text, its type, or an Arrow schema."""
 
 
+class HasUid(Protocol):
+    """Operator state as the user declared it."""
+
+    @property
+    def uid(self) -> str:
+        """The name of it in the checkpoint."""
+        ...
+
+
 @dataclass(frozen=True)
 class MapBatches:
     """Arrow in, Arrow out; `schema` is what comes out, where Spark or a keyed step must know it.
 
-    `outputs` are the columns of what it puts out beside that, by name.
+    `outputs` are the columns of what it puts out beside that, by name; `state` is the broadcast
+    table that the function gets.
     """
 
     function: BatchFunction
     schema: str | None = None
     outputs: Mapping[str, Columns] = field(default_factory=dict)
+    state: "HasUid | None" = None
 
     def __post_init__(self) -> None:
         _check_function("map_batches", self.function)

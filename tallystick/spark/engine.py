@@ -67,10 +67,17 @@ class SplitsEngine:
             return EpochResult((), self.keyed.carried(state))
         last = self._placed(self.last(checkpoint_id))
         epoch = self.keyed.epoch(
-            checkpoint_id, self.timestamp_ms, _token(), state, last, self.source
+            checkpoint_id,
+            self.timestamp_ms,
+            _token(),
+            state,
+            last,
+            self.source,
+            self.unread.control,
         )
+        unread = self.unread.with_state(epoch.tables, epoch.lists)
         write = replace(self.write(producer), stage=epoch.stage)
-        return prepared(self.tasks.run(self.unread, epoch, write), epoch)
+        return prepared(self.tasks.run(unread, epoch, write), epoch)
 
     def _placed(self, last: EncodePlan | FanOut) -> EncodePlan | FanOut:
         """Let readers write, where their rows are on their way to partitions of the same numbers.

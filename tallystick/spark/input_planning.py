@@ -65,12 +65,14 @@ class InputPlanner:
         planner: asks its cluster.
         offset_count_max: the most that an epoch may span; None: the user sets none.
         takes_all: it reads all there is in one epoch.
+        waits: the watermark waits for its partitions.
     """
 
     uid: str
     planner: Planner
     offset_count_max: int | None = None
     takes_all: bool = False
+    waits: bool = True
 
     @property
     def wanted(self) -> int:
@@ -183,10 +185,11 @@ class InputPlanners:
     def state(self, stops: Positions) -> InputState:
         """Return the state of the input for an epoch up to `stops`, by the newest look at it."""
         all_ends = self.latest()
+        without = {each.uid for each in self._inputs if not each.waits}
         partitions: set[TopicPartition] = set()
         unfinished: set[TopicPartition] = set()
         begun: set[TopicPartition] = set()
-        for stop in stops:
+        for stop in (each for each in stops if each.input not in without):
             ends, last = all_ends.get(stop.input), stop.stops or {}
             for at, position in stop.positions.items():
                 name = of_input(stop.input, at)

@@ -62,9 +62,12 @@ class PipelineInput:
     Args:
         declared: what it is.
         cluster: whose Spark may have to read its columns.
+        waits: its rows are divided among the tasks, and the watermark waits for its partitions; a
+            broadcast table's are read by each task as a whole.
     """
 
-    def __init__(self, declared: InputDeclaration, cluster: Cluster) -> None:
+    def __init__(self, declared: InputDeclaration, cluster: Cluster, *, waits: bool = True) -> None:
+        self.waits = waits
         self.uid = declared.uid
         self.name = declared.name
         steps = with_columns(cluster, declared.steps)
@@ -202,7 +205,7 @@ def joined(
     """
     if len(inputs) == 1 and not inputs[0].name:
         return inputs[0].ddl, ((),)
-    texts = [_columns_of(each) for each in inputs]
+    texts = [columns_after(each) for each in inputs]
     schemas = [
         _nullable(cluster.columns(text, f"the columns of {each.text}"))
         for each, text in zip(inputs, texts, strict=True)
@@ -286,8 +289,12 @@ def check_groups(inputs: Sequence[PipelineInput]) -> None:
                 )
 
 
-def _columns_of(each: PipelineInput) -> str:
-    """Return the columns after the input's own functions, as DDL."""
+def columns_after(each: PipelineInput) -> str:
+    """Return the columns after the input's own functions, as DDL.
+
+    Raises:
+        OptionError: the last one does not say what it returns.
+    """
     text = each.steps[-1].schema if each.steps else each.ddl
     if text is None:
         raise OptionError(

@@ -12,6 +12,7 @@ from tallystick.epoch.two_phase import Timeout
 from tallystick.errors import FencedError, RetriableError, TallystickError
 from tallystick.run.driver import Listener
 from tallystick.spark.open_transactions import OpenTransactions
+from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 
@@ -302,3 +303,18 @@ class EpochAge:
     @property
     def _passed_ms(self) -> int:
         return int(1000 * (time.monotonic() - self._since))
+
+
+def counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
+    """Return a listener that counts what epochs do in these sinks."""
+    decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
+    if decider is None:
+        return EpochCounts(name, listener, sinks=uids)
+    return EpochCounts(
+        name,
+        listener,
+        timeout_ms=decider.transaction_timeout_ms,
+        dead_letter_topic=topology.dead_letter_topic,
+        deciding_sink=topology.uid,
+        sinks=uids,
+    )

@@ -272,9 +272,11 @@ def planners_of(
                 uid=each.uid,
                 planner=StreamPlanner(brokers[each.config], each.options),
                 offset_count_max=each.options.offset_count_max if each.is_bounded else None,
-                takes_all=each.is_bounded and each.options.offset_count_max is None,
+                takes_all=not each.waits
+                or (each.is_bounded and each.options.offset_count_max is None),
+                waits=each.waits,
             )
-            for each in run.inputs
+            for each in run.all_inputs
         ],
         accepted,
     )
@@ -300,7 +302,7 @@ class _Run:
         self.id = str(uuid.uuid4())
         self._run = run
         self._when = when
-        self._brokers = {each.config: KafkaBroker(each.config) for each in run.inputs}
+        self._brokers = {each.config: KafkaBroker(each.config) for each in run.all_inputs}
         try:
             storage = FileStorage(checkpoint)
             folder = CheckpointFolder(storage)
@@ -314,7 +316,7 @@ class _Run:
         except BaseException:
             self._hang_up()
             raise
-        clients = [SourceClient(each.options.shown_group, each.config) for each in run.inputs]
+        clients = [SourceClient(each.options.shown_group, each.config) for each in run.all_inputs]
         self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
         self._show_again_s = 0.0
 

@@ -24,6 +24,7 @@ from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.event_times import InputState
 from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.lists import parts_of
 from tallystick.run.part_times import PartTimes
 from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
@@ -41,10 +42,11 @@ from tallystick.spark.inputs import (
 )
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.keyed import check_sendable, keyed_steps, lean
-from tallystick.spark.listeners import PIPELINES, EpochCounts
+from tallystick.spark.listeners import PIPELINES, counts_of
 from tallystick.spark.outputs import side_outputs, with_columns
 from tallystick.spark.sinks import STRAYS_LIVE_S, Sinks, is_speculative
 from tallystick.spark.streaming.epochs import engine_of
+from tallystick.spark.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
 from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
 from tallystick.spark.topology import OutputTopology
 from tallystick.state.catalog import StepState
@@ -85,11 +87,13 @@ class PipelineRun:
         listener: Listener | None,
         allow_dropped_state: frozenset[str] = frozenset(),
         execution: str | None = None,
+        tables: Sequence[TableDeclaration] = (),
+        lists: Sequence[ListDeclaration] = (),
     ) -> None:
         self.name = name
         self.cluster = cluster
         self._topology = topology
-        self.parts = PartTimes(_counts_of(name, topology, listener))
+        self.parts = PartTimes(counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
         self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
@@ -97,6 +101,10 @@ class PipelineRun:
         columns, joining = joined(self.inputs, steps, cluster)
         steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
+        its_lists, uids = lists_of(lists, cluster), [each.uid for each in self.inputs]
+        self.tables = tables_of(tables, cluster, uids, self._stages, its_lists)
+        self.all_inputs = (*self.inputs, *(each.input for each in self.tables))
+        """Those of broadcast tables too."""
         frames = self._stages.frames
         has_transform = frames is not None
         if has_transform:
@@ -112,6 +120,8 @@ class PipelineRun:
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
             slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
+            tables=tuple(each.step for each in self.tables),
+            lists=its_lists,
         )
         for each, before in zip(self.inputs, joining, strict=True):
             each.read = replace(
@@ -124,7 +134,7 @@ class PipelineRun:
             each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
         }
         self.columns = self._known_columns()
-        all_steps = [*(step for each in self.inputs for step in each.steps), *steps]
+        all_steps = [*(step for each in self.all_inputs for step in each.steps), *steps]
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
         check_sendable(all_steps)
@@ -187,14 +197,14 @@ class PipelineRun:
         Raises:
             OptionError: a topic is not there, or a right is missing.
         """
-        check_all([partial(each.check, is_new=is_new) for each in self.inputs])
-        check_groups(self.inputs)
+        check_all([partial(each.check, is_new=is_new) for each in self.all_inputs])
+        check_groups(self.all_inputs)
 
     def _check_sinks(self) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
-        for each in self.inputs:
+        for each in self.all_inputs:
             written = self._topology.written_to(each.config.bootstrap_servers)
             if cluster is not None and each.cluster_id == cluster_id:
                 written = (*cluster.outputs, *written)
@@ -209,7 +219,7 @@ class PipelineRun:
         """
         return tuple(
             right
-            for each in self.inputs
+            for each in self.all_inputs
             if each.options.shown_group and each.cluster_id == cluster_id
             for right in showing(each.options.shown_group, each.topics)
         )
@@ -278,11 +288,17 @@ class PipelineRun:
     def _known(self) -> tuple[object, ...]:
         """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
-        reads = [each.read for each in self.inputs]
+        its = [each.step for each in self.tables]
+        reads = [*(each.read for each in self.inputs), *(each.read for each in its)]
         return (
+            *its,
+            *self.keyed.lists,
+            *(part for each in self.keyed.lists for part in (each.codec, each.union)),
+            *(part for each in its for part in (each.read, each.codec, each.deleted)),
+            *(part for step in steps for part in parts_of(step.functions)),
             *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
-            *(part for each in reads for part in (each.functions, *each.functions)),
-            *(each.config for each in self.inputs),
+            *(part for each in reads for part in (each.functions, *parts_of(each.functions))),
+            *(each.config for each in self.all_inputs),
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
@@ -343,7 +359,7 @@ class PipelineRun:
             OptionError: it is to run again, and one of its inputs is gone from the pipeline.
         """
         starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
-        gone = sorted(stops.keys() - {each.uid for each in self.inputs})
+        gone = sorted(stops.keys() - {each.uid for each in self.all_inputs})
         if gone:
             raise OptionError(
                 f"pipeline {self.name!r}: an epoch of an earlier run has to run again, and it read "
@@ -358,9 +374,16 @@ class PipelineRun:
                 InputSplits(found, self._split_count_mins[each.uid])
                 for each, found in zip(its, splits, strict=True)
             ),
+            takes_all=bool(self.keyed.lists),
         )
+        control = {
+            each.uid: each.input.splits(starts.get(each.uid), stops[each.uid])
+            for each in self.tables
+            if each.uid in stops
+        }
         return Unread(
-            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True))
+            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True)),
+            control,
         )
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
@@ -369,21 +392,6 @@ class PipelineRun:
         for function in frames.functions:
             rows = function(rows)
         return rows
-
-
-def _counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
-    """Return a listener that counts what epochs do in these sinks."""
-    decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
-    if decider is None:
-        return EpochCounts(name, listener, sinks=uids)
-    return EpochCounts(
-        name,
-        listener,
-        timeout_ms=decider.transaction_timeout_ms,
-        dead_letter_topic=topology.dead_letter_topic,
-        deciding_sink=topology.uid,
-        sinks=uids,
-    )
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:

@@ -8,8 +8,8 @@ partitions. So large plans are broadcast here, and destroyed when their job has 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -19,9 +19,11 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch
+from tallystick.run.lists import ListPlan, with_lists
 from tallystick.run.outputs import DeadLetters
 from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.sink_task import CollectPlan
+from tallystick.run.tables import TablePlan, with_tables
 from tallystick.run.task import Outlet, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.values import SplitRange, TopicPartition
@@ -110,15 +112,17 @@ class InputSplits(NamedTuple):
     split_count_min: int | None = None
 
 
-def share(parallelism: int, *inputs: InputSplits) -> tuple[Shares, ...]:
+def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tuple[Shares, ...]:
     """Divide the splits of each input among the same readers.
 
     Args:
         parallelism: how many tasks run at a time; there are no more readers.
         inputs: what there is to be read.
+        takes_all: all tasks are readers, those with nothing to read too: so a partition that is
+            not cut has the same reader in every epoch.
     """
     pieces = [cut_splits(*each) for each in inputs]
-    reader_count = max(1, min(parallelism, sum(map(len, pieces))))
+    reader_count = parallelism if takes_all else max(1, min(parallelism, sum(map(len, pieces))))
     return tuple(
         share_pieces(its, reader_count)
         if len(its) > len(each.splits)
@@ -143,9 +147,32 @@ class UnreadInput:
 
 @dataclass(frozen=True)
 class Unread:
-    """All that an epoch reads; each input is divided among the same readers."""
+    """All that an epoch reads; each input is divided among the same readers.
+
+    Args:
+        inputs: of the pipeline.
+        control: what is new for broadcast tables, by uid: each task reads it.
+        tables: with their plans, which have the same.
+        lists: list states of the readers.
+    """
 
     inputs: tuple[UnreadInput, ...]
+    control: Mapping[str, tuple[SplitRange, ...]] = field(default_factory=dict)
+    tables: tuple[TablePlan, ...] = ()
+    lists: tuple[ListPlan, ...] = ()
+
+    def with_state(self, plans: tuple[TablePlan, ...], lists: tuple[ListPlan, ...]) -> "Unread":
+        """Return the same with the operator state of an epoch."""
+        if not (plans or lists):
+            return self
+        inputs = tuple(
+            replace(
+                each,
+                plan=replace(each.plan, functions=with_tables(each.plan.functions, plans)),
+            )
+            for each in self.inputs
+        )
+        return Unread(inputs, tables=plans, lists=lists)
 
     @property
     def reader_count(self) -> int:
@@ -155,7 +182,8 @@ class Unread:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to be read."""
-        return not any(share for each in self.inputs for share in each.shares)
+        shares = (share for each in self.inputs for share in each.shares)
+        return not any((*shares, *self.control.values()))
 
     @property
     def only_topic(self) -> str:
@@ -170,8 +198,20 @@ class Unread:
 
     def send(self, reader: int, outlet: Outlet, attempt_number: int) -> Iterator[Frame]:
         """Yield the frames of a reader; see `read_plan.send_read`."""
-        parts = [(each.plan, each.shares[reader]) for each in self.inputs]
-        return send_read(parts, outlet, reader, attempt_number)
+        lists = [(each.step.uid, each.opened(reader)) for each in self.lists]
+        parts = [
+            (
+                replace(each.plan, functions=with_lists(each.plan.functions, lists)),
+                each.shares[reader],
+            )
+            for each in self.inputs
+        ]
+
+        def notes() -> list[str]:
+            of_tables = [note for each in self.tables for note in each.notes(reader)]
+            return [*of_tables, *(note for _, each in lists for note in each.notes())]
+
+        return send_read(parts, outlet, reader, attempt_number, notes)
 
     def read(self, readers: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield the well-formed rows of some readers."""

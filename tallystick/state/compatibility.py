@@ -16,12 +16,18 @@ from tallystick.state.catalog import StateField, StepState
 from tallystick.state.functions.processing import (
     COLUMNS,
     DELETED,
+    ELEMENTS,
     NO_TIME,
     PANES,
     ROWS,
+    TABLE,
     StateDeclaration,
 )
-from tallystick.state.key_groups import default_max_parallelism
+from tallystick.state.key_groups import (
+    KeyGroupRange,
+    default_max_parallelism,
+    key_group_range,
+)
 from tallystick.state.keys import HASH_VERSION
 from tallystick.state.schema import ddl_of, schema_from_text
 
@@ -73,7 +79,7 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
     now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
     before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
-    if now != before and state.kind in (COLUMNS, PANES, ROWS):
+    if now != before and state.kind in (COLUMNS, PANES, ROWS, TABLE, ELEMENTS):
         raise OptionError(
             f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
             f"Declare it as it was; or give the step a new uid, so that it begins without state, "
@@ -94,11 +100,28 @@ def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
         return f"{key_schema} with the columns {columns!r}"
     if kind == COLUMNS:
         return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
+    if kind == TABLE:
+        return f"a broadcast table with the columns {ddl_of(schema_from_text(value_schema))!r}"
+    if kind == ELEMENTS:
+        return f"a list with the columns {ddl_of(schema_from_text(value_schema))!r}"
     if kind == ROWS:
         columns = ddl_of(schema_from_text(value_schema))
         return f"rows of a join ({key_schema}) with the columns {columns!r}"
     schemas = f"{key_schema} -> {value_schema}" if key_schema else value_schema
     return f"{kind} of {schemas}, {'with' if ttl_ms else 'without'} a TTL"
+
+
+def is_operator_state(step: StepState) -> bool:
+    """True if the state is not divided by key groups, and fits any parallelism as it is."""
+    return any(field.kind in (TABLE, ELEMENTS) for field in step.fields)
+
+
+def parts_of(step: StepState) -> tuple[KeyGroupRange, ...]:
+    """Return the key groups of each task; of a list state, the one that has the task's number."""
+    count = step.parallelism
+    if any(field.kind == ELEMENTS for field in step.fields):
+        return tuple(KeyGroupRange(index, index) for index in range(count))
+    return tuple(key_group_range(step.max_parallelism, count, index) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)

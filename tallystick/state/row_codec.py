@@ -67,6 +67,13 @@ class ColumnsCodec:
         nulls = (_NULLS, np.uint8, ((len(schema) + 7) // 8,))
         self._record = np.dtype([nulls, *((f"c{at}", width) for at, width in enumerate(widths))])
 
+    @property
+    def all_null(self) -> bytes:
+        """The bytes of a row whose columns are all null, for one that is there all the same."""
+        record = np.zeros(1, self._record)
+        record[_NULLS] = 0xFF
+        return record.tobytes()
+
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
         """Return the value of each row; null where all columns are."""
         assert columns.schema.equals(self.schema), (columns.schema, self.schema)

@@ -1,0 +1,189 @@
+"""List state: the elements of each task, and how another number of tasks shares them.
+
+The entries are those of a step whose key is the number of the task and the place of an element in
+its list, and whose key group is that number too:
+
+    task | state id | task, place         the columns of the element, as `ColumnsCodec`
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.state.changelog import groups_of
+from tallystick.state.functions.processing import ELEMENTS, StateDeclaration
+from tallystick.state.key_groups import MAX_PARALLELISM_MAX, KeyGroupRange
+from tallystick.state.keys import KeyCodec, entry_keys
+from tallystick.state.overlay import ENTRIES
+from tallystick.state.row_codec import ColumnsCodec, changed_rows
+from tallystick.state.schema import text_of
+
+STATE_NAME = "elements"
+STATE_ID = 1
+"""The only state of a list."""
+ALL_TASKS = KeyGroupRange(0, MAX_PARALLELISM_MAX - 1)
+PLACE = KeyCodec(pa.schema([pa.field("task", pa.int32()), pa.field("place", pa.int64())]))
+
+
+class Share(NamedTuple):
+    """A part of one task's list: the elements `start <= place < stop`."""
+
+    task: int
+    start: int
+    stop: int
+
+
+def repartitioned(
+    sizes: Mapping[str, Sequence[int]], parallelism: int
+) -> dict[str, list[list[Share]]]:
+    """Divide the lists of one operator evenly among its new tasks.
+
+    All elements of a state stand in one row, in the order of the old tasks; each new task gets as
+    many as another one, or one more. The first task to get one more is that after the last one that
+    got one of the state before. Nothing moves where the number of tasks stays.
+
+    Source: Flink's RoundRobinOperatorStateRepartitioner (SPLIT_DISTRIBUTE), with its order of
+    states, that of a Java HashMap.
+
+    Args:
+        sizes: of the list of each old task, by the name of the state.
+        parallelism: how many new tasks there are.
+
+    Returns:
+        What each new task gets, by the name of the state.
+    """
+    found, start = {}, 0
+    for name in sorted(sizes, key=_place_in_hash_map):
+        old = sizes[name]
+        if len(old) == parallelism:
+            found[name] = [[Share(task, 0, size)] if size else [] for task, size in enumerate(old)]
+            continue
+        least, more = divmod(sum(old), parallelism)
+        ends = np.concatenate([[0], np.cumsum(old)]).tolist()
+        shares: list[list[Share]] = [[] for _ in range(parallelism)]
+        at = 0
+        for number in range(parallelism):
+            stop = at + least + (number < more)
+            shares[(start + number) % parallelism] = _shares(ends, at, stop)
+            at = stop
+        found[name] = shares
+        start = (start + more) % parallelism
+    return found
+
+
+def in_union(sizes: Sequence[int], parallelism: int) -> list[list[Share]]:
+    """Give the lists of all old tasks to each new one.
+
+    Source: Flink's RoundRobinOperatorStateRepartitioner (UNION).
+
+    Args:
+        sizes: of the list of each old task.
+        parallelism: how many new tasks there are.
+    """
+    everything = [Share(task, 0, size) for task, size in enumerate(sizes) if size]
+    return [everything] * parallelism
+
+
+def _shares(ends: Sequence[int], start: int, stop: int) -> list[Share]:
+    """Return the elements from `start` to `stop` of all, by the tasks that had them."""
+    return [
+        Share(task, max(start, first) - first, min(stop, end) - first)
+        for task, (first, end) in enumerate(pairwise(ends))
+        if max(start, first) < min(stop, end)
+    ]
+
+
+def _place_in_hash_map(name: str) -> int:
+    """Return the bucket of a text in a Java HashMap of the smallest size."""
+    code = 0
+    units = name.encode("utf-16-be")
+    for at in range(0, len(units), 2):
+        code = (code * 31 + int.from_bytes(units[at : at + 2], "big")) & 0xFFFFFFFF
+    return (code ^ (code >> 16)) & 15
+
+
+class ListCodec:
+    """Elements of lists as entries.
+
+    Args:
+        columns: of an element.
+
+    Raises:
+        OptionError: one cannot be stored, or there is none.
+    """
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._codec = ColumnsCodec(columns, "list state")
+        self.columns = self._codec.schema
+
+    @property
+    def declaration(self) -> StateDeclaration:
+        """The state of the list."""
+        return StateDeclaration(STATE_NAME, ELEMENTS, "", text_of(self.columns))
+
+    def encode(self, elements: pa.RecordBatch) -> pa.BinaryArray:
+        """Return the value of each element."""
+        return self._codec.encode(elements).fill_null(self._codec.all_null)
+
+    def decode(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        """Return the elements of values that `encode` made."""
+        return self._codec.decode(values)
+
+
+def shared_values(
+    entries: pa.RecordBatch, task: int, before: int, parallelism: int, *, is_union: bool = False
+) -> pa.BinaryArray:
+    """Return the values of the elements that a new task gets of the old ones.
+
+    Args:
+        entries: `ENTRIES` of all tasks, sorted by key, none deleted.
+        task: its number.
+        before: how many tasks there were.
+        parallelism: how many there are.
+        is_union: each task gets all.
+    """
+    sizes = np.bincount(groups_of(entries.column(0)), minlength=before)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    if is_union:
+        shares = in_union(sizes.tolist(), parallelism)
+    else:
+        (shares,) = repartitioned({STATE_NAME: sizes.tolist()}, parallelism).values()
+    parts = [
+        entries.column(1).slice(starts[each.task] + each.start, each.stop - each.start)
+        for each in shares[task]
+    ]
+    return pa.concat_arrays([pa.array([], pa.binary()), *parts])
+
+
+def changes_of(task: int, before: pa.BinaryArray, after: pa.BinaryArray) -> pa.RecordBatch:
+    """Return what changes a task's list; `ENTRIES`, sorted by key.
+
+    Args:
+        task: its number.
+        before: the values that are committed for the task of that number.
+        after: what they are to be.
+    """
+    both = min(len(before), len(after))
+    changed = np.flatnonzero(changed_rows(before.slice(0, both), after.slice(0, both)))
+    places = np.concatenate([changed, np.arange(both, max(len(before), len(after)))])
+    at = pa.array(np.where(places < len(after), places, -1), mask=places >= len(after))
+    tasks = np.full(len(places), task, np.int32)
+    rows = pa.record_batch([tasks, places.astype(np.int64)], schema=PLACE.schema)
+    keys = entry_keys(tasks, STATE_ID, PLACE.encode(rows))
+    return pa.RecordBatch.from_arrays([keys, after.take(at)], schema=ENTRIES)
+
+
+def gone(entries: pa.RecordBatch, parallelism: int) -> pa.RecordBatch:
+    """Return what deletes the lists of tasks that there are no longer.
+
+    Args:
+        entries: `ENTRIES` of all tasks.
+        parallelism: how many there are now.
+    """
+    keys = entries.column(0)
+    keys = keys.filter(pc.greater_equal(pa.array(groups_of(keys)), parallelism))
+    return pa.RecordBatch.from_arrays([keys, pa.nulls(len(keys), pa.binary())], schema=ENTRIES)

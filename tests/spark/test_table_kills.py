@@ -1,0 +1,190 @@
+"""Tasks and drivers with operator state are killed: no row with an old rule, none twice or lost."""
+
+import json
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import tallystick as ts
+from tallystick.demo.flights import load
+from tests.spark.driver_process import Drivers
+from tests.spark.flow import Flow
+from tests.spark.keyed_flights import PARALLELISMS
+from tests.spark.test_keyed_kills import EPOCH_RECORDS, EXECUTIONS
+from tests.spark.topics import produce, read_committed, wait_until_nothing_is_pending
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
+
+KILLS = [("EpochRan", 1, 0.0), ("EpochPlanned", 3, 0.3), ("TransactionCommitted", 3, 0.0)]
+"""The fact after which the driver dies, the how-manieth of its kind, how much later."""
+
+
+@pytest.fixture(scope="module")
+def drivers_with_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """Drivers of the job with a table."""
+    copies = {"spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("host"))}
+    job = Path(__file__).with_name("table_job.py")
+    pool = Drivers(tmp_path_factory.mktemp("tables"), config=copies, job=job)
+    yield pool
+    pool.close()
+
+
+class FlightsWithRules:
+    """Flights of a flow, and rules for their destinations, whose versions ascend."""
+
+    def __init__(self, flow: Flow, data: pd.DataFrame) -> None:
+        self._flow, self._data = flow, data
+        self._fed, self._version = 0, 0
+        self._least: list[int] = []
+        self.topic = f"{flow.name}-rules"
+        flow.kafka.create_topic(self.topic, 3)
+
+    def feed(self, count: int) -> None:
+        """Append flights; their rules are those of now or newer."""
+        rows = self._data.iloc[self._fed : self._fed + count][["id", "carrier", "dest"]]
+        self._fed += count
+        self._least += [self._version] * count
+        records = [(row["carrier"], json.dumps(row)) for row in rows.to_dict("records")]
+        produce(self._flow.confluent, self._flow.topic_in, records)
+
+    def rule(self) -> None:
+        """Give each destination a newer rule."""
+        self._version += 1
+        values = [
+            (dest, json.dumps({"dest": dest, "version": self._version}))
+            for dest in sorted(set(self._data["dest"]))
+        ]
+        produce(self._flow.confluent, self.topic, values)
+
+    def spec(self, parallelism: int, **further: object) -> dict[str, object]:
+        return self._flow.spec(parallelism=parallelism, rules_topic=self.topic, **further)
+
+    def assert_exact(self) -> None:
+        flow = self._flow
+        wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+        records = read_committed(flow.confluent, flow.topic_out)
+        found = pd.DataFrame([json.loads(record.value or "") for record in records])
+        assert sorted(found["id"]) == self._data.iloc[: self._fed]["id"].tolist()
+        assert (found["n"] == found.groupby("dest").cumcount() + 1).all()
+        assert (found["version"] == found["again"]).all(), "two tasks of an epoch had two tables"
+        least = dict(zip(self._data["id"], self._least, strict=False))
+        assert (found["version"] >= found["id"].map(least)).all(), "a row missed a rule before it"
+        by_dest = found.groupby("dest")["version"].diff().dropna()
+        assert (by_dest >= 0).all(), "a rule was taken back"
+        assert found["version"].nunique() > 1
+        state = ts.read_state(flow.spark, str(flow.checkpoint), "rules").toPandas()
+        assert set(state["version"]) == {self._version}
+        assert set(state["dest"]) == set(self._data["dest"])
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_all_tasks_have_one_table_over_kills_and_rescales(
+    flow: Flow, drivers_with_tables: Drivers, execution: str
+) -> None:
+    flights = FlightsWithRules(flow, load(1000 * (len(KILLS) + 1)))
+    parallelisms = cycle(PARALLELISMS)
+    for fact, occurrence, later_s in KILLS:
+        flights.rule()
+        flights.feed(1000)
+        driver = drivers_with_tables.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
+        records = EPOCH_RECORDS[execution]
+        told = {"execution": execution, "epoch_records": records}
+        driver.run(flights.spec(next(parallelisms), **told, **kill))
+        flights.rule()  # while it runs
+        driver.wait_until_killed()
+        driver.stop()
+    flights.rule()
+    flights.feed(1000)
+    driver = drivers_with_tables.take()
+    driver.run(flights.spec(next(parallelisms), execution=execution, epoch_records=400))
+    flights.rule()
+    assert driver.wait_for_end() is None
+    driver.run(flights.spec(next(parallelisms), execution=execution))  # the newest rules
+    assert driver.wait_for_end() is None
+    drivers_with_tables.give_back(driver)
+
+    flights.assert_exact()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_reader_that_dies_with_the_table_in_its_memory_loses_nothing(
+    flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
+) -> None:
+    flights = FlightsWithRules(flow, load(4000))
+    driver = drivers_with_tables.take()
+    flights.rule()
+    flights.feed(500)
+    driver.run(flights.spec(2, execution=execution))
+    assert driver.wait_for_end() is None
+    flights.rule()
+    flights.feed(2000)
+    marker = tmp_path / "died"
+    told = {"dies": "worker", "marker": str(marker), "execution": execution}
+    driver.run(flights.spec(3, epoch_records=600, **told))
+    assert driver.wait_for_end() is None
+    assert marker.exists()
+    assert driver.facts.count("ActionFailed") == 1
+    drivers_with_tables.give_back(driver)
+
+    flights.assert_exact()
+
+
+def assert_held_or_out(flow: Flow, data: pd.DataFrame, block: int) -> int:
+    """Each flight is out or in a list, once; return how many are held."""
+    wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
+    records = read_committed(flow.confluent, flow.topic_out)
+    out = [json.loads(record.value or "")["id"] for record in records]
+    held = ts.read_state(flow.spark, str(flow.checkpoint), "held").toPandas()
+    assert sorted([*out, *held["id"]]) == sorted(data["id"])
+    assert len(out) % block == 0
+    return len(held)
+
+
+def feed(flow: Flow, part: pd.DataFrame) -> None:
+    rows = part[["id", "carrier", "dest"]].to_dict("records")
+    records = [(row["carrier"], json.dumps(row)) for row in rows]
+    produce(flow.confluent, flow.topic_in, records)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_held_rows_are_neither_lost_nor_put_out_twice_over_kills_and_rescales(
+    flow: Flow, drivers_with_tables: Drivers, execution: str
+) -> None:
+    data = load(1000 * (len(KILLS) + 1))
+    masters = iter([1, 3, 2, 4])
+    for number, (fact, occurrence, later_s) in enumerate([*KILLS, ("", 0, 0.0)]):
+        feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
+        driver = drivers_with_tables.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s} if fact else {}
+        told = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+        driver.run(flow.spec(master=f"local[{next(masters)}]", **told, **kill))
+        if fact:
+            driver.wait_until_killed()
+            driver.stop()
+        else:
+            assert driver.wait_for_end() is None
+            drivers_with_tables.give_back(driver)
+
+    assert assert_held_or_out(flow, data, 7) > 0
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_reader_that_dies_with_rows_in_its_list_loses_none(
+    flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
+) -> None:
+    data, marker = load(2500), tmp_path / "died"
+    driver = drivers_with_tables.take()
+    for first, stop, dies in ((0, 500, ""), (500, 2500, "worker")):
+        feed(flow, data.iloc[first:stop])
+        told = {"execution": execution, "dies": dies, "marker": str(marker)}
+        driver.run(flow.spec(epoch_records=600, **told))
+        assert driver.wait_for_end() is None
+    assert marker.exists()
+    assert driver.facts.count("ActionFailed") == 1
+    drivers_with_tables.give_back(driver)
+
+    assert assert_held_or_out(flow, data, 7) > 0

@@ -1,0 +1,133 @@
+"""Lists of tasks, divided among other tasks as Flink divides them, and what changes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tallystick.errors import OptionError
+from tallystick.state.list_state import (
+    ListCodec,
+    Share,
+    changes_of,
+    gone,
+    in_union,
+    repartitioned,
+    shared_values,
+)
+from tallystick.state.overlay import ENTRIES
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "flink_operator_state.json").read_text()
+)
+CODEC = ListCodec(pa.schema([("a", pa.int64()), ("b", pa.string())]))
+
+
+def elements_of(shares: list[list[Share]]) -> list[list[list[int]]]:
+    return [[[s.task, at] for s in its for at in range(s.start, s.stop)] for its in shares]
+
+
+def test_one_list_is_divided_as_by_flink() -> None:
+    for case in GOLDEN["repartition_split_distribute"]:
+        sizes, parallelism = case["in"]["list_sizes"], case["in"]["new_parallelism"]
+        found = repartitioned({"a": sizes}, parallelism)["a"]
+        assert elements_of(found) == case["result"], case["in"]
+
+
+def test_each_task_gets_a_union_as_by_flink() -> None:
+    for case in GOLDEN["repartition_union"]:
+        found = in_union(case["in"]["list_sizes"], case["in"]["new_parallelism"])
+        assert elements_of(found) == case["result"], case["in"]
+
+
+def test_several_lists_of_an_operator_are_divided_as_by_flink() -> None:
+    """One begins where the last one gave the last of its elements that were too many."""
+    for case in GOLDEN["repartition_multi_state"]:
+        states, parallelism = case["in"]["states"], case["in"]["new_parallelism"]
+        split, union = (
+            {name: each["list_sizes"] for name, each in states.items() if each["mode"] == mode}
+            for mode in ("SPLIT_DISTRIBUTE", "UNION")
+        )
+        found = repartitioned(split, parallelism)
+        found |= {name: in_union(sizes, parallelism) for name, sizes in union.items()}
+        assert {name: elements_of(its) for name, its in found.items()} == case["result"]
+
+
+Element = tuple[int | None, str | None]
+ELEMENTS = st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.text(max_size=1)))
+
+
+def encoded(elements: list[Element]) -> pa.BinaryArray:
+    rows = [dict(zip("ab", each, strict=True)) for each in elements]
+    return CODEC.encode(pa.RecordBatch.from_pylist(rows, schema=CODEC.columns))
+
+
+def decoded(values: pa.BinaryArray) -> list[Element]:
+    return [(row["a"], row["b"]) for row in CODEC.decode(values).to_pylist()]
+
+
+def applied(held: dict[bytes, bytes], changes: pa.RecordBatch) -> None:
+    keys = changes.column(0).to_pylist()
+    assert keys == sorted(set(keys))
+    for key, value in zip(keys, changes.column(1).to_pylist(), strict=True):
+        held.pop(key, None)
+        if value is not None:
+            held[key] = value
+
+
+def batch_of(held: dict[bytes, bytes]) -> pa.RecordBatch:
+    found = sorted(held.items())
+    return pa.record_batch([[k for k, _ in found], [v for _, v in found]], schema=ENTRIES)
+
+
+@settings(deadline=None)
+@given(st.lists(ELEMENTS, min_size=1, max_size=4), st.integers(1, 5), st.data())
+def test_what_changes_makes_of_the_old_lists_the_new_ones(
+    lists: list[list[Element]], parallelism: int, data: st.DataObject
+) -> None:
+    held: dict[bytes, bytes] = {}
+    for task, elements in enumerate(lists):
+        applied(held, changes_of(task, encoded([]), encoded(elements)))
+    entries = batch_of(held)
+    before = len(lists)
+    everything: list[Any] = []
+    for task in range(parallelism):
+        share = (
+            lists[task]
+            if before == parallelism
+            else decoded(shared_values(entries, task, before, parallelism))
+        )
+        union = shared_values(entries, task, before, parallelism, is_union=True)
+        assert decoded(union) == [e for its in lists for e in its]
+        committed = encoded(lists[task]) if task < before else encoded([])
+        applied(held, changes_of(task, committed, encoded(share)))
+        everything.append(share)
+    applied(held, gone(entries, parallelism))
+    assert sorted(map(repr, (e for its in lists for e in its))) == sorted(
+        map(repr, (e for its in everything for e in its))
+    )
+    again = batch_of(held)
+    whole = decoded(again.column(1))
+    assert whole == [e for its in everything for e in its], "what is stored is what tasks have"
+
+    task = data.draw(st.integers(0, parallelism - 1))
+    newer = data.draw(ELEMENTS)
+    applied(held, changes_of(task, encoded(everything[task]), encoded(newer)))
+    everything[task] = newer
+    assert decoded(batch_of(held).column(1)) == [e for its in everything for e in its]
+
+
+def test_only_what_differs_is_written() -> None:
+    old = [(n, "x") for n in range(100)]
+    new = [*old[:50], (0, "y"), *old[51:], (7, "z")]
+    assert changes_of(3, encoded(old), encoded(new)).num_rows == 2
+    assert changes_of(3, encoded(old), encoded(old)).num_rows == 0
+
+
+def test_columns_that_cannot_be_stored_are_refused() -> None:
+    with pytest.raises(OptionError, match="list state, column 's' is struct"):
+        ListCodec(pa.schema([("s", pa.struct([("x", pa.int8())]))]))
