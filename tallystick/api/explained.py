@@ -170,9 +170,14 @@ def _state(step: KeyedStep) -> str:
     ]
     time = f"time mode {step.processor.time_mode}"
     if step.event_time is not None:
-        time += f" by {step.event_time}, {step.watermark_delay_ms} ms late at most"
+        late = f"{step.watermark_delay_ms} ms late at most"
+        if step.watermark_column is not None:
+            late = f"watermarks in {step.watermark_column}"
+        time += f" by {step.event_time}, {late}"
     if step.idle_after_ms:
         time += f"; partitions that are read to their ends are idle after {step.idle_after_ms} ms"
+    if step.idle_advance:
+        time += "; where all are idle, the watermark goes on with the clock"
     if step.max_drift_ms:
         time += (
             f"; partitions wait that are ahead of the slowest by more than {step.max_drift_ms} ms"

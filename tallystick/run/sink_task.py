@@ -20,7 +20,7 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
-from tallystick.run.event_times import NOTE
+from tallystick.run.event_times import NOTE, Note
 from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.outputs import OF_MAIN, DeadLetters, Selection
 from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named
@@ -85,7 +85,7 @@ class Notes(NamedTuple):
     keyed: list[str]
     sinks: list[SinkNote]
     times: list[TaskTimes]
-    event_times: list[list[tuple[str, int, int]]]
+    event_times: list[Note]
 
 
 def split_notes(texts: Iterable[str]) -> Notes:
