@@ -205,10 +205,12 @@ def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
 def _rows(selection: Selection) -> str:
     """The rows that a sink gets, where it is not all of the main output."""
     output = f"output {selection.output}" if selection.output else ""
-    if selection.when is None:
-        return f"{output}, to " if output else ""
-    name = getattr(selection.when, "__name__", repr(selection.when))
-    return f"{output or 'main output'} when {name}, to "
+    if selection.when is not None:
+        output = f"{output or 'main output'} when {_name(selection.when)}"
+    if selection.functions:
+        through = ", ".join(map(_name, selection.functions))
+        output = f"{output or 'main output'} through {through}"
+    return f"{output}, to " if output else ""
 
 
 def _sink(sink: Sink) -> str:

@@ -23,7 +23,7 @@ from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.run.event_times import NOTE, Note
 from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.outputs import OF_MAIN, DeadLetters, Selection
-from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named
+from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named, selected
 
 
 class Branch(NamedTuple):
@@ -177,8 +177,7 @@ class _BranchWriter:
         for part in apply(self.plan.functions, sent) if is_main else [sent]:
             output, rows = named(part)
             for index, branch in enumerate(self.plan.branches):
-                chosen = branch.selection.of(rows, output)
-                if chosen is not None:
+                for chosen in selected(branch.selection, rows, output):
                     self._begun(index).write(chosen)
             if encode is not None:
                 for frame in encode.frames(part, self.source, sequence, self.attempt):
