@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.codec.layout import KAFKA_FIELDS, TIMESTAMP_TYPE
 from tallystick.host import kernel_cache
 from tallystick.state import changelog
 from tallystick.state.catalog import Version
@@ -31,7 +32,17 @@ from tallystick.state.overlay import EpochTime, Overlay
 MAX_PARALLELISM = 128
 GROUPS = KeyGroupRange(0, MAX_PARALLELISM - 1)
 COLUMNS = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("at", pa.int64())])
-INPUTS = KeyedInputs([KeyedInput(name, COLUMNS, ("id",), "at") for name in ("left", "right")])
+KAFKAS = pa.schema([*COLUMNS, *(each for each in KAFKA_FIELDS if each.name != "value")])
+"""Rows as they come from Kafka, with a column for all that it knows of a record."""
+
+
+def inputs(columns: pa.Schema, carried: tuple[str, ...] | None = None) -> KeyedInputs:
+    """Both inputs, with the same columns."""
+    return KeyedInputs(
+        [KeyedInput(name, columns, ("id",), "at", carried) for name in ("left", "right")]
+    )
+
+
 EPOCHS = 4
 
 
@@ -51,7 +62,16 @@ CASES: dict[str, tuple[ByColumns, int, int, int]] = {
 }
 
 
-def rows_of(count: int, key_count: int, span_ms: int, epoch: int) -> pa.RecordBatch:
+WIDTHS = {
+    "ten rows, all Kafka's columns": inputs(KAFKAS),
+    "ten rows, without them": inputs(KAFKAS, tuple(COLUMNS.names)),
+    "ten rows, one column": inputs(KAFKAS, ("amount",)),
+}
+
+
+def rows_of(
+    its: KeyedInputs, count: int, key_count: int, span_ms: int, epoch: int
+) -> pa.RecordBatch:
     """Rows of both sides, in the order of their times."""
     chance = np.random.default_rng(epoch)
     parts = []
@@ -61,21 +81,35 @@ def rows_of(count: int, key_count: int, span_ms: int, epoch: int) -> pa.RecordBa
             pa.array(np.arange(count)),
             pa.array(epoch * span_ms + np.sort(chance.integers(0, span_ms, count))),
         ]
-        rows = pa.RecordBatch.from_arrays(columns, schema=COLUMNS)
-        parts.append(INPUTS.numbered(number, rows))
+        if len(its.inputs[number].columns) > len(columns):
+            columns += [
+                columns[0].cast(pa.binary()),
+                pa.array(["a-topic"]).take(pa.array(np.zeros(count, np.int64))),
+                pa.array(np.full(count, 3, np.int32)),
+                pa.array(np.arange(count) + epoch * count),
+                pa.array(np.arange(count) + epoch * count).cast(TIMESTAMP_TYPE),
+                pa.array(np.zeros(count, np.int32)),
+            ]
+        rows = pa.RecordBatch.from_arrays(columns, schema=its.inputs[number].columns)
+        parts.append(its.numbered(number, rows))
     (together,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     return together
 
 
-def measure(join: ByColumns, count: int, key_count: int, span_ms: int, root: Path) -> list[float]:
-    """The seconds of the epochs, those of their way into LMDB, and the pairs."""
-    processor, key = join.make(INPUTS.columns), KeyCodec(pa.schema([COLUMNS.field("id")]))
+def measure(
+    its: KeyedInputs, join: ByColumns, count: int, key_count: int, span_ms: int, root: Path
+) -> list[float]:
+    """The seconds of the epochs, those of their way into LMDB, the pairs, and bytes.
+
+    These are of the rows on their way to the task, and of the changelog.
+    """
+    processor, key = join.make(its.columns), KeyCodec(pa.schema([COLUMNS.field("id")]))
     fields, _ = settle("step", processor.declared(key), None)
     by_name = {field.name: field for field in fields}
     store, version = open_store(root, "lineage", "step", GROUPS), None
-    totals = np.zeros(3)
+    totals = np.zeros(5)
     for epoch in range(EPOCHS):
-        rows = rows_of(count, key_count, span_ms, epoch)
+        rows = rows_of(its, count, key_count, span_ms, epoch)
         with store.view(version) as view:
             assert view is not None
             overlay = Overlay(view)
@@ -84,13 +118,14 @@ def measure(join: ByColumns, count: int, key_count: int, span_ms: int, root: Pat
             work = Work(rows, key, MAX_PARALLELISM, GROUPS, by_name, overlay, moment)
             pairs = sum(batch.num_rows for batch in processor.run(work))
             changes = overlay.changes()
-            changelog.encode(changes, GROUPS)
+            written = len(changelog.encode(changes, GROUPS).data)
             encoded = time.process_time()
         before, version = version, Version(epoch, "token")
         assert store.apply(before, version, changes.to_batches())
         applied = time.process_time()
         if epoch:
-            totals += [encoded - start, applied - encoded, pairs]
+            sizes = [rows.nbytes, written]
+            totals += [encoded - start, applied - encoded, pairs, *sizes]
     return totals.tolist()
 
 
@@ -98,14 +133,23 @@ def main() -> None:
     """Print a line per case."""
     kernel_cache.warm_up()
     pa.set_cpu_count(1)
-    print(f"{'':32}{'µs a row':>9}{'rows/s':>11}{'pairs/s':>11}{'then LMDB, µs':>15}")
-    for name, (join, count, key_count, span_ms) in CASES.items():
+    print(
+        f"{'':32}{'µs a row':>9}{'rows/s':>11}{'pairs/s':>11}{'then LMDB, µs':>15}"
+        f"{'sent, B':>9}{'state, B':>10}"
+    )
+    cases = [(name, inputs(COLUMNS), *case) for name, case in CASES.items()]
+    cases += [(name, its, near(1000), 100_000, 10_000, 1000) for name, its in WIDTHS.items()]
+    for name, its, join, count, key_count, span_ms in cases:
         with tempfile.TemporaryDirectory() as root:
-            measure(near(5), 1000, 10, 1000, Path(root, "warm"))
-            spent, applied, pairs = measure(join, count, key_count, span_ms, Path(root))
+            measure(its, near(5), 1000, 10, 1000, Path(root, "warm"))
+            found = measure(its, join, count, key_count, span_ms, Path(root))
+        spent, applied, pairs, sent, written = found
         row_count = 2 * count * (EPOCHS - 1)
         cost, later = spent / row_count * 1e6, applied / row_count * 1e6
-        print(f"{name:32}{cost:9.2f}{row_count / spent:11,.0f}{pairs / spent:11,.0f}{later:15.2f}")
+        print(
+            f"{name:32}{cost:9.2f}{row_count / spent:11,.0f}{pairs / spent:11,.0f}{later:15.2f}"
+            f"{sent / row_count:9.0f}{written / row_count:10.0f}"
+        )
 
 
 if __name__ == "__main__":

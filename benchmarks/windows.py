@@ -48,6 +48,9 @@ FUNCTIONS: dict[str, ByColumns] = {
         ts.cumulative("1 minute", step="10 seconds"), COUNT_AND_SUM
     ),
     "session 2 s": ts.windowed(ts.session("2 seconds"), COUNT_AND_SUM),
+    "of 1000 rows": ts.windowed(ts.count_window(1000), COUNT_AND_SUM),
+    "of 1000 rows every 100": ts.windowed(ts.count_window(1000, every=100), COUNT_AND_SUM),
+    "of 100 rows every 10": ts.windowed(ts.count_window(100, every=10), COUNT_AND_SUM),
     "distinct count": ts.windowed(
         ts.tumbling("1 minute"), {"n": ts.approximate_distinct_count("item")}
     ),

@@ -3,7 +3,10 @@
 from .api.kafka_sink import KafkaSink as KafkaSink
 from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
-from .api.routing import when as when
+from .api.routing import (
+    mapped as mapped,
+    when as when,
+)
 from .api.streams import Stream as Stream
 from .api.streams import broadcast as broadcast
 from .api.streams import stream as stream

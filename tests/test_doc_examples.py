@@ -138,12 +138,14 @@ def test_the_page_of_outputs_does_what_it_says(
     possible = [(f"s{i % 6}", 15.0 + i % 17) for i in range(600) if i % 100 != 7]
     shown = {
         topic: [json.loads(r.value or "") for r in read_committed(confluent, topic)]
-        for topic in ("highest", "alerts", "readings-north", "readings-south")
+        for topic in ("highest", "alerts", "complaints", "readings-north", "readings-south")
     }
     assert len(shown["highest"]) == len(possible)
     assert sorted(each["sensor"] for each in shown["alerts"]) == sorted(
         sensor for sensor, celsius in possible if celsius > 30
     )
+    texts = [each["text"] for each in shown["complaints"]]
+    assert sorted(texts) == sorted(f"s{i % 6} reads -400" for i in range(7, 600, 100))
     assert ds.dataset(tmp_path / "suspect", format="parquet").to_table().num_rows == 6
     hot = ds.dataset(tmp_path / "hot", format="parquet").to_table()
     assert hot.num_rows == sum(celsius > 28 for _, celsius in possible)

@@ -190,9 +190,14 @@ def _state(step: KeyedStep) -> str:
     ]
     time = f"time mode {step.processor.time_mode}"
     if step.event_time is not None:
-        time += f" by {step.event_time}, {step.watermark_delay_ms} ms late at most"
+        late = f"{step.watermark_delay_ms} ms late at most"
+        if step.watermark_column is not None:
+            late = f"watermarks in {step.watermark_column}"
+        time += f" by {step.event_time}, {late}"
     if step.idle_after_ms:
         time += f"; partitions that are read to their ends are idle after {step.idle_after_ms} ms"
+    if step.idle_advance:
+        time += "; where all are idle, the watermark goes on with the clock"
     if step.max_drift_ms:
         time += (
             f"; partitions wait that are ahead of the slowest by more than {step.max_drift_ms} ms"
@@ -220,10 +225,12 @@ def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
 def _rows(selection: Selection) -> str:
     """The rows that a sink gets, where it is not all of the main output."""
     output = f"output {selection.output}" if selection.output else ""
-    if selection.when is None:
-        return f"{output}, to " if output else ""
-    name = getattr(selection.when, "__name__", repr(selection.when))
-    return f"{output or 'main output'} when {name}, to "
+    if selection.when is not None:
+        output = f"{output or 'main output'} when {_name(selection.when)}"
+    if selection.functions:
+        through = ", ".join(map(_name, selection.functions))
+        output = f"{output or 'main output'} through {through}"
+    return f"{output}, to " if output else ""
 
 
 def _sink(sink: Sink) -> str:

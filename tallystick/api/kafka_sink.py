@@ -286,7 +286,8 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
         OptionError: see `KafkaSink.check_columns`.
     """
     for uid, sink in topology.by_uid:
-        known = columns.get(topology.selection(uid).output)
+        selection = topology.selection(uid)
+        known = None if selection.functions else columns.get(selection.output)
         if isinstance(sink, KafkaSink) and known is not None:
             sink.check_columns(known)
 

@@ -377,6 +377,8 @@ class KeyedPipeline:
         watermark_delay: str | int = 0,
         idle_after: str | int = 0,
         max_drift: str | int = 0,
+        watermark_column: str | None = None,
+        idle_advance: bool = False,
         rows: str = "row",
         initial_state: DataFrame | None = None,
     ) -> Pipeline:
@@ -402,6 +404,11 @@ class KeyedPipeline:
                 or as such a text; for one with unread records it always does. First step only.
             max_drift: how far a partition with unread records may be ahead of the slowest such one,
                 before it is not read on; 0: as far as it gets. First step only.
+            watermark_column: a column, as `event_time`, in which producers promise that no row
+                before that time comes later in its partition, in place of `watermark_delay`; null:
+                nothing new. A partition is waited for until it is idle. First step only.
+            idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
+                on with the clock: by as much as has passed since the newest rows.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
@@ -420,6 +427,8 @@ class KeyedPipeline:
             parallelism=parallelism,
             inputs=inputs,
             event_time=event_time,
+            watermark_column=watermark_column,
+            idle_advance=idle_advance,
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),

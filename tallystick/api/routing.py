@@ -1,27 +1,59 @@
 """The sinks of a pipeline as `write` gets them: of which output, and which of its rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
-from tallystick.run.outputs import MAIN, Predicate, Selection, check_output_name
+from tallystick.run.outputs import MAIN, Batch, Predicate, Selection, check_output_name
+
+Function = Callable[[pa.RecordBatch], Batch]
 
 
 @dataclass(frozen=True)
-class FilteredSink:
-    """A sink that gets some rows of its output; made by `when`."""
+class RoutedSink:
+    """A sink that gets some rows of its output, or others made of them; by `when` and `mapped`."""
 
     sink: Sink
-    predicate: Predicate
+    predicate: Predicate | None = None
+    functions: tuple[Function, ...] = ()
 
 
-def when(sink: Sink, predicate: Predicate) -> FilteredSink:
+def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
+    """Pass rows through a function on their way to a sink of `Pipeline.write`.
+
+    Args:
+        sink: any; one that is mapped already gets what its own function makes of the result.
+        function: gets a `pyarrow.RecordBatch` and returns one, a `pyarrow.Table` or None, as for
+            `map_batches`. It runs in the tasks, must not keep state, and has no side outputs.
+
+    Raises:
+        OptionError: the sink is one of `when`, or this is no function.
+    """
+    if not callable(function):
+        raise OptionError(
+            f"mapped({function!r}): expected a function of a batch, by its name alone: "
+            f"mapped(sink, worded), and not mapped(sink, worded()), which calls it here"
+        )
+    its = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
+    if its.predicate is not None:
+        raise OptionError(
+            "mapped(when(...)): rows are chosen before they are mapped: write "
+            "when(mapped(sink, function), predicate)"
+        )
+    if not hasattr(its.sink, "open"):
+        raise OptionError(f"mapped({sink!r}, ...): expected a sink first, and then the function")
+    return replace(its, functions=(function, *its.functions))
+
+
+def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
     """Let only some rows through to a sink of `Pipeline.write`.
 
     Args:
-        sink: any.
+        sink: any; of one that is `mapped`, the rows before that.
         predicate: gets a `pyarrow.RecordBatch` and returns a column of booleans, one for each row;
             null is false. It runs in the tasks, must not keep state, and may be called for fewer
             batches than the output has.
@@ -29,16 +61,17 @@ def when(sink: Sink, predicate: Predicate) -> FilteredSink:
     Raises:
         OptionError: the sink has a predicate already, or this is no function.
     """
-    if isinstance(sink, FilteredSink):
+    its = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
+    if its.predicate is not None:
         raise OptionError("when(when(...)): give one predicate: pc.and_(first, second)")
     if not callable(predicate):
         raise OptionError(
             f"when({predicate!r}): expected a function of a batch, e.g. "
             f"lambda rows: pc.greater(rows['delay'], 15)"
         )
-    if not hasattr(sink, "open"):
+    if not hasattr(its.sink, "open"):
         raise OptionError(f"when({sink!r}, ...): expected a sink first, and then the predicate")
-    return FilteredSink(sink, predicate)
+    return replace(its, predicate=predicate)
 
 
 class SinkRouting(NamedTuple):
@@ -49,7 +82,7 @@ class SinkRouting(NamedTuple):
     dropped: tuple[str, ...]
 
 
-AnySink = Sink | FilteredSink
+AnySink = Sink | RoutedSink
 
 
 def routing_of(
@@ -82,12 +115,12 @@ def routing_of(
 
 
 def _routed(output: str, given: Any) -> tuple[Sink, Selection]:
-    sink = given.sink if isinstance(given, FilteredSink) else given
-    if not hasattr(sink, "open"):
+    its = given if isinstance(given, RoutedSink) else RoutedSink(given)
+    if not hasattr(its.sink, "open"):
         place = f"write({output}=...)" if output else "write()"
         raise OptionError(
             f"{place}: {given!r} is no sink: expected a KafkaSink, PostgresSink, FileSink, or one "
             f"of your own; for several, "
             + (f"a list, write({output}=[a, b])" if output else "one after the other, write(a, b)")
         )
-    return sink, Selection(output, given.predicate if isinstance(given, FilteredSink) else None)
+    return its.sink, Selection(output, its.predicate, its.functions)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState, advanced, ahead, latest_of
+from tallystick.run.event_times import InputState, Note, advanced, ahead, latest_of
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
@@ -129,8 +129,12 @@ class KeyedSteps:
 
     @property
     def event_time(self) -> pa.Field | None:
-        """The first step's column of event times, which readers note by partition; None: none."""
-        named = (step.columns.field(step.event_time) for step in self.steps[:1] if step.event_time)
+        """The first step's column that readers note the latest time of by partition; None: none."""
+        named = (
+            step.columns.field(step.watermark_column or step.event_time)
+            for step in self.steps[:1]
+            if step.event_time
+        )
         return next(named, None)
 
     @property
@@ -166,13 +170,17 @@ class KeyedSteps:
             timestamp_ms: the clock that the epoch would have.
         """
         first = self.steps[0]
-        delay_ms, idle_ms = first.watermark_delay_ms, first.idle_after_ms
-        return any(
-            advanced(each, {}, source, timestamp_ms, delay_ms, idle_ms).watermark_ms
-            != each.watermark_ms
-            for each in state
-            if each.uid == first.uid
-        )
+        standing = replace(first.watermark_rule, idle_advance=False)
+        for each in state:
+            if each.uid != first.uid:
+                continue
+            stands = advanced(each, {}, source, timestamp_ms, standing).watermark_ms
+            if stands != each.watermark_ms:
+                return True
+            goes = advanced(each, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
+            if stands is not None and goes is not None and goes - stands >= TICK_INTERVAL_MS:
+                return True
+        return False
 
     def _timed_by(self, mode: str) -> int:
         timed = [step.processor for step in self.steps if step.processor.has_timers]
@@ -387,9 +395,7 @@ class KeyedEpoch:
                 f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 
-    def _after(
-        self, plan: ProcessPlan, notes: Sequence[TaskNote], read: list[list[tuple[str, int, int]]]
-    ) -> StepState:
+    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote], read: list[Note]) -> StepState:
         """A step's state at the end of the epoch."""
         base, late = plan.base, sum(note.late for note in notes)
         if late:
@@ -405,9 +411,8 @@ class KeyedEpoch:
         is_new = files or base.version is None
         after = extend(base, self.version, files) if is_new else base
         if plan.step.event_time and plan.stage == 1 and self.source is not None:
-            delay_ms, idle_ms = plan.step.watermark_delay_ms, plan.step.idle_after_ms
-            now_ms = plan.time.timestamp_ms
-            return advanced(after, latest_of(read), self.source, now_ms, delay_ms, idle_ms)
+            now_ms, rule = plan.time.timestamp_ms, plan.step.watermark_rule
+            return advanced(after, latest_of(read), self.source, now_ms, rule)
         after = replace(after, partition_times=())  # of an earlier pipeline, where there are any
         times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
         if not times:

@@ -26,10 +26,10 @@ from tallystick.checkpoint.state_files import (
     write_merged,
     write_snapshot,
 )
-from tallystick.errors import EpochAbortedError, OptionError
+from tallystick.errors import EpochAbortedError
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.ports import StateStore, Storage
-from tallystick.run.event_times import in_units
+from tallystick.run.event_times import WatermarkRule, in_units
 from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
 from tallystick.run.frames import conform, from_ipc, to_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
@@ -85,6 +85,8 @@ class KeyedStep:
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
+        watermark_column: holds watermarks of producers; None: they follow from event times.
+        idle_advance: see `WatermarkRule`.
     """
 
     uid: str
@@ -101,6 +103,18 @@ class KeyedStep:
     idle_after_ms: int = 0
     max_drift_ms: int = 0
     outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+    watermark_column: str | None = None
+    idle_advance: bool = False
+
+    @property
+    def watermark_rule(self) -> WatermarkRule:
+        """The way to its watermark, where its rows come from partitions."""
+        return WatermarkRule(
+            self.watermark_delay_ms,
+            self.idle_after_ms,
+            is_promised=self.watermark_column is not None,
+            idle_advance=self.idle_advance,
+        )
 
     @cached_property
     def routed(self) -> pa.Schema:
@@ -424,21 +438,3 @@ class ProcessPlan:
             left.late += sum(work.late)
             with counted_as(STATE):
                 changes.append(work.overlay.changes())
-
-
-def check_event_time(uid: str, columns: pa.Schema, name: str) -> None:
-    """Refuse a column that cannot hold event times.
-
-    Raises:
-        OptionError: it is missing, or of another type than timestamp or int64 (milliseconds).
-    """
-    if name not in columns.names:
-        raise OptionError(
-            f"step {uid}: event_time={name!r} is not among the columns {columns.names}"
-        )
-    kind = columns.field(name).type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
-        raise OptionError(
-            f"step {uid}: event_time={name!r} is of type {kind}: expected timestamp, or bigint in "
-            f"milliseconds since 1970"
-        )

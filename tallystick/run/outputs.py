@@ -138,10 +138,12 @@ class Selection:
     Args:
         output: the name of the output.
         when: which rows of it; None: all.
+        functions: what these pass through on their way to the sink, see `task.selected`.
     """
 
     output: str = MAIN
     when: Predicate | None = None
+    functions: tuple[Callable[[pa.RecordBatch], Batch], ...] = ()
 
     def of(self, rows: pa.RecordBatch, output: str = MAIN) -> pa.RecordBatch | None:
         """Return those of a batch of an output; None: there are none.

@@ -21,10 +21,10 @@ from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, T
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.run import lists, tables
-from tallystick.run.event_times import NOTE
+from tallystick.run.event_times import NOTE, Note
 from tallystick.run.exchange import Attempt, Frame, FrameSources
 from tallystick.run.outputs import OF_MAIN, DeadLetters, Selection
-from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named
+from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, named, selected
 
 
 class Branch(NamedTuple):
@@ -86,7 +86,7 @@ class Notes(NamedTuple):
     keyed: list[str]
     sinks: list[SinkNote]
     times: list[TaskTimes]
-    event_times: list[list[tuple[str, int, int]]]
+    event_times: list[Note]
     tables: list[dict[str, Any]]
     lists: list[dict[str, Any]]
 
@@ -184,8 +184,7 @@ class _BranchWriter:
         for part in apply(self.plan.functions, sent) if is_main else [sent]:
             output, rows = named(part)
             for index, branch in enumerate(self.plan.branches):
-                chosen = branch.selection.of(rows, output)
-                if chosen is not None:
+                for chosen in selected(branch.selection, rows, output):
                     self._begun(index).write(chosen)
             if encode is not None:
                 for frame in encode.frames(part, self.source, sequence, self.attempt):

@@ -87,6 +87,8 @@ class Process:
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
+        watermark_column: holds watermarks of producers; None: they follow from event times.
+        idle_advance: the watermark goes on with the epochs' clock where all partitions are idle.
         inputs: the key and the event time of each named input; none where rows come in one stream.
     """
 
@@ -100,6 +102,8 @@ class Process:
     watermark_delay_ms: int = 0
     idle_after_ms: int = 0
     max_drift_ms: int = 0
+    watermark_column: str | None = None
+    idle_advance: bool = False
     inputs: tuple[tuple[tuple[str, ...], str | None], ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,6 +116,16 @@ class Process:
             number = getattr(self, name)
             if number is not None and not 1 <= number <= MAX_PARALLELISM_MAX:
                 raise OptionError(f"{name}={number}: expected 1 to {MAX_PARALLELISM_MAX}, or None")
+        if self.idle_advance and not self.idle_after_ms:
+            raise OptionError(
+                "idle_advance=True needs idle_after=: how long partitions without rows are waited "
+                "for, before the watermark goes on with the clock"
+            )
+        if self.watermark_column is not None and (self.watermark_delay_ms or self.inputs):
+            raise OptionError(
+                f"watermark_column={self.watermark_column!r}: it says itself what may still come, "
+                f"of all rows of one stream: leave watermark_delay= out, and do not name inputs"
+            )
         most = self.max_parallelism or MAX_PARALLELISM_MAX
         if self.parallelism is not None and self.parallelism > most:
             raise OptionError(

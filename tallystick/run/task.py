@@ -69,6 +69,15 @@ def apply(
     return (each for each in batches if isinstance(each, SideRows) or each.num_rows)
 
 
+def selected(selection: Selection, rows: pa.RecordBatch, output: str) -> Iterator[pa.RecordBatch]:
+    """Yield what a sink gets of a batch of an output."""
+    chosen = selection.of(rows, output)
+    if chosen is not None:
+        for part in apply(selection.functions, chosen):
+            assert isinstance(part, pa.RecordBatch), "such a function declares no side outputs"
+            yield part
+
+
 def _passed(
     function: BatchFunction, batches: Iterator[pa.RecordBatch | SideRows]
 ) -> Iterator[pa.RecordBatch | SideRows]:
@@ -277,12 +286,10 @@ class EncodePlan:
         for part in parts:
             output, rows = named(part)
             for route in self.routes:
-                chosen = route.selection.of(rows, output)
-                if chosen is None:
-                    continue
-                for frame in self._encoded(route, chosen, source, sequence, attempt):
-                    yield frame
-                    sequence += 1
+                for chosen in selected(route.selection, rows, output):
+                    for frame in self._encoded(route, chosen, source, sequence, attempt):
+                        yield frame
+                        sequence += 1
 
     def _encoded(
         self, route: Route, rows: pa.RecordBatch, source: int, sequence: int, attempt: int

@@ -36,6 +36,7 @@ from tallystick.spark.reading import (
 )
 from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.state.functions.vectorised import ByColumns
 from tallystick.values import SplitRange
 
 
@@ -221,7 +222,7 @@ def joined(
     assert isinstance(first, Process), "checked before"
     table = KeyedInputs(
         [
-            KeyedInput(each.name, schema, key, event_time)
+            KeyedInput(each.name, schema, key, event_time, _carried(first, each, schema))
             for each, schema, (key, event_time) in zip(inputs, schemas, first.inputs, strict=True)
         ]
     )
@@ -233,6 +234,20 @@ def joined(
         )
         for number, (each, schema) in enumerate(zip(inputs, schemas, strict=True))
     )
+
+
+def _carried(first: Process, each: PipelineInput, schema: pa.Schema) -> tuple[str, ...] | None:
+    """Return the columns of an input that the step needs; None: all."""
+    its = first.processor
+    if not isinstance(its, ByColumns) or its.carried is None:
+        return None
+    layout = each.read.layout
+    prefix = layout.prefix if layout.value is not None else ""
+    kafkas = {f"{prefix}{name}" for name in layout.metadata}
+    if layout.headers:
+        kafkas.add(f"{prefix}headers")
+    # What a function of the user's returns is columns that they want.
+    return its.carried.of(each.name, schema.names, set() if each.steps else kafkas)
 
 
 def value_mode_of(inputs: Sequence[PipelineInput]) -> str:

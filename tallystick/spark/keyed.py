@@ -14,8 +14,9 @@ from pyspark.sql.types import StructType
 from tallystick.checkpoint.folder import state_path
 from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, state_folder
 from tallystick.errors import OptionError, RecordError
+from tallystick.run.event_times import check_time_column
 from tallystick.run.frames import conform
-from tallystick.run.keyed_task import KeyedStep, check_event_time
+from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.spark.cluster import Cluster
@@ -42,8 +43,12 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
     """
     steps: list[KeyedStep] = []
     for stage in stages.keyed:
-        timing = {"idle_after": stage.step.idle_after_ms, "max_drift": stage.step.max_drift_ms}
-        for name in (each for each, ms in timing.items() if ms):
+        timing = {
+            "idle_after": stage.step.idle_after_ms,
+            "max_drift": stage.step.max_drift_ms,
+            "watermark_column": stage.step.watermark_column,
+        }
+        for name in (each for each, given in timing.items() if given):
             if not steps and stages.frames is None:
                 continue
             raise OptionError(
@@ -67,7 +72,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
         read: how rows are read, with no functions applied.
         first: the step that gets them.
     """
-    layout, names = read.layout, first.routed.names
+    layout, names = read.layout, [*first.routed.names, first.watermark_column]
     prefix = layout.prefix if layout.value is not None else ""
     metadata = tuple(
         name
@@ -123,6 +128,8 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         idle_after_ms=step.idle_after_ms,
         outputs=outputs,
         max_drift_ms=step.max_drift_ms,
+        watermark_column=step.watermark_column,
+        idle_advance=step.idle_advance,
     )
 
 
@@ -202,14 +209,17 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
             "watermark_delay": step.watermark_delay_ms,
             "idle_after": step.idle_after_ms,
             "max_drift": step.max_drift_ms,
+            "watermark_column": step.watermark_column,
         }
-        for name in (each for each, ms in given.items() if ms):
+        for name in (each for each, value in given.items() if value):
             raise OptionError(
                 f"step {uid}: {name}= does nothing without event_time=, the column that it is "
                 f"about: name it, or leave {name} out"
             )
         return
-    check_event_time(uid, columns, step.event_time)
+    check_time_column(uid, columns, step.event_time)
+    if step.watermark_column is not None:
+        check_time_column(uid, columns, step.watermark_column, "watermark_column")
     goes_by = step.processor.event_time if isinstance(step.processor, VectorisedFunction) else None
     if goes_by not in (None, step.event_time):
         raise OptionError(

@@ -92,12 +92,12 @@ def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -
                 f"no sink gets the output {name!r}, and its rows would be lost: name one, "
                 f"write(..., {name}=sink), or say that they are not wanted: write(..., {name}=[])"
             )
-    for predicate in topology.predicates:
+    for what, function in topology.functions:
         try:
-            dumps(predicate)
+            dumps(function)
         except Exception as error:
-            name = str(getattr(predicate, "__name__", "a predicate"))
+            name = str(getattr(function, "__name__", type(function).__name__))
             raise OptionError(
-                f"when(): the predicate {name} cannot be sent to the tasks that call it: {error}. "
+                f"{what} {name} cannot be sent to the tasks that call it: {error}. "
                 f"It must not use locks, clients, sessions and the like"
             ) from error

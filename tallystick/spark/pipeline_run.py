@@ -302,7 +302,7 @@ class PipelineRun:
             self._stages.before,
             self._stages.after,
             self.keyed.doors,
-            *self._topology.predicates,
+            *(function for _, function in self._topology.functions),
             *steps,
             *(part for step in steps for part in (step.key, step.columns, step.output)),
             *(part for step in steps for part in (step.processor, step.functions, step.declared)),

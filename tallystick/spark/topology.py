@@ -1,6 +1,6 @@
 """The sinks of a pipeline: which decides, which share its transaction, which rows each gets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.output import KafkaOutput
-from tallystick.run.outputs import OF_MAIN, Predicate, Selection
+from tallystick.run.outputs import OF_MAIN, Selection
 
 
 class SharingSink(NamedTuple):
@@ -73,9 +73,12 @@ class OutputTopology:
         return (first, *((each.output, self.selection(each.uid)) for each in self.sharing))
 
     @property
-    def predicates(self) -> tuple[Predicate, ...]:
-        """The functions that choose rows for sinks."""
-        return tuple(each.when for each in self.selections.values() if each.when is not None)
+    def functions(self) -> tuple[tuple[str, Callable[..., object]], ...]:
+        """The functions of users that rows meet on their way to sinks, and by what they came."""
+        of_all = self.selections.values()
+        predicates = [("when(): the predicate", each.when) for each in of_all if each.when]
+        mapping = [("mapped(): the function", one) for each in of_all for one in each.functions]
+        return (*predicates, *mapping)
 
     def selection(self, uid: str) -> Selection:
         """Return which rows a sink gets."""

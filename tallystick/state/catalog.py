@@ -131,7 +131,7 @@ class PartitionTime(NamedTuple):
     Args:
         topic, partition: it.
         latest_ms: the latest that was read, in ms since 1970; None: none was.
-        seen_ms: the clock of the newest epoch that read one; or, where none did, of the epoch
+        seen_ms: the clock of the newest epoch that read a row; or, where none did, of the epoch
             that found the partition.
     """
 

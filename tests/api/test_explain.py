@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -96,18 +97,28 @@ def test_it_says_what_is_read_done_and_written_and_touches_nothing(tmp_path: Pat
     assert not list(tmp_path.iterdir()), "nothing is made"
 
 
-def test_it_says_when_a_partition_is_idle() -> None:
+@pytest.mark.parametrize(
+    ("timing", "late", "end"),
+    [
+        ({"watermark_delay": 7}, "7 ms late at most", "idle after 3000 ms"),
+        ({"watermark_column": "n"}, "watermarks in n", "idle after 3000 ms"),
+        ({"idle_advance": True}, "0 ms late at most", "the watermark goes on with the clock"),
+    ],
+)
+def test_it_says_when_a_partition_is_idle(timing: dict[str, Any], late: str, end: str) -> None:
+    timing = {"idle_after": "3 seconds", **timing}
     pipeline = (
         ts.Pipeline("visits")
         .read(source())
         .map_batches(late_only, schema="user string, n bigint")
         .key_by("user")
-        .process(ts.sessions(gap_ms=5, time_column="n"), event_time="n", idle_after="3 seconds")
+        .process(ts.sessions(gap_ms=5, time_column="n"), event_time="n", **timing)
         .write(sink())
     )
     state = facts(pipeline.explain())["step 2"][1]
-    assert "time mode EventTime by n, 0 ms late at most" in state
-    assert state.endswith("partitions that are read to their ends are idle after 3000 ms")
+    assert f"time mode EventTime by n, {late}" in state
+    assert "partitions that are read to their ends are idle after 3000 ms" in state
+    assert state.endswith(end)
 
 
 def test_without_a_transaction_of_the_epoch_the_checkpoint_decides() -> None:

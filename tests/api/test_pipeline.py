@@ -39,6 +39,18 @@ def test_a_time_is_whole_ms_or_a_number_and_its_unit(name, given):
     assert getattr(step, f"{name}_ms") == 120_000
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"idle_advance": True}, "idle_advance=True needs idle_after="),
+        ({"watermark_column": "n", "watermark_delay": 5}, "leave watermark_delay= out"),
+    ],
+)
+def test_ways_to_a_watermark_that_do_not_go_together(settings, message):
+    with pytest.raises(ts.OptionError, match=message):
+        KEYED.process(ts.deduplicate(), event_time="n", **settings)
+
+
 def test_a_column_is_in_a_key_once():
     with pytest.raises(
         ts.OptionError, match=r"key_by\('a', 'b', 'a'\): 'a' is there more than once"

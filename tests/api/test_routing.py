@@ -26,6 +26,14 @@ def split(rows: pa.RecordBatch) -> ts.Rows:
     return ts.Rows(rows, {"alerts": rows})
 
 
+def first(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.slice(0, 1)
+
+
+def worded(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"user": rows["why"], "why": rows["why"]})
+
+
 def is_large(rows: pa.RecordBatch) -> pa.BooleanArray:
     return pc.greater(rows["n"], 7)
 
@@ -67,6 +75,43 @@ def test_it_is_explained_who_gets_which_rows_and_how() -> None:
     selections = {uid: pipeline.topology.selection(uid) for uid in uids}
     assert [each.output for each in selections.values()] == ["", "alerts", "", "alerts"]
     assert [uid for uid in uids if selections[uid].when] == ["kafka-1", "alerts-kafka-2"]
+
+
+def test_functions_before_sinks_are_explained_and_their_columns_are_the_sinks_own() -> None:
+    pipeline = judging(alerts="why string").write(
+        ts.when(ts.mapped(sink(), split), is_large),
+        alerts=ts.mapped(ts.mapped(sink("alerts"), worded), first),  # which has no column user
+    )
+    text = pipeline.explain()
+    assert "main output when is_large through split, to topic out" in text
+    assert "output alerts through first, worded, to topic alerts" in text
+    with pytest.raises(ts.OptionError, match="user"):
+        judging(alerts="why string").write(sink(), alerts=sink("alerts")).explain()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: ts.mapped(sink(), None), "expected a function of a batch"),
+        (lambda: ts.mapped("out", worded), "expected a sink first"),
+        (lambda: ts.mapped(ts.when(sink(), is_large), worded), "rows are chosen before they are"),
+        (lambda: ts.when(ts.when(sink(), is_large), is_large), "give one predicate"),
+    ],
+)
+def test_functions_before_sinks_that_cannot_be(made: Any, message: str) -> None:
+    with pytest.raises(ts.OptionError, match=message):
+        made()
+
+
+def test_a_function_before_a_sink_that_cannot_be_sent_is_named() -> None:
+    lock = threading.Lock()
+
+    def locked(rows: pa.RecordBatch) -> pa.RecordBatch:
+        with lock:
+            return rows
+
+    with pytest.raises(ts.OptionError, match=r"mapped\(\): the function locked cannot be sent"):
+        judging().write(ts.mapped(sink(), locked)).explain()
 
 
 def test_functions_of_batches_have_outputs_too_and_one_output_may_come_from_several_steps() -> None:

@@ -126,6 +126,63 @@ def test_named_inputs_become_one_table_for_the_first_step():
     assert found["people"].items() >= row.items()
 
 
+JOINS = {
+    "interval": lambda **its: ts.interval_join("bids", "people", lower=0, upper=5, **its),
+    "window": lambda **its: ts.window_join("bids", "people", size=5, **its),
+    "temporal": lambda **its: ts.temporal_join("bids", "people", **its),
+    "upsert": lambda **its: ts.upsert_join("bids", "people", **its),
+}
+
+
+def carried_by(function: Any, bids: Any = None, **settings: Any) -> dict[str, list[str]]:
+    """The columns of each input that travel to the step, which are those that it holds."""
+    read = ts.Pipeline("p").read(bids=bids or source("bids"), people=people())
+    keyed = read.key_by(bids="bidder", people="id")
+    times = {} if function.time_mode == "None" else {"bids": "ts", "people": "since"}
+    run = run_of(keyed.process(function, event_time=times, **settings))
+    (step,) = run.keyed.steps
+    found = {}
+    for name in ("bids", "people"):
+        found[name] = [each.name for each in step.columns.field(name).type]
+    return found
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_join_leaves_kafkas_own_columns_out_and_carries_those_that_are_named(join):
+    make = JOINS[join]
+    bids, all_people = ["bidder", "price", "ts"], ["id", "name", "since"]
+    assert carried_by(make()) == {"bids": bids, "people": all_people}
+    asked = make(columns={"bids": ["offset", "price"], "people": []})
+    assert carried_by(asked) == {"bids": ["price", "offset"], "people": []}
+    mapped = ts.stream(source("bids"), uid="bids").map_batches(
+        same, schema="bidder bigint, ts bigint, offset bigint"
+    )
+    assert carried_by(make(), mapped)["bids"] == ["bidder", "ts", "offset"], "as the user says"
+
+
+def test_an_upsert_join_carries_what_it_goes_by():
+    its = {"newest_by": {"bids": "offset", "people": "since"}, "columns": {"people": ["name"]}}
+    found = carried_by(JOINS["upsert"](**its))
+    assert found == {"bids": ["bidder", "price", "ts", "offset"], "people": ["name", "since"]}
+
+
+def test_a_function_of_the_users_gets_all_columns():
+    (step,) = run_of(counted(named())).keyed.steps
+    assert "offset" in [each.name for each in step.columns.field("bids").type]
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("columns", ["price", {"bid": []}, {"bids": "price"}, {"bids": [1]}])
+def test_columns_that_are_not_by_input_are_refused(join, columns):
+    with pytest.raises(OptionError, match="expected names of columns by the name of an input"):
+        JOINS[join](columns=columns)
+
+
+def test_a_column_that_is_not_there_is_named():
+    with pytest.raises(OptionError, match="columns= names 'colour' of input 'bids', which has onl"):
+        carried_by(JOINS["window"](columns={"bids": ["price", "colour"]}))
+
+
 def test_a_name_is_the_id_unless_there_is_another():
     read = ts.Pipeline("p").read(bids=part(ONLY_INPUT), people=people())
     assert read.inputs.uids == (ONLY_INPUT, "people")

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import EpochAbortedError, RecordError
-from tallystick.run.event_times import InputState, TimesRead, advanced, latest_of
+from tallystick.run.event_times import (
+    InputState,
+    TimesRead,
+    WatermarkRule,
+    advanced,
+    latest_of,
+)
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.sink_task import split_notes
 from tallystick.run.task import send
@@ -29,7 +35,7 @@ AT = pa.field("at", pa.int64())
 
 def after(
     base: StepState,
-    read: dict[TopicPartition, int],
+    read: dict[TopicPartition, int | None],
     unfinished: set[TopicPartition] = frozenset(),
     *,
     partitions: set[TopicPartition] = frozenset({A, B, C}),
@@ -37,9 +43,12 @@ def after(
     at: int = NOW,
     delay: int = 0,
     idle_after: int = 0,
+    promised: bool = False,
+    advance: bool = False,
 ) -> StepState:
     source = InputState(frozenset(partitions), frozenset(unfinished), frozenset(begun))
-    return advanced(base, read, source, at, delay, idle_after)
+    rule = WatermarkRule(delay, idle_after, is_promised=promised, idle_advance=advance)
+    return advanced(base, read, source, at, rule)
 
 
 def test_the_watermark_is_below_the_earliest_of_the_partitions_that_have_more_to_read():
@@ -124,6 +133,79 @@ def test_a_checkpoint_without_partition_times_keeps_its_watermark_until_all_are_
 def test_without_rows_there_is_no_watermark():
     assert after(STATE, {}) == STATE
     assert after(STATE, {}, {A}) == STATE
+
+
+def test_where_all_are_idle_the_watermark_may_go_on_with_the_clock():
+    its = {"partitions": {A, B}, "idle_after": 1000, "delay": 10, "advance": True}
+    state = after(STATE, {A: 100, B: 900}, **its)
+    state = after(state, {B: 950}, at=NOW + 400, **its)
+    state = after(state, {}, at=NOW + 1399, **its)
+    assert state.watermark_ms == 939, "A is idle, B not yet"
+    state = after(state, {}, at=NOW + 1400, **its)
+    assert state.watermark_ms == 950 - 10 + 1000, "since the newest rows"
+    back = after(state, {}, at=NOW + 1401, **its)
+    assert back.watermark_ms == state.watermark_ms + 1
+    assert after(back, {}, at=NOW + 1350, **its) == back, "the clock was put back"
+    state = after(back, {A: 1900}, at=NOW + 9000, **its)
+    assert state.watermark_ms == back.watermark_ms, "A is waited for, and is behind"
+    assert after(state, {}, {B}, at=NOW + 99_000, **its) == state, "B has unread records"
+
+
+def test_promised_watermarks_wait_for_all_partitions_as_long_as_it_takes():
+    its = {"partitions": {A, B}, "promised": True}
+    state = after(STATE, {A: 100}, **its)
+    assert state.watermark_ms is None, "B has promised nothing yet"
+    state = after(state, {B: 900}, at=NOW + 99_999, **its)
+    assert state.watermark_ms == 99, "a row at 100 may come"
+    state = after(state, {A: None, B: 950}, at=NOW + 99_999, **its)
+    assert state.watermark_ms == 99, "A had rows without promises"
+    assert after(state, {A: 2000}, **its).watermark_ms == 949
+
+
+def test_a_partition_that_promises_nothing_but_has_rows_is_not_idle():
+    its = {"partitions": {A, B}, "promised": True, "idle_after": 1000}
+    state = after(STATE, {A: 100, B: 900}, **its)
+    state = after(state, {A: None, B: 920}, at=NOW + 900, **its)
+    state = after(state, {B: 950}, at=NOW + 1500, **its)
+    assert state.watermark_ms == 99
+    state = after(state, {}, at=NOW + 1900, **its)
+    assert state.watermark_ms == 949, "A is idle"
+    state = after(state, {}, at=NOW + 2500, **its)
+    assert state.watermark_ms == 949, "all are; a row at the latest promise may come"
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=12), min_size=1, max_size=3
+    ),
+    st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3)),
+)
+def test_no_row_is_late_whose_producer_kept_its_promise(logs, epochs):
+    """A row in any order; every few rows carry the least time of those that follow, at most."""
+    names = [TopicPartition("t", index) for index in range(len(logs))]
+    rows = [
+        [
+            (at, min([t for t, _ in log[index + 1 :]], default=at) if tells else None)
+            for index, (at, tells) in enumerate(log)
+        ]
+        for log in logs
+    ]
+    positions, state = [0] * len(logs), STATE
+    for counts in [*epochs, [99] * 3]:
+        read = [log[at : at + n] for log, at, n in zip(rows, positions, counts, strict=False)]
+        late = [row for part in read for row in part if row[0] <= _mark(state)]
+        assert not late, (late, state)
+        positions = [at + len(part) for at, part in zip(positions, read, strict=True)]
+        told = {
+            name: max((mark for _, mark in part if mark is not None), default=None)
+            for name, part in zip(names, read, strict=True)
+            if part
+        }
+        left = {n for n, at, log in zip(names, positions, rows, strict=True) if at < len(log)}
+        state = after(state, told, left, partitions=set(names), promised=True)
+    marks = [[mark for _, mark in log if mark is not None] for log in rows]
+    expected = min(map(max, marks)) - 1 if all(marks) else None
+    assert state.watermark_ms == expected
 
 
 PARTITIONS = st.lists(st.lists(st.integers(0, 30), max_size=12), min_size=1, max_size=3)
@@ -215,11 +297,12 @@ def test_readers_tell_the_latest_time_of_each_partition(kind):
     first.note(A, rows(5, 9, None))
     first.note(A, rows(7))
     first.note(B, rows(None))
+    first.note(C, rows(None, None))
     second.note(A, rows(8))
     second.note(B, rows(-3))
 
     notes = split_notes([*first.notes(), *second.notes()])
-    assert latest_of(notes.event_times) == {A: 9000, B: -3000}
+    assert latest_of(notes.event_times) == {A: 9000, B: -3000, C: None}
     assert (notes.keyed, notes.sinks, notes.times) == ([], [], [])
 
 
@@ -227,6 +310,8 @@ def test_readers_are_asked_for_the_column_of_the_first_step():
     timed, other = step(TIMED, event_time="at"), step(TIMED, uid="other", event_time="n")
     assert KeyedSteps((timed, other)).event_time.equals(AT)
     assert KeyedSteps((step(TIMED), timed)).event_time is None
+    promised = step(TIMED, event_time="at", watermark_column="n")
+    assert KeyedSteps((promised,)).event_time.name == "n"
     assert KeyedSteps().event_time is None
 
 

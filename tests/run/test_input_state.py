@@ -52,12 +52,15 @@ def clock(monkeypatch):
     return now
 
 
-def loop(planner: Planner, time_mode: str = EVENT_TIME) -> tuple[PlannedByUs, list[InputState]]:
+def loop(
+    planner: Planner, time_mode: str = EVENT_TIME, *, advance: bool = False
+) -> tuple[PlannedByUs, list[InputState]]:
     """Return a loop, and the states of the input with which epochs are run."""
     given: list[InputState] = []
     timed = vectorised(lambda batch: Update(), state="n bigint", time_mode=time_mode, output=EVENTS)
+    timing = {"event_time": "at", "idle_after_ms": IDLE_MS, "idle_advance": advance}
     run = SimpleNamespace(
-        keyed=KeyedSteps((step(timed, event_time="at", idle_after_ms=IDLE_MS),)),
+        keyed=KeyedSteps((step(timed, **timing),)),
         parts=PartTimes(lambda _: None),
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
         make_engine=lambda batch, source: given.append(source),
@@ -121,6 +124,17 @@ def test_one_epoch_without_rows_is_planned_when_a_partition_has_become_idle(cloc
     assert given == [InputState(frozenset({A, B}), frozenset())]
     state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
     assert source.plan(3, planned.sources, state).sources is None, "it has moved"
+
+
+def test_an_epoch_a_second_is_planned_for_a_watermark_that_goes_on_with_the_clock(clock):
+    source, _ = loop(Planner({A: 9}), advance=True)
+    start = at({A: 9}, tick=1)
+    state = held({A: (100, NOW_MS - IDLE_MS)}, watermark_ms=100 + IDLE_MS)
+    assert source.plan(2, start, state).sources is None, "it has just moved"
+    clock.ms += 999
+    assert source.plan(2, start, state).sources is None
+    clock.ms += 1
+    assert source.plan(2, start, state).sources == at({A: 9})
 
 
 @pytest.mark.parametrize("reason", ["there is more of it", "clock timers", "availableNow"])

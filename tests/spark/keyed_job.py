@@ -4,7 +4,8 @@ Its pipeline numbers flights: each gets its number among those to the same desti
 say `parallelism`, `other_topic`, which is a second input, and `dies`: what dies within a keyed
 task, once: "worker", "daemon" or "executor", where the `marker` file is not there yet. With
 `windowed` flights are collected by windows of 100 of them instead: their numbers are their event
-times; with `counted` by the number of them. With `joined` those of both inputs are paired, if their numbers are close.
+times; with `counted` by how many they are. With `joined` those of both inputs are paired, if their
+numbers are close.
 """
 
 import os

@@ -51,7 +51,10 @@ def nested_loops(orders: list[Row], payments: list[Row]) -> Iterator[tuple[Any, 
     yield from ((p[0], None, p[1]) for p in payments if ("payment", p) not in paired)
 
 
-def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(flow: Flow) -> None:
+@pytest.mark.parametrize("columns", [None, {"orders": ["n", "offset"], "payments": ["n"]}])
+def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(
+    flow: Flow, columns: dict[str, list[str]] | None
+) -> None:
     """Payments come in the phase after their orders: what joins them is state that moved."""
     paid = f"{flow.name}-payments"
     flow.kafka.create_topic(paid, 2)
@@ -65,9 +68,8 @@ def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(flow: Flo
     def run(parallelism: int, more_orders: list[Row], more_payments: list[Row]) -> None:
         orders.extend(fed(flow, flow.topic_in, ("id", "at"), more_orders))
         payments.extend(fed(flow, paid, ("of", "on"), more_payments))
-        function = ts.interval_join(
-            "orders", "payments", lower=0, upper=f"{REACH_MS} milliseconds", how="full"
-        )
+        reach = {"lower": 0, "upper": f"{REACH_MS} milliseconds"}
+        function = ts.interval_join("orders", "payments", **reach, how="full", columns=columns)
         joined = (
             pipeline.key_by(orders="id", payments="of")
             .process(
@@ -93,6 +95,15 @@ def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(flow: Flo
         assert len(shown) == len(set(shown)), "none twice"
         assert pairs == {row for row in shown if None not in row}, "as soon as both are there"
     assert any(p - o >= 60 for _, o, p in pairs), "of one phase and the next"
+
+    (names,) = {tuple(row) for row in found(flow)}
+    of_both = ("id", "n", "at", "of", "payments_n", "on")
+    assert names == (of_both if columns is None else ("id", "n", "offset", "payments_n"))
+    assert flow.spark is not None
+    held = ts.read_state(flow.spark, str(flow.checkpoint)).schema
+    waiting = set(held["left"].dataType.elementType.names)  # beside what a join keeps of each row
+    assert {"n"} <= waiting
+    assert waiting.isdisjoint({"topic", "partition", *(["at"] if columns else ["offset"])})
 
     later = BEGIN_MS + 1000 * PHASE_MS
     run(2, [(-1, -1, later)], [])

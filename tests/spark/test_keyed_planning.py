@@ -50,6 +50,12 @@ def idle(time_mode):
         (EVENT_TIME, {}, "needs event_time="),
         (NO_TIME, {"watermark_delay_ms": 5}, "watermark_delay= does nothing without event_time="),
         (NO_TIME, {"idle_after_ms": 5}, "idle_after= does nothing without event_time="),
+        (NO_TIME, {"watermark_column": "at"}, "watermark_column= does nothing without event_time="),
+        (
+            EVENT_TIME,
+            {"event_time": "at", "watermark_column": "user"},
+            "watermark_column='user' is of type string",
+        ),
         (NO_TIME, {"event_time": "at"}, "event_time='at' does nothing with time mode 'None'"),
         (EVENT_TIME, {"event_time": "user"}, "event_time='user' is of type string"),
     ],
@@ -68,6 +74,9 @@ def test_waiting_for_a_partition_is_refused_where_rows_come_from_none():
     transform = Transform(lambda rows: rows)
     with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
         keyed_steps(None, arrange((transform, second), EVENTS))
+    promised = replace(process, uid="second", watermark_column="at")
+    with pytest.raises(OptionError, match="watermark_column= does nothing behind another"):
+        keyed_steps(None, arrange((process, promised), EVENTS))
     second = replace(process, uid="second", max_drift_ms=5)
     assert keyed_steps(None, arrange((second,), EVENTS))[0].max_drift_ms == 5
     with pytest.raises(OptionError, match="step second: max_drift= does nothing behind anoth"):

@@ -39,6 +39,17 @@ def multiples(of: int) -> Any:
     return are_multiples
 
 
+def signed(by: str) -> Any:
+    """A function before a sink: a table, whose values end with a sign; no rows for an empty one."""
+
+    def sign(rows: pa.RecordBatch) -> pa.Table:
+        values = pc.binary_join_element_wise(rows["value"], by.encode(), b"")
+        signed = pa.record_batch({"key": rows["key"], "value": values})
+        return pa.Table.from_batches([signed.slice(0, 1), signed.slice(1)])
+
+    return sign
+
+
 def reader() -> Any:
     """A function of batches that puts the multiples of five beside, and passes all on."""
     fives = multiples(5)
@@ -336,3 +347,42 @@ def test_a_start_checks_the_topics_of_all_outputs_and_warns_of_circles(
             run(fives=flow.sink(topic=flow.topic_in, transactions=transactions))
         assert f"writes to topic {flow.topic_in!r} and reads it too" in caplog.text
         caplog.clear()
+
+
+@ENGINES
+def test_functions_before_sinks_are_exact_over_deaths_before_and_after_the_decision(
+    flow: Flow,
+    execution: Any,
+    mortal: Mortal,  # noqa: F811
+) -> None:
+    """Each sink has its own, those in the epoch's transaction and one with its own."""
+    outputs = Outputs(flow)
+    flow.feed(150)
+    pipeline = ts.Pipeline(flow.name).read(flow.source(max_offsets_per_trigger=60))
+    pipeline = (
+        pipeline.map_batches(reader(), schema=BOTH, outputs={"fives": BOTH})
+        .key_by("key")
+        .process(counting(), output=BOTH, uid="one", parallelism=2)
+        .write(
+            flow.sink(),
+            ts.when(ts.mapped(outputs.sink("sevens"), signed("!")), multiples(7)),
+            fives=ts.mapped(
+                ts.mapped(outputs.sink("fives", transactions="task"), signed("b")), signed("a")
+            ),
+            thirds=ts.mapped(outputs.sink("thirds"), signed("?")),
+        )
+    )
+    for at in (("EpochRan", 1), ("TransactionCommitted", 1)):
+        mortal.at = at
+        with pytest.raises(Died):
+            flow.run(pipeline, execution=execution, listener=mortal)
+    mortal.at = ("", 0)
+    flow.feed(100)
+    flow.run(pipeline, execution=execution)
+
+    flow.assert_exact()
+    sevens = [(key, f"{value}!") for key, value in expected_multiples(flow.input, 7)]
+    fives = [(key, f"{value}ab") for key, value in expected_multiples(flow.input, 5)]
+    thirds = [(key, f"{value}?") for key, value in expected_thirds(flow.input)]
+    for name, expected in (("sevens", sevens), ("fives", fives), ("thirds", thirds)):
+        assert_exact(flow.confluent, outputs.topics[name], expected)

@@ -1,6 +1,8 @@
 """Watermarks that follow from each partition's event times, on Spark and a real broker."""
 
+import itertools
 import json
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark import cloudpickle
 from typer.testing import CliRunner
 
 import tallystick as ts
@@ -229,3 +232,89 @@ def test_a_watermark_waits_for_a_quiet_partition_and_moves_without_rows_when_it_
     assert last.partition_times == first.partition_times, "there were no rows since"
     assert settled <= 5, "epochs without rows are run where the watermark moves only"
     assert len(timed.epochs()) == settled
+
+
+def test_when_all_partitions_are_idle_the_watermark_may_go_on_with_the_clock(flow: Flow) -> None:
+    """A timer beyond the newest event time comes due without another record, also after a stop."""
+    timed = Timed(flow)
+    timed.feed(0, "a", 100)
+    timed.feed(1, "b", 300)
+    settings = {"idle_after": "1 second", "idle_advance": True}
+    for key, begun in (("b", 350), ("c", 10_050)):
+        query = timed.pipeline(**settings).start(
+            flow.spark,
+            checkpoint=str(flow.checkpoint),
+            trigger={"processingTime": "0 seconds"},
+            execution="resident",
+        )
+        try:
+            deadline = time.monotonic() + WAIT_S
+            while not any(n <= -begun for n in timed.output().get(key, [])):
+                assert query.isActive, query.exception()
+                assert time.monotonic() < deadline, timed.output()
+                time.sleep(0.3)
+        finally:
+            query.stop()
+        if key == "b":
+            timed.feed(2, "c", 10_000)
+
+    steps = timed.epochs()
+    marks = [step.watermark_ms or 0 for step in steps]
+    assert marks == sorted(marks)
+    assert marks[-1] >= 10_050, "further than any event time"
+    for one, two in itertools.pairwise(steps):
+        if one.partition_times == two.partition_times and two.watermark_ms != one.watermark_ms:
+            newest = max(each.latest_ms for each in two.partition_times if each.latest_ms)
+            seen = max(each.seen_ms for each in two.partition_times if each.latest_ms)
+            assert two.watermark_ms <= newest + time.time() * 1000 - seen, "no faster than time"
+    assert {key: len(rows) for key, rows in timed.rows().items()} == {"a": 1, "b": 1, "c": 1}
+
+
+def marking(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Each tenth row promises that none before it comes later."""
+    marks = [n if n % 10 == 0 else None for n in rows["n"].to_pylist()]
+    return rows.select(["k", "n"]).append_column("mark", pa.array(marks, pa.int64()))
+
+
+@pytest.mark.parametrize("execution", ["jobs", "resident"])
+def test_watermarks_of_a_column_go_by_partition_and_over_a_restart(
+    flow: Flow, execution: Any
+) -> None:
+    timed = Timed(flow, {"max_offsets_per_trigger": 8})
+
+    def run() -> None:
+        columns = f"{COLUMNS}, mark bigint"
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        pipeline = (
+            ts.Pipeline(flow.name)
+            .read(flow.source(value=timed.value, **timed.source))
+            .map_batches(marking, schema=columns)
+            .key_by("k")
+            .process(
+                vectorised(reminder(), state="at bigint", time_mode=EVENT_TIME),
+                output=COLUMNS,
+                event_time="n",
+                watermark_column="mark",
+                uid="reminders",
+            )
+            .write(flow.sink(key="k", value=ts.Json()))
+        )
+        flow.run(pipeline, execution=execution)
+
+    timed.feed(0, "a", 5, 3, 10, 17, 12, 20)
+    timed.feed(1, "b", 500, 510, 605, 501)
+    run()
+    assert timed.epochs()[-1].watermark_ms is None, "the third partition has promised nothing"
+    timed.feed(2, "c", 30, 26)
+    run()
+    assert timed.epochs()[-1].watermark_ms == 19
+    timed.feed(0, "a", 20, 19, 100)  # 19 is late: the watermark says so
+    run()
+
+    assert timed.epochs()[-1].watermark_ms == 29
+    rows = {key: [n for n in ns if n > 0] for key, ns in timed.output().items()}
+    assert rows == {
+        "a": [5, 3, 10, 17, 12, 20, 20, 100],
+        "b": [500, 510, 605, 501],
+        "c": [30, 26],
+    }

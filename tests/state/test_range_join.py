@@ -1,6 +1,7 @@
 """Interval and window joins against nested loops: any order, any epochs, any parallelism."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,27 @@ def joined(left: Record | None, right: Record | None) -> dict[str, Any]:
         "tags": found["tags"],
         "paid": found["paid"],
     }
+
+
+@pytest.mark.parametrize("how", HOWS)
+@settings(deadline=None, max_examples=30)
+@given(epochs=EPOCHS)
+def test_a_join_that_carries_some_columns_joins_the_same_rows(how: str, epochs: Any) -> None:
+    """Times and keys need not be among them; a side may carry none at all."""
+    whole = CoKeyedTasks(interval_join("orders", "payments", lower=-3, upper=2, how=how), INPUTS)
+    orders, payments = INPUTS.inputs
+    some = KeyedInputs([replace(orders, carried=("amount",)), replace(payments, carried=())])
+    lean = CoKeyedTasks(interval_join("orders", "payments", lower=-3, upper=2, how=how), some)
+    watermark: int | None = None
+    for records, advance, parallelism, _ in epochs:
+        rows = [arrival(each) for each in records]
+        settings = {"watermark_ms": watermark, "parallelism": parallelism}
+        expected = [
+            {name: row[name] for name in ("id", "part", "amount")}
+            for row in whole.epoch(rows, **settings)
+        ]
+        assert plain(lean.epoch(rows, **settings)) == plain(expected)
+        watermark = (-20 if watermark is None else watermark) + advance
 
 
 def plain(rows: list[dict[str, Any]]) -> Counter[str]:

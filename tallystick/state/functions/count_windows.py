@@ -37,7 +37,7 @@ from tallystick.state.row_codec import ColumnsCodec
 
 _ROWS = pa.field("$rows", pa.int64())
 _LINES_MAX = 1 << 20
-"""How many panes, of all windows that share them, are put together at a time."""
+"""The panes, of all windows that share them, that are put together at a time."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class CountFunction:
             yield from _Epoch(self, work).run()
 
 
-class _Filled(NamedTuple):
+class _NewPanes(NamedTuple):
     """The panes that rows came to; in the order of keys and panes.
 
     Args:
@@ -172,7 +172,7 @@ class _Epoch:
             self._write_panes(filled, is_whole)
         self._write_heads(filled)
 
-    def _filled(self) -> _Filled:
+    def _filled(self) -> _NewPanes:
         """Add the rows, and the panes that were filling, up."""
         order = order_by_key(self._codes, len(self._counts))
         ordinals = np.empty(len(order), np.int64)
@@ -191,7 +191,7 @@ class _Epoch:
             numbers = np.concatenate([firsts[goes_on], np.arange(len(found.codes))])
             lines = pa.concat_batches([filling, added])
             added = self._folds.merge(lines, numbers.astype(np.int32), keys)
-        return _Filled(found.codes, found.moments, firsts, added)
+        return _NewPanes(found.codes, found.moments, firsts, added)
 
     def _stored(self, begins: Int64Array, ends: Int64Array) -> pa.BinaryArray:
         """Return the entries of whole panes, from and up to numbers that each key has."""
@@ -199,7 +199,7 @@ class _Epoch:
         keys = self._keys.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
         return self._panes.entries(keys, np.repeat(begins, counts) + places_in(counts) + 1)
 
-    def _put_out(self, filled: _Filled) -> Iterator[pa.RecordBatch]:
+    def _put_out(self, filled: _NewPanes) -> Iterator[pa.RecordBatch]:
         """Yield the windows that are full now, made of all their panes, in parts."""
         windows, size = self._windows, self._windows.pane_rows
         counts = self._after // windows.every - self._before // windows.every
@@ -233,7 +233,7 @@ class _Epoch:
         schema = pa.schema([*keys.schema, *results.schema])
         return pa.RecordBatch.from_arrays([*keys.columns, *results.columns], schema=schema)
 
-    def _write_panes(self, filled: _Filled, is_whole: BoolArray) -> None:
+    def _write_panes(self, filled: _NewPanes, is_whole: BoolArray) -> None:
         """Keep the whole panes that windows to come need, and drop the others."""
         windows, begun = self._windows, self._before // self._windows.pane_rows
         lows, next_lows = (
@@ -249,7 +249,7 @@ class _Epoch:
         after = pa.RecordBatch.from_arrays(columns, schema=self._codec.schema)
         self._panes.put(entries, pa.nulls(len(entries), pa.binary()), after)
 
-    def _write_heads(self, filled: _Filled) -> None:
+    def _write_heads(self, filled: _NewPanes) -> None:
         rows = self._after
         if self._windows.is_single:
             rows = rows % self._windows.size

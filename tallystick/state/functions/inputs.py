@@ -6,8 +6,8 @@ Each row is of one input: its columns are in that input's struct, the other stru
 key's columns have the names that the first input gives them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,12 +32,14 @@ class KeyedInput:
         key: its columns that are the key.
         event_time: its column that holds the event time, a timestamp or bigint in ms; None: its
             rows have none.
+        carried: its columns that travel to the step, which holds no others; None: all.
     """
 
     name: str
     columns: pa.Schema
     key: tuple[str, ...]
     event_time: str | None = None
+    carried: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         named = (*self.key, *([self.event_time] if self.event_time else []))
@@ -47,6 +49,45 @@ class KeyedInput:
                     f"input {self.name!r} has no column {name!r}, which key_by or event_time "
                     f"names; it has {', '.join(self.columns.names)}"
                 )
+
+    @cached_property
+    def travelling(self) -> pa.Schema:
+        """The columns that travel to the step."""
+        carried = self.columns.names if self.carried is None else self.carried
+        return pa.schema([self.columns.field(name) for name in carried])
+
+
+@dataclass(frozen=True)
+class CarriedColumns:
+    """The columns of named inputs that a function puts out, and those that it needs for that.
+
+    Args:
+        chosen: by the name of the input; of one that is not named, all but Kafka's own.
+        needed: columns that are carried in any case.
+    """
+
+    chosen: Mapping[str, Collection[str]]
+    needed: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def of(self, name: str, columns: Sequence[str], kafkas: Collection[str]) -> tuple[str, ...]:
+        """Return the columns of an input that are carried, in their order.
+
+        Args:
+            name: of the input.
+            columns: that it has.
+            kafkas: those of them that Kafka has for each record.
+
+        Raises:
+            OptionError: it has no such column.
+        """
+        needed = self.needed.get(name, ())
+        wanted = self.chosen.get(name, [each for each in columns if each not in kafkas])
+        if unknown := sorted({*wanted} - {*columns}):
+            raise OptionError(
+                f"columns= names {unknown[0]!r} of input {name!r}, which has only "
+                f"{', '.join(columns)}"
+            )
+        return tuple(each for each in columns if each in wanted or each in needed)
 
 
 @dataclass(frozen=True)
@@ -85,7 +126,7 @@ class KeyedInputs:
                 *(first.columns.field(name).with_nullable(True) for name in first.key),
                 pa.field(INPUT, pa.int8()),
                 pa.field(TIME, pa.int64()),
-                *(pa.field(each.name, pa.struct(list(each.columns))) for each in self.inputs),
+                *(pa.field(each.name, pa.struct(list(each.travelling))) for each in self.inputs),
             ]
         )
 
@@ -97,9 +138,9 @@ class KeyedInputs:
         if its.event_time is not None:
             time = _in_ms(rows.column(its.event_time))
         structs = [
-            pa.StructArray.from_arrays(rows.columns, fields=list(each.columns))
+            _struct(rows, each.travelling)
             if each is its
-            else pa.nulls(count, pa.struct(list(each.columns)))
+            else pa.nulls(count, pa.struct(list(each.travelling)))
             for each in self.inputs
         ]
         keys = [rows.column(name) for name in its.key]
@@ -110,9 +151,13 @@ class KeyedInputs:
         """Return the rows of one input, in their order, with its own columns."""
         its = self.inputs[number]
         of_it = table.filter(pc.equal(table.column(INPUT), number))
-        return pa.RecordBatch.from_arrays(
-            of_it.column(its.name).flatten(), schema=pa.schema(list(its.columns))
-        )
+        return pa.RecordBatch.from_arrays(of_it.column(its.name).flatten(), schema=its.travelling)
+
+
+def _struct(rows: pa.RecordBatch, columns: pa.Schema) -> pa.StructArray:
+    arrays = [rows.column(name) for name in columns.names]
+    mask = None if arrays else pa.array(np.zeros(rows.num_rows, np.bool_))  # its only length
+    return pa.StructArray.from_arrays(arrays, fields=list(columns), mask=mask)
 
 
 def _key_types(each: KeyedInput) -> list[pa.DataType]:

@@ -8,7 +8,7 @@ without the sides' own columns of the key's names. A column of the right side wh
 is called `<right>_<name>`, so the left side's names do not depend on the right's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.state.functions.inputs import INPUT, TIME
+from tallystick.state.functions.inputs import INPUT, TIME, CarriedColumns
 from tallystick.state.functions.processing import check_event_times
 
 LEFT, RIGHT = range(2)
@@ -43,6 +43,36 @@ def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[b
     if how not in among:
         raise OptionError(f"{function}: how={how!r}, expected one of {', '.join(among)}")
     return how in (LEFT_OUTER, FULL_OUTER), how in (RIGHT_OUTER, FULL_OUTER)
+
+
+def carried(
+    function: str,
+    names: tuple[str, str],
+    columns: Mapping[str, Collection[str]] | None,
+    needed: Mapping[str, Collection[str]] | None = None,
+) -> CarriedColumns:
+    """Return which columns of its inputs a join carries.
+
+    Args:
+        function: its name, for messages.
+        names: of the inputs.
+        columns: as the join was given them.
+        needed: columns that it reads, by the input.
+
+    Raises:
+        OptionError: they are not columns by the name of an input.
+    """
+    given = {} if columns is None else columns
+    is_right = isinstance(given, Mapping) and all(
+        not isinstance(each, str) and all(isinstance(name, str) for name in each)
+        for each in given.values()
+    )
+    if not is_right or given.keys() - set(names):
+        raise OptionError(
+            f"{function}: columns={columns!r}: expected names of columns by the name of an input, "
+            f"{{{names[0]!r}: ['amount'], {names[1]!r}: []}}"
+        )
+    return CarriedColumns(given, needed or {})
 
 
 def inputs_in(rows: pa.Schema, function: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ rows alone, not on where epochs are cut.
 Source: Flink's IntervalJoinOperator, RowTimeIntervalJoin and WindowJoinOperator.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -28,6 +28,7 @@ from tallystick.state.functions.join_columns import (
     LEFT,
     RIGHT,
     JoinColumns,
+    carried,
     in_time,
     moments_of,
     outer_sides,
@@ -123,7 +124,13 @@ class Window:
 
 
 def interval_join(
-    left: str, right: str, *, lower: str | int, upper: str | int, how: str = INNER
+    left: str,
+    right: str,
+    *,
+    lower: str | int,
+    upper: str | int,
+    how: str = INNER,
+    columns: Mapping[str, Collection[str]] | None = None,
 ) -> ByColumns:
     """Join rows of a key whose event times are at most so far apart: both bounds are included.
 
@@ -137,6 +144,9 @@ def interval_join(
             negative one, such as "-1 hour": it may be earlier.
         upper: the most that it may be later.
         how: "inner", "left", "right" or "full".
+        columns: for an input, the columns that it adds to the output, beside the key's; no others
+            are sent to the step and held. An input that is not named: all, but Kafka's own (topic,
+            offset, …) where they come right from the source.
 
     Raises:
         OptionError: an argument is not what it should be.
@@ -147,11 +157,17 @@ def interval_join(
             f"interval_join: lower={lower!r} is after upper={upper!r}: no row would match; right "
             f"rows match from `lower` to `upper` after a left one"
         )
-    return _range_join("interval_join", left, right, reach, how)
+    return _range_join("interval_join", (left, right), reach, how, columns)
 
 
 def window_join(
-    left: str, right: str, *, size: str | int, offset: str | int = 0, how: str = INNER
+    left: str,
+    right: str,
+    *,
+    size: str | int,
+    offset: str | int = 0,
+    how: str = INNER,
+    columns: Mapping[str, Collection[str]] | None = None,
 ) -> ByColumns:
     """Join rows of a key that lie in the same window of event time.
 
@@ -165,6 +181,7 @@ def window_join(
         size: of a window, in ms or as a text such as "1 minute".
         offset: the start of windows, from 1970 in UTC.
         how: "inner", "left", "right" or "full".
+        columns: as of `interval_join`.
 
     Raises:
         OptionError: an argument is not what it should be.
@@ -172,16 +189,22 @@ def window_join(
     reach = Window(_signed_ms("size", size), _signed_ms("offset", offset))
     if reach.size <= 0:
         raise OptionError(f"window_join: size={size!r}: expected more than 0")
-    return _range_join("window_join", left, right, reach, how)
+    return _range_join("window_join", (left, right), reach, how, columns)
 
 
-def _range_join(function: str, left: str, right: str, reach: Reach, how: str) -> ByColumns:
-    outer = outer_sides(function, how)
+def _range_join(
+    function: str,
+    names: tuple[str, str],
+    reach: Reach,
+    how: str,
+    columns: Mapping[str, Collection[str]] | None,
+) -> ByColumns:
+    outer, its = outer_sides(function, how), carried(function, names, columns)
 
     def make(rows: pa.Schema) -> RangeJoin:
-        return RangeJoin(JoinColumns(function, rows, (left, right), reach.fields), reach, outer)
+        return RangeJoin(JoinColumns(function, rows, names, reach.fields), reach, outer)
 
-    return ByColumns(make, None, EVENT_TIME, has_timers=True)
+    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=its)
 
 
 def _signed_ms(name: str, given: str | int) -> int:

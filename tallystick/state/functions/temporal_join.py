@@ -10,7 +10,7 @@ have an order, those of several do not.
 Source: Flink's TemporalRowTimeJoinOperator.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from tallystick.state.functions.join_columns import (
     LEFT_OUTER,
     RIGHT,
     JoinColumns,
+    carried,
     outer_sides,
     taken,
 )
@@ -39,7 +40,13 @@ Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-def temporal_join(left: str, right: str, *, how: str = INNER) -> ByColumns:
+def temporal_join(
+    left: str,
+    right: str,
+    *,
+    how: str = INNER,
+    columns: Mapping[str, Collection[str]] | None = None,
+) -> ByColumns:
     """Join each left row with the newest right row of its key whose event time is not later.
 
     Puts out the key, the left input's columns and the right one's, once the watermark has reached
@@ -49,16 +56,18 @@ def temporal_join(left: str, right: str, *, how: str = INNER) -> ByColumns:
         left: the name of an input.
         right: that of another one.
         how: "inner", or "left": left rows without a right one come out too.
+        columns: as of `interval_join`.
 
     Raises:
         OptionError: an argument is not what it should be.
     """
     is_outer, _ = outer_sides("temporal_join", how, (INNER, LEFT_OUTER))
+    its = carried("temporal_join", (left, right), columns)
 
     def make(rows: pa.Schema) -> TemporalJoin:
         return TemporalJoin(JoinColumns("temporal_join", rows, (left, right)), is_outer)
 
-    return ByColumns(make, None, EVENT_TIME, has_timers=True)
+    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=its)
 
 
 class TemporalJoin:

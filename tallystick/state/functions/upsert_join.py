@@ -7,7 +7,7 @@ Source: Flink's StreamingJoinOperator on two upsert tables with one key, and Kaf
 two KTables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tallystick.state.functions.join_columns import (
     LEFT,
     RIGHT,
     JoinColumns,
+    carried,
     columns_of_input,
     outer_sides,
     taken,
@@ -49,6 +50,7 @@ def upsert_join(
     how: str = INNER,
     newest_by: Mapping[str, str] | None = None,
     deleted: Mapping[str, str] | None = None,
+    columns: Mapping[str, Collection[str]] | None = None,
 ) -> ByColumns:
     """Join two tables by their key: each input's row is the newest of the key.
 
@@ -64,6 +66,7 @@ def upsert_join(
         newest_by: for an input, the column by whose value a row is newer: whole numbers or moments,
             not null; of equal ones the later arrived. An input that is not named: as they arrive.
         deleted: for an input, a boolean column that is true in a row that deletes the key's row.
+        columns: as of `interval_join`; those of `newest_by` and `deleted` are among them.
 
     Raises:
         OptionError: an argument is not what it should be.
@@ -76,18 +79,21 @@ def upsert_join(
                 f"upsert_join: {option} names {name!r}: expected {left!r} or {right!r}"
             )
 
+    read = {name: [each[name] for each in (orders, gone) if name in each] for name in (left, right)}
+    its = carried("upsert_join", (left, right), columns, read)
+
     def make(rows: pa.Schema) -> VectorisedFunction:
         own = (pa.field(CHANGE, pa.string()),)
-        columns = JoinColumns("upsert_join", rows, (left, right), own)
+        both = JoinColumns("upsert_join", rows, (left, right), own)
         tables = tuple(
-            _Table(columns, side, orders.get(name), gone.get(name))
+            _Table(both, side, orders.get(name), gone.get(name))
             for side, name in enumerate((left, right))
         )
         state = pa.schema([field for table in tables for field in table.state])
-        function = _UpsertJoin(columns, tables, outer, ColumnsCodec(state, "upsert_join"))
-        return VectorisedFunction(function, state, NO_TIME, None, lambda key, rows: columns.output)
+        function = _UpsertJoin(both, tables, outer, ColumnsCodec(state, "upsert_join"))
+        return VectorisedFunction(function, state, NO_TIME, None, lambda key, rows: both.output)
 
-    return ByColumns(make, None)
+    return ByColumns(make, None, carried=its)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tallystick.state.entries import (
     keys_of,
     time_keys,
 )
+from tallystick.state.functions.inputs import CarriedColumns
 from tallystick.state.functions.keyed_batch import KeyedBatch, PerKey, Update
 from tallystick.state.functions.processing import (
     COLUMNS,
@@ -396,12 +397,14 @@ class ByColumns:
     Args:
         make: from the columns of the rows to the function.
         reads: as `Processor.reads`.
+        carried: of named inputs, which of their columns it needs; None: all.
     """
 
     make: Callable[[pa.Schema], Processor]
     reads: frozenset[str] | None
     time_mode: str = NO_TIME
     has_timers: bool = False
+    carried: CarriedColumns | None = None
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Raise: the states are not known yet."""

@@ -63,20 +63,10 @@ def windowed(
             f"windowed({windows!r}): expected tumbling(...), hopping(...), cumulative(...), "
             f"session(...) or count_window(...)"
         )
-    if time not in _TIMES:
-        raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
-    if emit not in (FINAL, UPDATE):
-        raise OptionError(f"windowed: emit={emit!r}, expected {FINAL!r} or {UPDATE!r}")
-    if not late or not isinstance(late, str):
-        raise OptionError(f"windowed: late={late!r}, expected {DROP!r} or the name of an output")
-    lateness_ms = duration_ms("windowed: allowed_lateness", allowed_lateness)
-    if time == "processing" and (lateness_ms or late != DROP):
-        raise OptionError(
-            "windowed: no row is late by processing time: leave allowed_lateness= and late= out"
-        )
+    clock = _clock(time, emit, allowed_lateness, late)
     aggregates = dict(aggregates)
     if isinstance(windows, CountWindows):
-        if (time, emit, lateness_ms, late) != ("event", FINAL, 0, DROP):
+        if (clock, emit) != (Clock(EVENT_TIME), FINAL):
             raise OptionError(
                 "windowed: a count window is put out once, when it is full, and no row is late for "
                 "it: leave time=, emit=, allowed_lateness= and late= out"
@@ -85,7 +75,6 @@ def windowed(
         return _by_count(windows, aggregates)
     bounds = {WINDOW_START, WINDOW_END}
     _check_columns(aggregates, taken=bounds | ({IS_FINAL} if emit == UPDATE else set()))
-    clock = Clock(_TIMES[time], lateness_ms, late)
     result = WindowOutput(has_updates=emit == UPDATE)
     reads = None  # rows for an output of their own keep all their columns
     if late == DROP:
@@ -98,6 +87,26 @@ def windowed(
         return GridFunction(windows, folds, clock, result, reads)
 
     return ByColumns(make, reads, clock.time_mode, has_timers=True)
+
+
+def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Clock:
+    """Return the clock of windows of time.
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    if time not in _TIMES:
+        raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
+    if emit not in (FINAL, UPDATE):
+        raise OptionError(f"windowed: emit={emit!r}, expected {FINAL!r} or {UPDATE!r}")
+    if not late or not isinstance(late, str):
+        raise OptionError(f"windowed: late={late!r}, expected {DROP!r} or the name of an output")
+    lateness_ms = duration_ms("windowed: allowed_lateness", allowed_lateness)
+    if time == "processing" and (lateness_ms or late != DROP):
+        raise OptionError(
+            "windowed: no row is late by processing time: leave allowed_lateness= and late= out"
+        )
+    return Clock(_TIMES[time], lateness_ms, late)
 
 
 def _by_count(windows: CountWindows, aggregates: Mapping[str, Aggregate]) -> ByColumns:
