@@ -295,25 +295,13 @@ class Pipeline:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
 
-    @property
-    def _stateful(self) -> tuple[Step, ...]:
-        """All steps that may have operator state, those of inputs too."""
-        return (*(step for _, each in self.inputs.streams for step in each.steps), *self.steps)
-
     def _check_whole(self, execution: str | None) -> None:
         """Find mistakes for which nothing but the pipeline need be known."""
         if execution not in (None, RESIDENT, JOBS):
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if not self.inputs.streams or not self.sinks:
             raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
-        first = self.steps[0] if self.steps else None
-        joined = len(first.inputs) if isinstance(first, Process) else 0
-        if joined != len(self.inputs.names):
-            raise OptionError(
-                f"pipeline {self.name!r}: named inputs go to a process step: key_by(name='…', …)"
-                f".process(…) follows read(), with their names. Inputs of equal columns become one "
-                f"stream without names: read(first, second)"
-            )
+        self.inputs.check_joined(self.name, self.steps[0] if self.steps else None)
         check_for_pipeline(self.sinks)
         token = token_group(f"{self.topology.id_prefix}{self.name}")
         if any(each.group_id == token for each in self.inputs.sources):
@@ -329,6 +317,7 @@ class Pipeline:
         listener: Listener | None = None,
         dropped: frozenset[str] = frozenset(),
     ) -> PipelineRun:
+        steps = (*self.inputs.steps, *self.steps)
         run = PipelineRun(
             name=self.name,
             cluster=cluster,
@@ -338,8 +327,8 @@ class Pipeline:
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
-            tables=tuple(each.declared(self.name) for each in tables_in(self._stateful)),
-            lists=lists_in(self._stateful),
+            tables=tuple(each.declared(self.name) for each in tables_in(steps)),
+            lists=lists_in(steps),
         )
         check_columns(self.topology, {MAIN: run.columns, **run.outputs})
         return run

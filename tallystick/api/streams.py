@@ -8,7 +8,7 @@ from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.tables import BroadcastTable, MapFunction, State, check_name, map_step
 from tallystick.errors import OptionError
 from tallystick.run.outputs import Predicate
-from tallystick.run.steps import Columns, MapBatches
+from tallystick.run.steps import Columns, MapBatches, Process, Step
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.spark.inputs import InputDeclaration
 from tallystick.state.functions.inputs import TIME
@@ -149,6 +149,25 @@ class Inputs:
         """The steps of the only input, which are the pipeline's first."""
         is_one = len(self.streams) == 1 and not self.are_named
         return self.streams[0][1].steps if is_one else ()
+
+    @property
+    def steps(self) -> tuple[MapBatches, ...]:
+        """The steps of each, one after another."""
+        return tuple(step for _, each in self.streams for step in each.steps)
+
+    def check_joined(self, pipeline: str, first: Step | None) -> None:
+        """Refuse named inputs that the first step of the pipeline does not bring together.
+
+        Raises:
+            OptionError: it does not.
+        """
+        joined = len(first.inputs) if isinstance(first, Process) else 0
+        if joined != len(self.names):
+            raise OptionError(
+                f"pipeline {pipeline!r}: named inputs go to a process step: key_by(name='…', …)"
+                f".process(…) follows read(), with their names. Inputs of equal columns become one "
+                f"stream without names: read(first, second)"
+            )
 
     def declared(self, pipeline: str) -> tuple[InputDeclaration, ...]:
         """Return the inputs as a run needs them."""
