@@ -8,7 +8,7 @@ An input has an id, under which the checkpoint keeps its positions.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.keyed import lean_layout
 from tallystick.spark.outputs import with_columns
 from tallystick.spark.reading import (
     check_named,
@@ -222,32 +223,43 @@ def joined(
     assert isinstance(first, Process), "checked before"
     table = KeyedInputs(
         [
-            KeyedInput(each.name, schema, key, event_time, _carried(first, each, schema))
-            for each, schema, (key, event_time) in zip(inputs, schemas, first.inputs, strict=True)
+            _keyed_input(first, *its)
+            for its in zip(inputs, schemas, *zip(*first.inputs, strict=True), strict=True)
         ]
     )
     return table.columns, tuple(
         (
             *_functions(each),
-            WithColumns(schema, f"the rows of {each.text}"),
+            WithColumns(table.inputs[number].columns, f"the rows of {each.text}"),
             NumberedRows(table, number),
         )
-        for number, (each, schema) in enumerate(zip(inputs, schemas, strict=True))
+        for number, each in enumerate(inputs)
     )
 
 
-def _carried(first: Process, each: PipelineInput, schema: pa.Schema) -> tuple[str, ...] | None:
-    """Return the columns of an input that the step needs; None: all."""
+def _keyed_input(
+    first: Process,
+    each: PipelineInput,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    event_time: str | None,
+) -> KeyedInput:
+    """Return an input of a step; Kafka's columns that it does not need are not even made."""
     its = first.processor
     if not isinstance(its, ByColumns) or its.carried is None:
-        return None
+        return KeyedInput(each.name, schema, key, event_time)
     layout = each.read.layout
     prefix = layout.prefix if layout.value is not None else ""
     kafkas = {f"{prefix}{name}" for name in layout.metadata}
     if layout.headers:
         kafkas.add(f"{prefix}headers")
     # What a function of the user's returns is columns that they want.
-    return its.carried.of(each.name, schema.names, set() if each.steps else kafkas)
+    carried = its.carried.of(each.name, schema.names, set() if each.steps else kafkas)
+    if not each.steps:
+        layout = lean_layout(layout, {*carried, *key, event_time})
+        each.read = replace(each.read, layout=layout)
+        schema = pa.schema([field for field in schema if field.name in layout.schema.names])
+    return KeyedInput(each.name, schema, key, event_time, carried)
 
 
 def value_mode_of(inputs: Sequence[PipelineInput]) -> str:

@@ -1,7 +1,7 @@
 """The keyed steps of a pipeline with all types known."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from tallystick.checkpoint.folder import state_path
 from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, state_folder
+from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError, RecordError
 from tallystick.run.event_times import check_time_column
 from tallystick.run.frames import conform
@@ -72,7 +73,14 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
         read: how rows are read, with no functions applied.
         first: the step that gets them.
     """
-    layout, names = read.layout, [*first.routed.names, first.watermark_column]
+    layout = lean_layout(read.layout, [*first.routed.names, first.watermark_column])
+    made = layout.schema.names
+    columns = pa.schema([each for each in first.columns if each.name in made])
+    return replace(read, layout=layout), replace(first, columns=columns)
+
+
+def lean_layout(layout: Layout, names: Collection[str | None]) -> Layout:
+    """Return a layout without those of Kafka's columns that are not among these names."""
     prefix = layout.prefix if layout.value is not None else ""
     metadata = tuple(
         name
@@ -81,10 +89,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
     )
     # A field of the value may have the name where there are no headers.
     headers = layout.headers and f"{prefix}headers" in names
-    layout = replace(layout, metadata=metadata, headers=headers)
-    made = layout.schema.names
-    columns = pa.schema([each for each in first.columns if each.name in made])
-    return replace(read, layout=layout), replace(first, columns=columns)
+    return replace(layout, metadata=metadata, headers=headers)
 
 
 def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:

@@ -141,6 +141,8 @@ def carried_by(function: Any, bids: Any = None, **settings: Any) -> dict[str, li
     times = {} if function.time_mode == "None" else {"bids": "ts", "people": "since"}
     run = run_of(keyed.process(function, event_time=times, **settings))
     (step,) = run.keyed.steps
+    made = run.inputs[1].read.layout.schema.names
+    assert "topic" not in made, "columns of Kafka's that nobody needs are not even made"
     found = {}
     for name in ("bids", "people"):
         found[name] = [each.name for each in step.columns.field(name).type]
