@@ -10,14 +10,16 @@ import pytest
 
 import tallystick as ts
 from tallystick.demo.flights import load
-from tests.spark.driver_process import Drivers
+from tests.spark.driver_process import DriverProcess, Drivers
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import PARALLELISMS
+from tests.spark.standalone_cluster import Cluster
 from tests.spark.test_keyed_kills import EPOCH_RECORDS, EXECUTIONS
 from tests.spark.topics import produce, read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
+JOB = Path(__file__).with_name("table_job.py")
 KILLS = [("EpochRan", 1, 0.0), ("EpochPlanned", 3, 0.3), ("TransactionCommitted", 3, 0.0)]
 """The fact after which the driver dies, the how-manieth of its kind, how much later."""
 
@@ -26,8 +28,7 @@ KILLS = [("EpochRan", 1, 0.0), ("EpochPlanned", 3, 0.3), ("TransactionCommitted"
 def drivers_with_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     """Drivers of the job with a table."""
     copies = {"spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("host"))}
-    job = Path(__file__).with_name("table_job.py")
-    pool = Drivers(tmp_path_factory.mktemp("tables"), config=copies, job=job)
+    pool = Drivers(tmp_path_factory.mktemp("tables"), config=copies, job=JOB)
     yield pool
     pool.close()
 
@@ -129,6 +130,37 @@ def test_a_reader_that_dies_with_the_table_in_its_memory_loses_nothing(
     assert marker.exists()
     assert driver.facts.count("ActionFailed") == 1
     drivers_with_tables.give_back(driver)
+
+    flights.assert_exact()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_executors_and_hosts_come_and_go_with_the_tables_in_their_memory(
+    flow: Flow, tmp_path: Path, execution: str
+) -> None:
+    """No executor has what another one had but from the checkpoint."""
+    flights = FlightsWithRules(flow, load(5000))
+    with (
+        Cluster(tmp_path / "cluster", 2) as cluster,
+        DriverProcess(tmp_path / "driver.log", cluster.settings, JOB) as driver,
+    ):
+        flights.rule()
+        flights.feed(3000)
+        marker = tmp_path / "executor"
+        dies = {"dies": "executor", "marker": str(marker)}
+        driver.run(flights.spec(2, epoch_records=600, execution=execution, **dies))
+        assert driver.wait_for_end() is None
+        assert marker.exists()
+
+        flights.rule()
+        flights.feed(2000)
+        driver.run(flights.spec(3, epoch_records=400, execution=execution))
+        driver.wait_for_fact("ManifestWritten", 1)
+        cluster.hosts[1].kill()
+        flights.rule()
+        assert driver.wait_for_end() is None
+        driver.run(flights.spec(3, execution=execution))  # the newest rules
+        assert driver.wait_for_end() is None
 
     flights.assert_exact()
 
