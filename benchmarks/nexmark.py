@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/nexmark.py [--query q0,q5] [--only ours,flink] [--records N]
         [--rounds N]
 
-Prints a line per run, and for each query a table with the ratio at the end; appends each run to
-`results.jsonl`. Exit code 1 when a run failed, or an output was not right. `README.md` says how
-the queries are run and compared.
+Prints a line per run, at the end a table with the ratio for each query, and one of all; appends
+each run to `results.jsonl`. Exit code 1 when a run failed, or an output was not right. `README.md`
+says how the queries are run and compared.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from harness import results
 from harness.broker import start_broker
 from harness.dataset import DatasetError
 from harness.measure import Bench, Broker, Input, Result, RunError
-from harness.nexmark_events import AUCTIONS, BIDS, BLOCK, EVENTS_PER_MS, PERSONS, count_of
+from harness.nexmark_events import BIDS, BLOCK, EVENTS_PER_MS, count_of
 from harness.nexmark_sql import script
 from harness.nexmark_topics import NexmarkJudges, Positions, load
 from harness.nexmark_truth import QUERIES
@@ -61,6 +61,7 @@ def main() -> int:
         compared = [result for result in found if result.system.job == query]
         if compared:
             print(f"\n{query}\n\n{results.table(compared)}\n\n{results.ratios(compared)}")
+    print(f"\n{results.by_job(found)}")
     for error in failed:
         print(f"\nfailed: {error}", file=sys.stderr)
     return 1 if failed or not all(result.verdict.exact for result in found) else 0
@@ -164,7 +165,9 @@ def load_all(broker: Broker, topics: Topics, arguments: argparse.Namespace) -> d
     """Load the inputs of the chosen queries; of how many events they are, by their prefix."""
     whole = arguments.records // BLOCK * BLOCK
     event_counts = {"nexmark-": whole, "nexmark-rare-": whole * RARE_TIMES}
-    wanted = {(prefix_of(query), kind) for query in arguments.query for kind in QUERIES[query].inputs}
+    wanted = {
+        (prefix_of(query), kind) for query in arguments.query for kind in QUERIES[query].inputs
+    }
     for prefix, kind in sorted(wanted):
         topics.create(f"{prefix}{kind}")
         loaded = load(broker.bootstrap, prefix, kind, event_counts[prefix])

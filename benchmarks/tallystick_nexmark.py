@@ -249,7 +249,7 @@ def highest_of_window(batch: ts.KeyedBatch) -> ts.Update:
         for name in batch.state.schema.names
     }
     if batch.is_due:
-        return ts.Update(pa.record_batch(kept), dict.fromkeys(kept))
+        return ts.Update(pa.record_batch(kept), dict.fromkeys(kept, pa.nulls(len(batch))))
     return ts.Update(None, kept, timers=pc.subtract(batch.keys["window"], 1))
 
 
@@ -282,7 +282,7 @@ def sellers_of_batch(auctions: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def q8(topics: Topics) -> ts.Pipeline:
-    """Monitor new users: who became a user and put something up within the same 10 seconds?"""
+    """Monitor new users: those who put something up within the same 10 seconds."""
     auctions = ts.stream(topics.source("seller bigint, dateTime bigint", AUCTIONS, PERSONS))
     return (
         topics.pipeline()
@@ -307,7 +307,7 @@ def q8(topics: Topics) -> ts.Pipeline:
 
 
 def q11(topics: Topics) -> ts.Pipeline:
-    """User sessions: how many bids does each bidder make while being active?"""
+    """User sessions: the number of bids that a bidder makes while being active."""
     return (
         topics.pipeline()
         .read(topics.source("bidder bigint, dateTime bigint", BIDS))
@@ -323,7 +323,7 @@ def q11(topics: Topics) -> ts.Pipeline:
 
 
 def q12(topics: Topics) -> ts.Pipeline:
-    """How many bids does each bidder make in 10 seconds of processing time?"""
+    """The number of bids that a bidder makes in 10 seconds of processing time."""
     return (
         topics.pipeline()
         .read(topics.source("bidder bigint", BIDS))

@@ -62,7 +62,9 @@ def read_outputs(bootstrap: str, topic: str) -> Outputs:
     )
 
 
-def read_values(bootstrap: str, topic: str, partition: int) -> Iterator[tuple[Numbers, list[bytes]]]:
+def read_values(
+    bootstrap: str, topic: str, partition: int
+) -> Iterator[tuple[Numbers, list[bytes]]]:
     """The offsets and values of a partition's committed records, many at a time."""
     consumer = Consumer(
         {
@@ -102,6 +104,7 @@ def _is_end(message: Message) -> bool:
 
 
 def parse(values: list[bytes], schema: pa.Schema) -> pa.Table:
+    """Values that are JSON objects, as columns; fields of no column are left out."""
     text = b"\n".join(values)
     table = pyarrow.json.read_json(
         io.BytesIO(text),

@@ -31,7 +31,17 @@ AUCTION_MS_MAX = 2 * AUCTIONS_IN_FLIGHT * BLOCK // (AUCTIONS_A_BLOCK * EVENTS_PE
 STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
 CITIES = ("Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Seattle")
 FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter")
-LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
+LAST_NAMES = (
+    "Shultz",
+    "Abrams",
+    "Spencer",
+    "White",
+    "Bartels",
+    "Walton",
+    "Smith",
+    "Jones",
+    "Noris",
+)
 CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 TEXT_COUNT = 1024
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -40,7 +40,9 @@ class Query:
     last_by: str | None = None
 
 
-def faults(query: Query, events: Events, output: pd.DataFrame, complete_until: int) -> dict[str, int]:
+def faults(
+    query: Query, events: Events, output: pd.DataFrame, complete_until: int
+) -> dict[str, int]:
     """Return how many rows of an output are wrong, by what is wrong with them.
 
     Args:
@@ -103,7 +105,9 @@ def _q2(events: Events) -> pd.DataFrame:
 
 def _q3(events: Events) -> pd.DataFrame:
     auctions, persons = events[AUCTIONS], events[PERSONS]
-    persons = persons.loc[persons["state"].isin(["OR", "ID", "CA"]), ["id", "name", "city", "state"]]
+    persons = persons.loc[
+        persons["state"].isin(["OR", "ID", "CA"]), ["id", "name", "city", "state"]
+    ]
     auctions = auctions.loc[auctions["category"] == 10, ["id", "seller"]]
     sellers = persons.rename(columns={"id": "seller"})
     return auctions.merge(sellers, on="seller")[["name", "city", "state", "id"]]
@@ -122,7 +126,9 @@ def _q5(events: Events) -> pd.DataFrame:
     bids = events[BIDS]
     panes = bids.groupby(["auction", bids["dateTime"] // HOP_MS * HOP_MS]).size()
     parts = panes.rename("num").reset_index().rename(columns={"dateTime": "pane"})
-    windows = [parts.assign(window_start=parts["pane"] - back) for back in range(0, WINDOW_MS, HOP_MS)]
+    windows = [
+        parts.assign(window_start=parts["pane"] - back) for back in range(0, WINDOW_MS, HOP_MS)
+    ]
     counted = pd.concat(windows).groupby(["window_start", "auction"])["num"].sum().reset_index()
     most = counted.groupby("window_start")["num"].transform("max")
     hot = counted[counted["num"] == most]
