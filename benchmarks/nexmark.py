@@ -187,8 +187,9 @@ def bench_of(
     """What runs a query, and its input."""
     inputs, prefix = QUERIES[query].inputs, prefix_of(query)
     records = sum(count_of(kind, event_counts[prefix]) for kind in inputs)
-    # An epoch has all bids of so many events, or as many persons and auctions: three times two.
-    events_an_epoch = arguments.epoch_records * event_counts[prefix] // records
+    # As many epochs for the queries that have fewer records.
+    epoch_records = arguments.epoch_records * records // arguments.records
+    events_an_epoch = arguments.epoch_records * event_counts[prefix] // arguments.records
     # Two epochs: the watermark follows from the epoch before; and a session and the delay.
     open_ms = 2 * events_an_epoch // EVENTS_PER_MS + 30_000
     bench = Bench(
@@ -196,7 +197,7 @@ def bench_of(
         broker,
         Positions(topics, broker.bootstrap, prefix, inputs),
         NexmarkJudges(broker.bootstrap, event_counts, open_ms),
-        epoch_records_max=arguments.epoch_records,
+        epoch_records_max=epoch_records,
         timeout_s=arguments.timeout,
         cut_off_s=arguments.timeout,
     )

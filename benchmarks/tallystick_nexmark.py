@@ -365,9 +365,7 @@ def main() -> None:
     )
     query.awaitTermination()
     print("DONE", time.time_ns() // 1_000_000, flush=True)
-    for progress in query.recentProgress:
-        size, took = progress["epochSize"], progress["durationMs"]
-        print(progress["batchId"], progress["execution"], size, took, flush=True)
+    print(query.profile(), flush=True)
 
 
 if __name__ == "__main__":
