@@ -36,8 +36,8 @@ from harness.workspace import SetupError, Workspace, build_nexmark_peer
 from tallystick.errors import TallystickError
 
 HERE = Path(__file__).resolve().parent
-RECORDS = 5_000_000
-EPOCH_RECORDS = 1_000_000
+RECORDS = 4_000_000
+EPOCH_RECORDS = 500_000
 RARE_TIMES = 5
 """Queries without bids get so many times the events, and so 0.4 times the records."""
 ROUNDS = 1

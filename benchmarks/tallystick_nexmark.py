@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--query", choices=PIPELINES, required=True)
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--epoch-records", type=int, default=1_000_000)
+    parser.add_argument("--epoch-records", type=int, default=500_000)
     arguments = parser.parse_args()
 
     # The workers' copies of the state, beside the checkpoint: a run leaves nothing elsewhere.
