@@ -9,16 +9,19 @@ says how the queries are run and compared.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from harness import results
 from harness.broker import start_broker
 from harness.dataset import DatasetError
 from harness.measure import Bench, Broker, Input, Result, RunError
 from harness.nexmark_events import BIDS, BLOCK, EVENTS_PER_MS, count_of
-from harness.nexmark_sql import script
+from harness.nexmark_sql import MINI_BATCHED, script
 from harness.nexmark_topics import NexmarkJudges, Positions, load
 from harness.nexmark_truth import QUERIES
 from harness.systems import (
@@ -48,6 +51,7 @@ SYSTEMS = ("ours", "flink")
 def main() -> int:
     """Load the topics, run the queries in both systems, print the comparison."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, _leave)
     workspace = Workspace(arguments.work.resolve(), HERE, HERE)
     try:
         workspace.directory.mkdir(parents=True, exist_ok=True)
@@ -118,7 +122,9 @@ def flink(query: str) -> Callable[[Workspace, Job], Sequence[str]]:
         statements = job.directory / "query.sql"
         statements.write_text(script(query, job.bootstrap, job.input_topic, job.output_topic))
         flags = java(workspace, "nexmark-flink", *OPEN_FLAGS)
-        return [*flags, "peers.NexmarkFlink", str(statements), str(FLINK_CHECKPOINT_MS)]
+        mini_batches = str(query in MINI_BATCHED).lower()
+        settings = [str(FLINK_CHECKPOINT_MS), mini_batches]
+        return [*flags, "peers.NexmarkFlink", str(statements), *settings]
 
     return command
 
@@ -212,6 +218,11 @@ def _among(known: Sequence[str]) -> Callable[[str], list[str]]:
         return found
 
     return names
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    # An exception, so that the jobs and the broker are ended on the way out.
+    raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from .nexmark_events import AUCTIONS, BIDS, PERSONS
 
-_TIME = """moment AS TO_TIMESTAMP_LTZ(`dateTime`, 3),
+MINI_BATCHED = ("q4",)
+"""The queries with aggregates without a window: mini-batches gain the others nothing."""
+
+_TIME = """,
+    moment AS TO_TIMESTAMP_LTZ(`dateTime`, 3),
     WATERMARK FOR moment AS moment - INTERVAL '4' SECOND"""
 COLUMNS = {
-    BIDS: f"""auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING,
-    `dateTime` BIGINT, extra STRING, {_TIME}""",
-    AUCTIONS: f"""id BIGINT, itemName STRING, description STRING, initialBid BIGINT,
+    BIDS: """auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING,
+    `dateTime` BIGINT, extra STRING""",
+    AUCTIONS: """id BIGINT, itemName STRING, description STRING, initialBid BIGINT,
     reserve BIGINT, `dateTime` BIGINT, expires BIGINT, seller BIGINT, category BIGINT,
-    extra STRING, {_TIME}""",
-    PERSONS: f"""id BIGINT, name STRING, emailAddress STRING, creditCard STRING, city STRING,
-    state STRING, `dateTime` BIGINT, extra STRING, {_TIME}""",
+    extra STRING""",
+    PERSONS: """id BIGINT, name STRING, emailAddress STRING, creditCard STRING, city STRING,
+    state STRING, `dateTime` BIGINT, extra STRING""",
 }
 
 _BID = "auction BIGINT, bidder BIGINT, price BIGINT, `dateTime` BIGINT, extra STRING"
@@ -98,7 +102,8 @@ def script(query: str, bootstrap: str, prefix: str, output: str) -> str:
     """
     columns, select = QUERIES[query]
     statements = []
-    for name, input_columns in COLUMNS.items():
+    for name, columns_read in COLUMNS.items():
+        input_columns = columns_read + (_TIME if "moment" in select else "")
         options = {
             "connector": "kafka",
             "topic": f"{prefix}{name}",

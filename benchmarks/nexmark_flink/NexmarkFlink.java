@@ -10,7 +10,7 @@ import org.apache.flink.table.api.TableResult;
 import org.apache.flink.table.api.bridge.java.StreamTableEnvironment;
 
 /** Runs the SQL statements of a file, the last of which inserts; {@code FIRST ms} says since when.
- * Arguments: file, milliseconds between checkpoints. */
+ * Arguments: file, milliseconds between checkpoints, whether in mini-batches. */
 public class NexmarkFlink {
   public static void main(String[] arguments) throws Exception {
     Configuration settings = new Configuration();
@@ -25,7 +25,7 @@ public class NexmarkFlink {
     settings.setString("pipeline.object-reuse", "true");
     settings.setString("restart-strategy.type", "none");
     settings.setString("table.local-time-zone", "UTC");
-    settings.setString("table.exec.mini-batch.enabled", "true");
+    settings.setString("table.exec.mini-batch.enabled", arguments[2]);
     settings.setString("table.exec.mini-batch.allow-latency", "1 s");
     settings.setString("table.exec.mini-batch.size", "500000");
     StreamExecutionEnvironment environment =
