@@ -34,9 +34,9 @@ _OUTPUT = pa.schema(
 def read_inputs(bootstrap: str, topic: str) -> Inputs:
     """All records of an input topic."""
     tables = [
-        _parse(values, _INPUT)
+        parse(values, _INPUT)
         for partition in range(PARTITION_COUNT)
-        for _, values in _read(bootstrap, topic, partition)
+        for _, values in read_values(bootstrap, topic, partition)
     ]
     table = _together(tables, _INPUT)
     return Inputs(_users(table), _cents(table["amount"]), _numbers(table["ts"]))
@@ -46,8 +46,8 @@ def read_outputs(bootstrap: str, topic: str) -> Outputs:
     """All committed rows of an output topic."""
     tables, partitions, offsets = [], [], []
     for partition in range(PARTITION_COUNT):
-        for places, values in _read(bootstrap, topic, partition):
-            tables.append(_parse(values, _OUTPUT))
+        for places, values in read_values(bootstrap, topic, partition):
+            tables.append(parse(values, _OUTPUT))
             partitions.append(np.full(len(places), partition))
             offsets.append(places)
     table = _together(tables, _OUTPUT)
@@ -62,7 +62,9 @@ def read_outputs(bootstrap: str, topic: str) -> Outputs:
     )
 
 
-def _read(bootstrap: str, topic: str, partition: int) -> Iterator[tuple[Numbers, list[bytes]]]:
+def read_values(
+    bootstrap: str, topic: str, partition: int
+) -> Iterator[tuple[Numbers, list[bytes]]]:
     """The offsets and values of a partition's committed records, many at a time."""
     consumer = Consumer(
         {
@@ -101,7 +103,8 @@ def _is_end(message: Message) -> bool:
     return True
 
 
-def _parse(values: list[bytes], schema: pa.Schema) -> pa.Table:
+def parse(values: list[bytes], schema: pa.Schema) -> pa.Table:
+    """Values that are JSON objects, as columns; fields of no column are left out."""
     text = b"\n".join(values)
     table = pyarrow.json.read_json(
         io.BytesIO(text),

@@ -71,6 +71,29 @@ def ratios(results: Sequence[Result]) -> str:
     return markdown(["ratio", *COMPARED.values()], rows) if rows else ""
 
 
+def by_job(results: Sequence[Result]) -> str:
+    """A row per job that ours and a peer have run, in Markdown: warm rates, and what they cost."""
+    shown = {"warm_records_per_s": 0, "warm_job_cpu_s_per_million": 1, "first_commit_s": 1}
+    headings = ["query", "ours / peer"]
+    headings += [
+        f"{COMPARED[name]}: {side}" for name in shown for side in ("ours", "peer", "ratio")
+    ]
+    rows = []
+    for job in dict.fromkeys(result.system.job for result in results):
+        of_job = [result for result in results if result.system.job == job]
+        is_ours = {system.name: system.name.startswith(OURS) for system in _systems(of_job)}
+        if sorted(is_ours.values()) != [False, True]:
+            continue
+        named = sorted(is_ours, key=is_ours.__getitem__, reverse=True)
+        our, peer = (_medians([r for r in of_job if r.system.name == name]) for name in named)
+        row = [job, " / ".join(named)]
+        for name, digits in shown.items():
+            row += [_shown(our[name], digits), _shown(peer[name], digits)]
+            row += [_ratio(our[name], peer[name])]
+        rows.append(row)
+    return markdown(headings, rows) if rows else ""
+
+
 def _systems(results: Sequence[Result]) -> list[System]:
     return list({result.system.name: result.system for result in results}.values())
 

@@ -15,6 +15,8 @@ from .workspace import Workspace, build_java_peer, build_spark_peer
 
 STATELESS, COUNT = "stateless", "count"
 JOBS = (STATELESS, COUNT)
+NEXMARK = ("q0", "q1", "q2", "q3", "q4", "q5", "q7", "q8", "q11", "q12")
+"""The queries of `nexmark.py`, each a job."""
 HEAP = "-Xmx3g"
 FLINK_VERSION = "2.2.1"
 FLINK_CHECKPOINT_MS = 1000
@@ -53,7 +55,7 @@ class System:
 
     Args:
         name: as in `--only` and in the results.
-        job: one of `JOBS`.
+        job: one of `JOBS` or `NEXMARK`.
         mode: what the output holds, one of `MODES`.
         guarantee: what its output promises.
         config: what its speed depends on, recorded with each result.
@@ -80,7 +82,7 @@ class System:
     slow: bool = False
 
     def __post_init__(self) -> None:
-        assert self.job in JOBS, self
+        assert self.job in JOBS + NEXMARK, self
         assert self.mode in MODES, self
 
 

@@ -150,6 +150,14 @@ def build_flink_sql_peer(workspace: Workspace) -> None:
     _compile([source], f"{workspace.flink_python_jars}/*", workspace.classes("flinksql"))
 
 
+def build_nexmark_peer(workspace: Workspace) -> None:
+    """Build Flink's side of Nexmark, whose sources are ours."""
+    folder = workspace.benchmarks / "nexmark_flink"
+    _fetch_jars(folder / "pom.xml", workspace.jars("nexmark-flink"))
+    jars = f"{workspace.jars('nexmark-flink')}/*"
+    _compile([folder / "NexmarkFlink.java"], jars, workspace.classes("nexmark-flink"))
+
+
 def build_pyflink_peer(workspace: Workspace) -> None:
     """Build PyFlink's peer: its venv, and around its job what it looks for."""
     build_java_peer(workspace, "flink", "src/main/java/peers/FlinkJob.java")
