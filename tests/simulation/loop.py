@@ -7,14 +7,14 @@ from typing import Protocol
 
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
+from tallystick.run.input_planning import InputPlanners, text_of
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
-from tallystick.spark.input_planning import InputPlanners, text_of
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.keyed_step import MAX_PARALLELISM
-from tests.simulation.planners import next_ends, planners_of
+from tests.simulation.planners import named_positions, next_ends, planners_of
 from tests.simulation.residents import Residents
 from tests.simulation.rows import Row
 from tests.simulation.scheduler import Process
@@ -158,7 +158,8 @@ class _Epochs:
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
         """See `ports.EpochSource.engine`."""
-        ends = {checkpoint_id - 1: positions_in(start), checkpoint_id: positions_in(sources)}
+        read = positions_in if self._inputs is None else named_positions
+        ends = {checkpoint_id - 1: read(start), checkpoint_id: read(sources)}
         planned = replace(self._world.checkpoint, recorded=ends)
         return self._world.engine(self._process, planned, checkpoint_id)
 

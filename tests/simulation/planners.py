@@ -4,9 +4,10 @@ import random
 from collections.abc import Mapping
 from typing import Protocol
 
+from tallystick.run import input_planning
+from tallystick.run.input_planning import InputPlanner, InputPlanners
+from tallystick.run.input_planning import Positions as InputPositions
 from tallystick.source.offsets import SourceOffsets, of_input, unmoved
-from tallystick.spark.input_planning import InputPlanner, InputPlanners
-from tallystick.spark.input_planning import Positions as InputPositions
 from tallystick.values import TopicPartition
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.spark import EPOCH_ROWS_MAX, Positions, Source
@@ -93,3 +94,12 @@ def next_ends(world: Logs, planners: InputPlanners, starts: InputPositions) -> I
     if ends is starts or not world.plan.strikes(Fault.EMPTY_EPOCH):
         return ends
     return tuple(map(unmoved, starts))
+
+
+def named_positions(texts: tuple[str, ...]) -> Positions:
+    """What `spark.pipeline_run` takes for the positions of both inputs, when it reads."""
+    return {
+        of_input(uid, partition): offset
+        for uid, each in input_planning.by_input(texts).items()
+        for partition, offset in each.positions.items()
+    }

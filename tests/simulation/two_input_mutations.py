@@ -1,16 +1,17 @@
 """What only pipelines of two inputs have, broken on purpose; in the table of `mutations`."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.protocol import WriteManifest
-from tallystick.run import event_times, keyed_epoch, read_plan
+from tallystick.run import event_times, input_planning, keyed_epoch, read_plan
 from tallystick.run.driver import Driver
+from tallystick.run.input_planning import InputPlanners
 from tallystick.run.keyed_task import ProcessPlan
-from tallystick.source.offsets import parse_source
-from tallystick.spark import input_planning
-from tallystick.spark.input_planning import InputPlanners
+from tallystick.source.offsets import from_json
 from tests.simulation.faults import Fault
 from tests.simulation.mutations import MUTATIONS, Mutation
 
@@ -36,7 +37,7 @@ def _(_: Any) -> Any:
     uids = ("input-1", "second")
 
     def by_input(texts: tuple[str, ...]) -> dict[str, Any]:
-        found = filter(None, map(parse_source, texts))
+        found = [from_json(json.loads(text)) for text in texts]
         return {uid: replace(each, input=uid) for uid, each in zip(uids, found, strict=False)}
 
     return by_input
@@ -60,7 +61,7 @@ def _(original: Any) -> Any:
     def perform(self: Any, action: Any, running: Any) -> Any:
         if not isinstance(action, WriteManifest):
             return original(self, action, running)
-        texts = {parse_source(text).input: text for text in action.manifest.sources}
+        texts = {from_json(json.loads(text)).input: text for text in action.manifest.sources}
         before = self.__dict__.get("before", texts)
         self.before = texts
         sources = tuple(before[uid] if uid == "second" else texts[uid] for uid in texts)

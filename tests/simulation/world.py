@@ -73,6 +73,12 @@ STARTS_MAX = 8
 RELEASED_MAX = 6
 
 
+def sources(dice: random.Random, *, has_two_inputs: bool) -> tuple[Source, ...]:
+    """The sources of a world: of two inputs, or of one, which may read of two clusters."""
+    drawn = (OWN, OTHER) if dice.random() < 0.3 else (OWN,)
+    return (OWN, SECOND) if has_two_inputs else drawn
+
+
 class World:
     """The ports' other side, and the drivers.
 
@@ -125,12 +131,12 @@ class World:
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
         )
-        self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
-        if has_two_inputs is None:
-            has_two_inputs = is_keyed is None and seed % TWO_INPUTS_EVERY == KEYED_EVERY + 1
-        self.has_two_inputs = has_two_inputs
-        if has_two_inputs:
-            self.sources = (OWN, SECOND)
+        self.has_two_inputs = (
+            is_keyed is None and seed % TWO_INPUTS_EVERY == KEYED_EVERY + 1
+            if has_two_inputs is None
+            else has_two_inputs
+        )
+        self.sources = sources(self.dice, has_two_inputs=self.has_two_inputs)
         partitions = [name for source in self.sources for name in source.names]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
@@ -149,14 +155,14 @@ class World:
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
         self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
-        self.workers = Workers(self, OUTPUT, has_two_inputs=has_two_inputs)
+        self.workers = Workers(self, OUTPUT, has_two_inputs=self.has_two_inputs)
         self.checker = Checker(
             self.checkpoint,
             rows_by_partition,
             token_group=TOKEN_GROUP,
             tells=self._tells,
             keyed_output=OUTPUT if self.is_keyed else (),
-            waited_for=partitions if has_two_inputs else (),
+            waited_for=partitions if self.has_two_inputs else (),
         )
         self.sink.on_commit = self.checker.on_commit
         self.sinks = Sinks(self, decided_by) if decided_by else None
