@@ -10,11 +10,12 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
+from tallystick.run.input_planning import by_input, check_none_gone
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.outputs import Selection
 from tallystick.run.steps import MapBatches, Process, Step
 from tallystick.spark.cluster import JOBS, is_local, members_max
-from tallystick.spark.inputs import PipelineInput, by_input, check_none_gone
+from tallystick.spark.inputs import PipelineInput
 from tallystick.spark.keyed import state_places
 from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
 from tallystick.spark.topology import OutputTopology

@@ -6,7 +6,6 @@
 An input has an id, under which the checkpoint keeps its positions.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from tallystick.run.frames import conform
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, MapBatches, Process, Step
 from tallystick.run.task import BatchFunction
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.keyed import lean_layout
@@ -130,42 +129,6 @@ class PipelineInput:
         if start is None or start.initial:  # its own end has the starts, as they were resolved
             start = SourceOffsets(stop.cluster_id, stop.group)
         return () if stop.initial else plan_splits(start, stop)
-
-
-def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
-    """Return the positions of a manifest, by the input's id."""
-    return {each.input: each for each in (from_json(json.loads(text)) for text in texts)}
-
-
-def dropped_word(uid: str) -> str:
-    """Return the word that accepts that an input's positions are forgotten."""
-    return f"dropped-input-{uid}"
-
-
-def check_none_gone(
-    known: Mapping[str, SourceOffsets],
-    uids: Sequence[str],
-    accepted: frozenset[str] = frozenset(),
-) -> None:
-    """Refuse to forget the positions of an input.
-
-    Args:
-        known: the positions of a manifest, by input.
-        uids: of the pipeline's inputs.
-        accepted: decisions that the user stated.
-
-    Raises:
-        OptionError: the pipeline no longer has one of them, and that is not accepted.
-    """
-    for uid in sorted(known.keys() - set(uids)):
-        if dropped_word(uid) not in accepted:
-            topics = ", ".join(sorted({each.topic for each in known[uid].positions}))
-            raise OptionError(
-                f"the checkpoint has positions of input {uid!r} (topics {topics}), and the "
-                f"pipeline reads only {', '.join(map(repr, uids))}: they would be forgotten. If it "
-                f"has another name now, give it its id: ts.stream(source, uid={uid!r}). If it is "
-                f"to go, start once with accept=[{dropped_word(uid)!r}]"
-            )
 
 
 @dataclass(frozen=True)

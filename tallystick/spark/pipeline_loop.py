@@ -32,19 +32,19 @@ from tallystick.host.stopwatch import (
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.input_planning import (
+    InputPlanner,
+    InputPlanners,
+    Positions,
+    by_input,
+    count_of,
+    text_of,
+)
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.source.offsets import next_tick, unmoved
 from tallystick.spark.cluster import JOBS
-from tallystick.spark.input_planning import (
-    InputPlanner,
-    InputPlanners,
-    Positions,
-    count_of,
-    text_of,
-)
-from tallystick.spark.inputs import by_input
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe

@@ -23,6 +23,7 @@ from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.event_times import InputState
+from tallystick.run.input_planning import by_input
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.lists import parts_of
 from tallystick.run.part_times import PartTimes
@@ -34,7 +35,6 @@ from tallystick.spark.inputs import (
     InputDeclaration,
     PipelineInput,
     WithColumns,
-    by_input,
     check_dead_letters,
     check_groups,
     joined,

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from tallystick.run.event_times import InputState
+from tallystick.run.input_planning import InputPlanner, InputPlanners, text_of
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
-from tallystick.spark.input_planning import InputPlanner, InputPlanners, text_of
 from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.keyed_batch import Update

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tallystick.run.input_planning import InputPlanner, InputPlanners
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
 from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
 from tallystick.spark import pipeline_loop
-from tallystick.spark.input_planning import InputPlanner, InputPlanners
 from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.values import TopicPartition
 

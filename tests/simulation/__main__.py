@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, help="tell this one in full")
     parser.add_argument("--keyed", action="store_true", help="with a keyed step, every seed")
+    parser.add_argument("--two-inputs", action="store_true", help="which a keyed step has")
     parser.add_argument("--sinks", action="store_true", help="with other sinks, every seed")
     parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
     asked = parser.parse_args(arguments)
@@ -37,8 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return simulate(
                 seed, is_keyed=False, decided_by=decided_by, has_loop=has_gang, has_gang=has_gang
             )
-        is_keyed = True if asked.keyed else None
-        return simulate(seed, is_keyed=is_keyed, has_loop=has_gang, has_gang=has_gang)
+        is_keyed = True if asked.keyed or asked.two_inputs else None
+        return simulate(
+            seed,
+            is_keyed=is_keyed,
+            has_loop=has_gang,
+            has_gang=has_gang,
+            has_two_inputs=True if asked.two_inputs else None,
+        )
 
     if asked.seed is not None:
         return tell(run(asked.seed))

@@ -55,6 +55,7 @@ class Checker:
         token_group: str,
         tells: bool,
         keyed_output: Sequence[TopicPartition] = (),
+        waited_for: Collection[TopicPartition] = (),
     ) -> None:
         self.violations: list[str] = []
         self.checkpoint = checkpoint
@@ -72,7 +73,9 @@ class Checker:
         self._token_group = token_group
         self._tells = tells
         self.on_decision: Callable[[int, str, str], None] = lambda *_: None
-        self.state = StateOracle(self.note, keyed_output) if keyed_output else None
+        self.state: StateOracle | None = None
+        if keyed_output:
+            self.state = StateOracle(self.note, keyed_output, waited_for)
         self.begin(checkpoint, -1)
 
     def note(self, violation: str) -> None:
@@ -132,6 +135,7 @@ class Checker:
                 self._check_foreign(epoch, batch.step, done.counted_at)
         expected = self._expected_rows(self.checkpoint, epoch)
         if self.state is not None:
+            expected = self.state.in_time(epoch, expected)
             self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
             if _offsets(found) != _offsets(expected):
                 self.note(f"epoch {epoch}: committed {found}, expected {expected}")
@@ -239,6 +243,8 @@ class Checker:
         rows = [row for found in visible.values() for row in found if not row.foreign]
         read = [(row.source, row.offset) for row in rows]
         wanted = Counter((row.source, row.offset) for row in input_)
+        if self.state is not None:
+            wanted -= self.state.late
         if lost := sorted(wanted - Counter(read)):
             self.note(f"lost: {lost}")
         if duplicated := sorted(one for one in Counter(read) - wanted if one in wanted):

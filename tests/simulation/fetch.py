@@ -2,7 +2,7 @@
 
 import random
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ from tallystick.codec.records.encoder import encode, stamp
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.task import BatchFunction
 from tallystick.source.losses import LossPolicy
+from tallystick.source.offsets import ONLY_INPUT
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.simulation.rows import key_of
 
@@ -76,12 +77,25 @@ def read_plan(
     before_answer: Callable[[TopicPartition], None],
     function: BatchFunction,
     event_time: pa.Field | None = None,
+    input_: str = ONLY_INPUT,
 ) -> ReadPlan:
     """How a reading task reads, what the user's function makes of it, and the times it notes."""
     fetch = SimulatedFetch(dice, before_answer)
-    return ReadPlan(fetch, LAYOUT, functions=(function,), event_time=event_time)
+    return ReadPlan(fetch, LAYOUT, functions=(function,), event_time=event_time, input=input_)
 
 
-def split_of(partition: TopicPartition, offsets: range) -> SplitRange:
-    """Return what an epoch reads of a partition."""
-    return SplitRange(partition.topic, partition.partition, offsets.start, offsets.stop)
+def parts_of(
+    plan: Callable[[str], ReadPlan], ranges: Mapping[TopicPartition, range]
+) -> list[tuple[ReadPlan, list[SplitRange]]]:
+    """Return what one reader reads of each input.
+
+    Args:
+        plan: how an input is read, by its id.
+        ranges: by partition, as it is named among those of all inputs.
+    """
+    splits: dict[str, list[SplitRange]] = {}
+    for (name, partition), offsets in ranges.items():
+        *named, topic = name.split("/")
+        split = SplitRange(topic, partition, offsets.start, offsets.stop)
+        splits.setdefault(named[0] if named else ONLY_INPUT, []).append(split)
+    return [(plan(each), found) for each, found in splits.items()]

@@ -17,18 +17,20 @@ from tallystick.ports import EpochResult
 from tallystick.run.event_times import InputState
 from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import Doors, ProcessPlan
+from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan
+from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.task import BatchFunction, EncodePlan, Route
+from tallystick.source.offsets import of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.engine import SimulatedEngine, Surroundings
 from tests.simulation.faults import Fault, FaultPlan
-from tests.simulation.fetch import read_plan, split_of
+from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.kafka_cluster import KafkaCluster
-from tests.simulation.keyed_step import COLUMNS, EVENT_TIME, KEY_COUNT
-from tests.simulation.rows import Row, key_partition
+from tests.simulation.keyed_step import COLUMNS, KEY_COUNT
+from tests.simulation.rows import Row, key_partition, time_of
 from tests.simulation.scheduler import Process
 
 TASK_ATTEMPTS_MAX = 4
@@ -170,7 +172,16 @@ class KeyedEngine(SimulatedEngine):
                 self._running[partition] = self._attempt(producer, frames, attempt.number)
 
 
-def keys_read(world: Drawn) -> BatchFunction:
+def keys_plan(
+    world: Drawn, step: KeyedStep, before_answer: Callable[[TopicPartition], None], input_: str
+) -> ReadPlan:
+    """How an input of a keyed step is read."""
+    assert step.event_time is not None, "readers note it"
+    event_time = step.columns.field(step.event_time)
+    return read_plan(world.dice, before_answer, _keys_read(world, input_), event_time, input_)
+
+
+def _keys_read(world: Drawn, input_: str) -> BatchFunction:
     """What a keyed step gets of what was read; the user's function may draw other keys."""
 
     def keys(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -178,7 +189,17 @@ def keys_read(world: Drawn) -> BatchFunction:
             world.dice.randrange(KEY_COUNT) if world.plan.strikes(Fault.WHIM) else int(value)
             for value in rows["value"].to_pylist()
         ]
-        columns = [pa.array(drawn), rows["topic"], rows["partition"].cast("int64"), rows["offset"]]
+        places = zip(
+            *(rows[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True
+        )
+        sources = [(of_input(input_, TopicPartition(*at)), offset) for *at, offset in places]
+        columns = [
+            pa.array(drawn),
+            pa.array([source.topic for source, _ in sources]),
+            rows["partition"].cast("int64"),
+            rows["offset"],
+            pa.array([time_of(source, offset) for source, offset in sources]),
+        ]
         return pa.record_batch(columns, schema=COLUMNS)
 
     return keys
@@ -221,7 +242,6 @@ class Stages:
         self._plan = epoch.plans[0]
         self._unread = unread
         self._doors = doors
-        self._read_plan = read_plan(world.dice, lambda _: None, keys_read(world), EVENT_TIME)
         self._read: list[list[Frame]] = []
         self._processed: list[list[Frame]] = []
 
@@ -253,8 +273,11 @@ class Stages:
 
     def _read_source(self, source: int) -> list[Frame]:
         partition = list(self._unread.ranges)[source]
-        splits = [split_of(partition, self._unread.ranges[partition])]
-        return list(self._read_plan.send(splits, self._first, source))
+        parts = parts_of(self._plan_of, {partition: self._unread.ranges[partition]})
+        return list(send_read(parts, self._first, source))
+
+    def _plan_of(self, input_: str) -> ReadPlan:
+        return keys_plan(self._world, self._plan.step, lambda _: None, input_)
 
     def _process_keys(self, index: int) -> list[Frame]:
         error: Exception | None = None

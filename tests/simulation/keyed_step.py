@@ -2,16 +2,25 @@
 
 A key's second entry is there while its count is odd, so that entries are deleted too. The function
 reports a count of -1 where the two do not fit: state of two different moments.
+
+In worlds of two inputs rows have event times, and those that come later than the watermark are not
+counted; it is the earliest of the latest times of all partitions.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import pyarrow as pa
 
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import Doors, KeyedStep
-from tallystick.state.functions.processing import NO_TIME, StateDeclaration, Work
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    NO_TIME,
+    StateDeclaration,
+    Work,
+)
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
 
@@ -24,19 +33,19 @@ COLUMNS = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int64()),
         pa.field("offset", pa.int64()),
+        pa.field("time", pa.int64()),
     ]
 )
-EVENT_TIME = COLUMNS.field("key")
-"""Drawn again by another attempt, as the rows are; no row is late, as the step has no time mode."""
-OUTPUT_COLUMNS = COLUMNS.append(pa.field("count", pa.int64()))
+OUTPUT_COLUMNS = pa.schema([*list(COLUMNS)[:4], pa.field("count", pa.int64())])
 KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
 NOT_OF_ONE_MOMENT = -1
 
 
+@dataclass(frozen=True)
 class Counter:
     """Counts records by key; see `Processor`."""
 
-    time_mode = NO_TIME
+    time_mode: str
     reads = None
     has_timers = False
 
@@ -61,13 +70,17 @@ class Counter:
             counts.append(before + 1 if is_odd == bool(before % 2) else NOT_OF_ONE_MOMENT)
             work.overlay.put(count_key, _encoded(before + 1))
             work.overlay.put(odd_key, None if is_odd else b"odd")
-        columns = [*work.rows.columns, pa.array(counts, pa.int64())]
+        columns = [*work.rows.columns[:4], pa.array(counts, pa.int64())]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
 
 
-def keyed_steps(parallelism: int, doors: Doors) -> KeyedSteps:
-    """The keyed steps of a run: this one."""
-    processor = Counter()
+def keyed_steps(parallelism: int, doors: Doors, *, has_two_inputs: bool) -> KeyedSteps:
+    """The keyed steps of a run: this one.
+
+    With one input the event time is drawn again by another attempt, as the rows are, and no row is
+    late: the step has no time mode. With two, each partition is waited for.
+    """
+    processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME)
     step = KeyedStep(
         uid=UID,
         key=KEY,
@@ -77,7 +90,8 @@ def keyed_steps(parallelism: int, doors: Doors) -> KeyedSteps:
         output=OUTPUT_COLUMNS,
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
-        event_time=EVENT_TIME.name,
+        event_time="time" if has_two_inputs else "key",
+        idle_after_ms=1 if has_two_inputs else 0,
     )
     return KeyedSteps((step,), parallelism, doors)
 

@@ -7,12 +7,14 @@ from typing import Protocol
 
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
+from tallystick.run.input_planning import InputPlanners, text_of
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.keyed_step import MAX_PARALLELISM
+from tests.simulation.planners import named_positions, next_ends, planners_of
 from tests.simulation.residents import Residents
 from tests.simulation.rows import Row
 from tests.simulation.scheduler import Process
@@ -29,6 +31,7 @@ class Surroundings(Protocol):
     checkpoint: Checkpoint
     available: dict[TopicPartition, int]
     begins_late: bool
+    has_two_inputs: bool
     sources: tuple[Source, ...]
 
     def make_driver(self, process: Process) -> Driver:
@@ -119,6 +122,7 @@ class _Epochs:
     def __init__(self, world: Surroundings, process: Process) -> None:
         self._world = world
         self._process = process
+        self._inputs = planners_of(world, self._first_positions()) if world.has_two_inputs else None
 
     def stop_at_what_is_there(self) -> None:
         """See `run.loop.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
@@ -129,10 +133,20 @@ class _Epochs:
         """See `ports.EpochSource.plan`."""
         world = self._world
         self._process.offered = checkpoint_id
+        if self._inputs is not None:
+            return self._plan_both(self._inputs, start)
         starts = positions_in(start) if start else self._first_positions()
         world.pass_by(self._process)
         ends = world.plan_positions(starts)
         return PlannedEpoch(self._texts(starts), None if ends is None else self._texts(ends))
+
+    def _plan_both(self, inputs: InputPlanners, start: tuple[str, ...]) -> PlannedEpoch:
+        """What `spark.pipeline_loop` does: positions go to inputs by their ids."""
+        positions = inputs.positions(start)
+        self._world.pass_by(self._process)
+        ends = next_ends(self._world, inputs, positions)
+        begins = start or tuple(map(text_of, positions))
+        return PlannedEpoch(begins, None if ends is positions else tuple(map(text_of, ends)))
 
     def _first_positions(self) -> Positions:
         """Where a lineage begins: it may read what comes from now on."""
@@ -144,7 +158,8 @@ class _Epochs:
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
         """See `ports.EpochSource.engine`."""
-        ends = {checkpoint_id - 1: positions_in(start), checkpoint_id: positions_in(sources)}
+        read = positions_in if self._inputs is None else named_positions
+        ends = {checkpoint_id - 1: read(start), checkpoint_id: read(sources)}
         planned = replace(self._world.checkpoint, recorded=ends)
         return self._world.engine(self._process, planned, checkpoint_id)
 

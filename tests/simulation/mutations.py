@@ -56,6 +56,7 @@ class Mutation:
     decided_by: str = ""
     has_loop: bool = False
     has_gang: bool = False
+    has_two_inputs: bool = False
 
     @contextmanager
     def broken(self) -> Iterator[None]:

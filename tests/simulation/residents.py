@@ -16,23 +16,22 @@ from tallystick.run.exchange import Frame
 from tallystick.run.gang.share import Made, WriteStep
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
-from tallystick.run.read_plan import ReadPlan
+from tallystick.run.read_plan import ReadPlan, send_read
 from tallystick.run.sink_task import Branch, CollectPlan, FanOut
 from tallystick.run.task import EncodePlan, Report, WritePlan
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.faults import Fault
-from tests.simulation.fetch import read_plan, split_of
+from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.gang import SLOT_COUNT, Around, GangLostError, Member, Order, SimulatedGang
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import (
     EpochInput,
     encode_plan,
-    keys_read,
+    keys_plan,
     rewriting,
     with_records,
 )
-from tests.simulation.keyed_step import EVENT_TIME
 from tests.simulation.other_systems import Fate, Held, OtherSystem
 from tests.simulation.produce import SimulatedProduce
 from tests.simulation.rows import Row, output_partition
@@ -266,8 +265,8 @@ class GangEngine:
 
             def send_share(at: int) -> Iterator[Frame]:
                 ranges = self._place.unread.ranges
-                splits = [split_of(each, ranges[each]) for each in partitions[at::reader_count]]
-                return plan.send(splits, epoch.first, at, attempt_number)
+                its = {each: ranges[each] for each in partitions[at::reader_count]}
+                return send_read(parts_of(plan, its), epoch.first, at, attempt_number)
 
             return send_share
 
@@ -298,8 +297,8 @@ class GangEngine:
 
     def _read_plan(
         self, member: Member, rows: Mapping[TopicPartition, tuple[Row, ...]]
-    ) -> ReadPlan:
-        """How a member's readers read."""
+    ) -> Callable[[str], ReadPlan]:
+        """How a member's readers read each input."""
         world, unread = self._world, self._place.unread
 
         def before_answer(partition: TopicPartition) -> None:
@@ -317,8 +316,8 @@ class GangEngine:
             return Row(unread.lineage, unread.epoch, partition, offset)
 
         if not self._keyed.steps:
-            return read_plan(world.dice, before_answer, rows_read)
-        return read_plan(world.dice, before_answer, keys_read(world), EVENT_TIME)
+            return lambda _: read_plan(world.dice, before_answer, rows_read)
+        return partial(keys_plan, world, self._keyed.steps[0], before_answer)
 
 
 def numbered_rows(unread: EpochInput, before: int) -> dict[TopicPartition, tuple[Row, ...]]:

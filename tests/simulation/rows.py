@@ -70,6 +70,12 @@ def key_of(source: TopicPartition, offset: int) -> int:
     return (5 * offset + 2 * source.partition + offset // 3 + len(source.topic)) % len(SPREAD)
 
 
+def time_of(source: TopicPartition, offset: int) -> int:
+    """The event time of an input record: it grows, and one of five comes later than those after."""
+    is_delayed = (offset + source.partition) % 5 == 3
+    return 4 * offset + source.partition - 13 * is_delayed
+
+
 def key_partition(key: int) -> int:
     """Where all rows of a key go, so that their order can be seen."""
     return SPREAD[key]

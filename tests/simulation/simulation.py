@@ -42,6 +42,7 @@ def simulate(
     decided_by: str | None = None,
     has_loop: bool | None = None,
     has_gang: bool | None = None,
+    has_two_inputs: bool | None = None,
 ) -> Outcome:
     """Live through one world.
 
@@ -52,8 +53,9 @@ def simulate(
         decided_by: who decides for other sinks; see `World`.
         has_loop: epochs are planned by a loop of our own; see `World`.
         has_gang: a loop's tasks are resident; see `World`.
+        has_two_inputs: see `World`.
     """
-    world = World(seed, kinds, is_keyed, decided_by, has_loop, has_gang)
+    world = World(seed, kinds, is_keyed, decided_by, has_loop, has_gang, has_two_inputs)
     with _silent_driver(), patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES):
         try:
             verdict = _live(world)
@@ -187,6 +189,7 @@ def _silent_driver() -> Iterator[None]:
     """The driver warns of every failure; here failing is the point."""
     names = (
         "run.driver",
+        "run.keyed_epoch",
         "run.participants",
         "checkpoint.decision_log",
         "checkpoint.spark_log",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tallystick.checkpoint.spark_log import COMMITS, OFFSETS, parse_entry
-from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, of_input, parse_source
 from tallystick.values import TopicPartition
 from tests.simulation.faults import Fault, FaultPlan
 
@@ -171,20 +171,35 @@ def plan_ends(
 
 
 def positions_in(sources: Sequence[str]) -> Positions:
-    """The positions of all sources of an epoch."""
+    """The positions of all sources of an epoch, by the names that partitions have among them."""
     parsed = [parse_source(text) for text in sources]
-    return {place: at for each in parsed if each for place, at in each.positions.items()}
+    return {
+        of_input(each.input, place): at
+        for each in parsed
+        if each
+        for place, at in each.positions.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source of the query: which cluster and group its positions are shown in."""
+    """One source of the query: which cluster and group its positions are shown in; its input."""
 
     cluster_id: str
     group: str
     partitions: tuple[TopicPartition, ...]
+    input: str = ONLY_INPUT
+
+    @property
+    def names(self) -> tuple[TopicPartition, ...]:
+        """Its partitions, as they are named among those of all inputs."""
+        return tuple(of_input(self.input, partition) for partition in self.partitions)
+
+    def offsets(self, ends: Positions) -> SourceOffsets:
+        """Its part of the positions."""
+        positions = {each: ends[of_input(self.input, each)] for each in self.partitions}
+        return SourceOffsets(self.cluster_id, self.group, positions, input=self.input)
 
     def text(self, ends: Positions) -> str:
         """Its line of Spark's offset log."""
-        positions = {partition: ends[partition] for partition in self.partitions}
-        return json.dumps(SourceOffsets(self.cluster_id, self.group, positions).to_json())
+        return json.dumps(self.offsets(ends).to_json())

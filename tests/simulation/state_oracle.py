@@ -5,12 +5,15 @@ visible rows themselves say it; what follows from it is checked:
     * A key's counts go on from where the epoch before left them: 1, 2, 3, … over all runs.
     * After each epoch its manifest holds the latest event time of each input partition: that of
       the rows that are visible, whatever other attempts have read.
+    * With two inputs an epoch's rows are visible but for those that are late by the watermark of
+      the epochs before it: the earliest of the latest event times of all partitions of both.
     * After each epoch the files that its manifest names, put one over the other in their order,
       from nothing, hold exactly the counts that are visible.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -19,7 +22,7 @@ from tallystick.state.changelog import DamagedError, decode, parse_index
 from tallystick.values import TopicPartition
 from tests.simulation.hosts import LocalCopy
 from tests.simulation.keyed_step import KEY_COUNT, entries_of
-from tests.simulation.rows import Row, key_partition
+from tests.simulation.rows import Row, key_partition, time_of
 
 Counts = dict[int, int]
 
@@ -30,22 +33,67 @@ class StateOracle:
     Args:
         note: told what is wrong.
         output: the output partitions.
+        waited_for: the partitions of two inputs, whose rows may be late; empty: it is only one.
     """
 
-    def __init__(self, note: Callable[[str], None], output: Sequence[TopicPartition]) -> None:
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        output: Sequence[TopicPartition],
+        waited_for: Collection[TopicPartition],
+    ) -> None:
         self.counts: Counts = {}
         self.counts_at: dict[int, Counts] = {-1: {}}  # by epoch that was committed last
         self.latest: dict[TopicPartition, int] = {}  # event time, by input partition
         self.latest_at: dict[int, dict[TopicPartition, int]] = {-1: {}}
+        self.watermark: int | None = None
+        self.watermark_at: dict[int, int | None] = {-1: None}
         self.starts: dict[str, Counts] = {}  # by lineage, of those that did not begin at nothing
         self._read: dict[str, tuple[bytes, list[pa.RecordBatch]]] = {}  # by path: files are many
         self._note = note
         self._output = output
+        self._waited_for = waited_for
+        self._lineage = ""
+        self._late: dict[tuple[str, int], list[tuple[TopicPartition, int]]] = {}
 
     def begin(self, lineage: str, epoch: int) -> None:
         """The pipeline goes on after an epoch that was committed; -1: from nothing."""
         self.counts, self.latest = dict(self.counts_at[epoch]), dict(self.latest_at[epoch])
+        self.watermark, self._lineage = self.watermark_at[epoch], lineage
+        for at in [each for each in self._late if each[0] == lineage and each[1] > epoch]:
+            del self._late[at]  # these were taken back
         self.starts.setdefault(lineage, dict(self.counts))
+
+    @property
+    def late(self) -> Counter[tuple[TopicPartition, int]]:
+        """How often each input record was read, and came too late to count."""
+        return Counter(at for found in self._late.values() for at in found)
+
+    def in_time(
+        self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]]
+    ) -> Mapping[TopicPartition, Sequence[Row]]:
+        """The rows of an epoch that are not late; called once for each, before `on_commit`.
+
+        Args:
+            epoch: its number.
+            read: all that it read.
+        """
+        if not self._waited_for:
+            return read
+        watermark = self.watermark
+        late: list[tuple[TopicPartition, int]] = []
+        for row in [row for rows in read.values() for row in rows]:
+            time = time_of(row.source, row.offset)
+            self.latest[row.source] = max(time, self.latest.get(row.source, time))
+            if watermark is not None and time <= watermark:
+                late.append((row.source, row.offset))
+        self._late[self._lineage, epoch] = late
+        if self.latest.keys() == set(self._waited_for):
+            self.watermark = min(self.latest.values()) - 1
+        return {
+            partition: [row for row in rows if (row.source, row.offset) not in late]
+            for partition, rows in read.items()
+        }
 
     def on_commit(
         self,
@@ -66,7 +114,8 @@ class StateOracle:
             for row in found:
                 if not 0 <= row.key < KEY_COUNT or partition != self._partition_of(row):
                     self._note(f"epoch {epoch}, {partition}: {row} is of no key that goes there")
-                self.latest[row.source] = max(row.key, self.latest.get(row.source, row.key))
+                if not self._waited_for:
+                    self.latest[row.source] = max(row.key, self.latest.get(row.source, row.key))
                 count = self.counts[row.key] = self.counts.get(row.key, 0) + 1
                 if row.nth != count:
                     self._note(
@@ -74,6 +123,7 @@ class StateOracle:
                         f"{row.source} {row.offset}, expected {count}"
                     )
         self.counts_at[epoch], self.latest_at[epoch] = dict(self.counts), dict(self.latest)
+        self.watermark_at[epoch] = self.watermark
         self._check_state(epoch, files, manifest_path)
 
     def _partition_of(self, row: Row) -> TopicPartition:
@@ -90,9 +140,13 @@ class StateOracle:
         if len(state) != 1:
             self._note(f"epoch {epoch}: its manifest has {len(state)} steps' states, expected 1")
             return
-        noted = {TopicPartition(*each[:2]): each.latest_ms for each in state[0].partition_times}
+        times = [each for each in state[0].partition_times if each.latest_ms is not None]
+        noted = {TopicPartition(*each[:2]): each.latest_ms for each in times}
         if noted != self.latest:
             self._note(f"epoch {epoch}: its event times are {noted}, expected {self.latest}")
+        found_ms = state[0].watermark_ms
+        if self._waited_for and found_ms != self.watermark:
+            self._note(f"epoch {epoch}: its watermark is {found_ms}, expected {self.watermark}")
         try:
             found = self._read_naively(state[0], files)
         except (KeyError, DamagedError) as error:

@@ -1,10 +1,17 @@
 """A simulator that finds nothing proves nothing: whatever is broken on purpose must be found."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import pytest
 
-from tests.simulation import gang_mutations, keyed_mutations, loop_mutations, sink_mutations
+from tests.simulation import (
+    gang_mutations,
+    keyed_mutations,
+    loop_mutations,
+    sink_mutations,
+    two_input_mutations,
+)
 from tests.simulation.faults import Fault
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.simulation import Outcome, simulate
@@ -13,6 +20,7 @@ assert keyed_mutations, "enters its mutations in the table"
 assert sink_mutations, "does so too"
 assert loop_mutations, "and so does this"
 assert gang_mutations, "as well as this"
+assert two_input_mutations, "and this"
 SEED_COUNT_MAX = 300
 RARE = {
     "a change of a copy goes on though another one began": 600,
@@ -47,6 +55,7 @@ def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
         mutation.decided_by,
         has_loop=mutation.has_loop,
         has_gang=mutation.has_gang,
+        has_two_inputs=mutation.has_two_inputs,
     )
     words = ("has no attribute", "positional argument", "keyword argument")
     mistakes = [each for each in outcome.violations if any(word in each for word in words)]
@@ -82,6 +91,16 @@ def test_it_is_the_fault_that_brings_it_to_light(sentence: str) -> None:
     with mutation.broken():
         for seed in range(FAULTLESS_SEED_COUNT):
             assert not lived(seed, mutation, ()).violations
+
+
+@pytest.mark.parametrize("sentence", [each for each in MUTATIONS if MUTATIONS[each].has_two_inputs])
+def test_only_worlds_of_two_inputs_bring_it_to_light(sentence: str) -> None:
+    """Else these worlds would not be needed for it."""
+    mutation = replace(MUTATIONS[sentence], has_two_inputs=False)
+    with mutation.broken():
+        for seed in range(FAULTLESS_SEED_COUNT):
+            for kinds in (mutation.needs, None):
+                assert not simulate(seed, kinds, is_keyed=True).violations
 
 
 def test_every_kind_of_fault_earns_its_place() -> None:

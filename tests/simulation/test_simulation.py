@@ -64,6 +64,29 @@ def test_resident_tasks_keep_every_promise(seed: int, decided_by: str) -> None:
     check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True, has_gang=True))
 
 
+@pytest.mark.parametrize("has_gang", [False, True])
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_two_inputs_keep_their_positions_and_one_watermark(seed: int, has_gang: bool) -> None:
+    """Each record of both is counted once, or was late by the slowest partition of both."""
+    check(simulate(seed, is_keyed=True, has_gang=has_gang, has_two_inputs=True))
+
+
+def test_rows_of_both_inputs_are_late_in_some_of_these_worlds() -> None:
+    """Else nothing would be known of the watermark; seeds alone choose such worlds too."""
+    late: Counter[str] = Counter()
+    chosen = [seed for seed in range(60) if seed % 10 == 6]
+    for seed in chosen:
+        world = World(seed)
+        assert world.has_two_inputs
+        with contextlib.suppress(Endless):
+            world.run_storm()
+        world.close()
+        late += Counter(source.topic for source, _ in world.checker.state.late.elements())
+
+    assert late["in"] > 0
+    assert late["second/in"] > 0
+
+
 class RecoveredFirst(Loop):
     """A pipeline that is recovered before each of its runs, by a driver of its own."""
 

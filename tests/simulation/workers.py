@@ -68,13 +68,17 @@ class Workers:
     Args:
         world: what surrounds them.
         output: the output partitions.
+        has_two_inputs: see `World`.
     """
 
-    def __init__(self, world: Outside, output: Sequence[TopicPartition]) -> None:
+    def __init__(
+        self, world: Outside, output: Sequence[TopicPartition], *, has_two_inputs: bool
+    ) -> None:
         self.hosts = [Host() for _ in range(HOST_COUNT)]
         self.parallelism = PARALLELISM
         self._world = world
         self._output = output
+        self._has_two_inputs = has_two_inputs
         self._parallelism_of: dict[str, int] = {}  # by process
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> KeyedEngine:
@@ -90,7 +94,9 @@ class Workers:
 
     def steps(self, process: Process, checkpoint: Checkpoint) -> KeyedSteps:
         """The keyed steps of a run."""
-        return keyed_steps(self.parallelism_of(process), self.doors(process, checkpoint, 0))
+        parallelism = self.parallelism_of(process)
+        doors = self.doors(process, checkpoint, 0)
+        return keyed_steps(parallelism, doors, has_two_inputs=self._has_two_inputs)
 
     def parallelism_of(self, process: Process) -> int:
         """That of the run: of all its epochs."""

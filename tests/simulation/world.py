@@ -55,10 +55,14 @@ PIPELINE = "sim"
 TOKEN_GROUP = "tallystick-sim-token"
 OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in", 1)))
 OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
+SECOND = Source("elsewhere", "other-group", OWN.partitions, "second")
+"""Another input, whose topic has the name of the first one's."""
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
 KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
+TWO_INPUTS_EVERY = 2 * KEYED_EVERY
+"""Of these half have two inputs."""
 QUERY_EVERY = 3
 """Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
 GANG_SPAN = 12
@@ -67,6 +71,12 @@ STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
 RELEASED_MAX = 6
+
+
+def sources(dice: random.Random, *, has_two_inputs: bool) -> tuple[Source, ...]:
+    """The sources of a world: of two inputs, or of one, which may read of two clusters."""
+    drawn = (OWN, OTHER) if dice.random() < 0.3 else (OWN,)
+    return (OWN, SECOND) if has_two_inputs else drawn
 
 
 class World:
@@ -80,6 +90,8 @@ class World:
             the seed says.
         has_loop: a loop of our own plans epochs, as for all that queries lack; None: the seed says.
         has_gang: a loop's tasks are resident; None: the seed says.
+        has_two_inputs: the keyed step has two, and event time; None: the seed says, where it says
+            that there is a keyed step.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class World:
         decided_by: str | None = None,
         has_loop: bool | None = None,
         has_gang: bool | None = None,
+        has_two_inputs: bool | None = None,
     ) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
@@ -118,8 +131,13 @@ class World:
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
         )
-        self.sources: tuple[Source, ...] = (OWN, OTHER) if self.dice.random() < 0.3 else (OWN,)
-        partitions = [partition for source in self.sources for partition in source.partitions]
+        self.has_two_inputs = (
+            is_keyed is None and seed % TWO_INPUTS_EVERY == KEYED_EVERY + 1
+            if has_two_inputs is None
+            else has_two_inputs
+        )
+        self.sources = sources(self.dice, has_two_inputs=self.has_two_inputs)
+        partitions = [name for source in self.sources for name in source.names]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
         self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
@@ -137,13 +155,14 @@ class World:
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
         self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
-        self.workers = Workers(self, OUTPUT)
+        self.workers = Workers(self, OUTPUT, has_two_inputs=self.has_two_inputs)
         self.checker = Checker(
             self.checkpoint,
             rows_by_partition,
             token_group=TOKEN_GROUP,
             tells=self._tells,
             keyed_output=OUTPUT if self.is_keyed else (),
+            waited_for=partitions if self.has_two_inputs else (),
         )
         self.sink.on_commit = self.checker.on_commit
         self.sinks = Sinks(self, decided_by) if decided_by else None

@@ -6,20 +6,56 @@ something to read, so that a backlog of one does not hold up another.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tallystick.errors import OptionError
 from tallystick.run.event_times import InputState
-from tallystick.source.offsets import SourceOffsets, of_input, unmoved
+from tallystick.source.offsets import SourceOffsets, from_json, of_input, unmoved
 from tallystick.source.splits import fair_shares, plan_splits
-from tallystick.spark.inputs import by_input, check_none_gone
 from tallystick.values import TopicPartition
 
 Positions = tuple[SourceOffsets, ...]
 """The positions of each input, in the order of the pipeline."""
 Ahead = Callable[[InputState], frozenset[TopicPartition]]
 """The partitions that are to wait for others, as `of_input` names them."""
+
+
+def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
+    """Return the positions of a manifest, by the input's id."""
+    return {each.input: each for each in (from_json(json.loads(text)) for text in texts)}
+
+
+def dropped_word(uid: str) -> str:
+    """Return the word that accepts that an input's positions are forgotten."""
+    return f"dropped-input-{uid}"
+
+
+def check_none_gone(
+    known: Mapping[str, SourceOffsets],
+    uids: Sequence[str],
+    accepted: frozenset[str] = frozenset(),
+) -> None:
+    """Refuse to forget the positions of an input.
+
+    Args:
+        known: the positions of a manifest, by input.
+        uids: of the pipeline's inputs.
+        accepted: decisions that the user stated.
+
+    Raises:
+        OptionError: the pipeline no longer has one of them, and that is not accepted.
+    """
+    for uid in sorted(known.keys() - set(uids)):
+        if dropped_word(uid) not in accepted:
+            topics = ", ".join(sorted({each.topic for each in known[uid].positions}))
+            raise OptionError(
+                f"the checkpoint has positions of input {uid!r} (topics {topics}), and the "
+                f"pipeline reads only {', '.join(map(repr, uids))}: they would be forgotten. If it "
+                f"has another name now, give it its id: ts.stream(source, uid={uid!r}). If it is "
+                f"to go, start once with accept=[{dropped_word(uid)!r}]"
+            )
 
 
 class Planner(Protocol):

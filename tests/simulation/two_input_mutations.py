@@ -1,0 +1,115 @@
+"""What only pipelines of two inputs have, broken on purpose; in the table of `mutations`."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.epoch.protocol import WriteManifest
+from tallystick.run import event_times, input_planning, keyed_epoch, read_plan
+from tallystick.run.driver import Driver
+from tallystick.run.input_planning import InputPlanners
+from tallystick.run.keyed_task import ProcessPlan
+from tallystick.source.offsets import from_json
+from tests.simulation.faults import Fault
+from tests.simulation.mutations import MUTATIONS, Mutation
+
+
+def mutation(sentence: str, where: Any, name: str, *needs: Fault) -> Callable[[Any], Any]:
+    """Enter the decorated function in the table."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[f"{sentence} (two inputs)"] = Mutation(
+            frozenset(needs), where, name, make, is_keyed=True, has_two_inputs=True
+        )
+        return make
+
+    return enter
+
+
+# Positions.
+
+
+@mutation("positions go to inputs by their places", input_planning, "by_input")
+def _(_: Any) -> Any:
+    """As they did before a pipeline had several: the order may differ from run to run."""
+    uids = ("input-1", "second")
+
+    def by_input(texts: tuple[str, ...]) -> dict[str, Any]:
+        found = [from_json(json.loads(text)) for text in texts]
+        return {uid: replace(each, input=uid) for uid, each in zip(uids, found, strict=False)}
+
+    return by_input
+
+
+@mutation("the second input begins anew in each run", InputPlanners, "positions")
+def _(original: Any) -> Any:
+    def positions(self: Any, start: tuple[str, ...]) -> Any:
+        found = original(self, start)
+        if "begun" in self.__dict__:
+            return found
+        self.begun = True
+        first = {each.uid: each.planner.first() for each in self._inputs}
+        return tuple(first[each.input] if each.input == "second" else each for each in found)
+
+    return positions
+
+
+@mutation("a manifest has the second input's positions of the one before", Driver, "_perform")
+def _(original: Any) -> Any:
+    def perform(self: Any, action: Any, running: Any) -> Any:
+        if not isinstance(action, WriteManifest):
+            return original(self, action, running)
+        texts = {from_json(json.loads(text)).input: text for text in action.manifest.sources}
+        before = self.__dict__.get("before", texts)
+        self.before = texts
+        sources = tuple(before[uid] if uid == "second" else texts[uid] for uid in texts)
+        manifest = replace(action.manifest, sources=sources)
+        return original(self, replace(action, manifest=manifest), running)
+
+    return perform
+
+
+@mutation("topics of one name are one, whose event times are mixed", read_plan, "of_input")
+def _(_: Any) -> Any:
+    return lambda uid, partition: partition
+
+
+# The watermark.
+
+
+@mutation("the watermark is that of the first input", keyed_epoch, "advanced")
+def _(original: Any) -> Any:
+    def advanced(base: Any, read_ms: Any, source: Any, *settings: int) -> Any:
+        first = frozenset(each for each in source.partitions if "/" not in each.topic)
+        after = original(base, read_ms, source, *settings)
+        its = {at: ms for at, ms in read_ms.items() if at in first}
+        alone = original(base, its, replace(source, partitions=first), *settings)
+        return replace(after, watermark_ms=alone.watermark_ms)
+
+    return advanced
+
+
+@mutation("the watermark does not wait for an input without rows", event_times, "_times_after")
+def _(original: Any) -> Any:
+    return lambda *read, is_waiting: original(*read, is_waiting=False)
+
+
+@mutation("rows are not judged by the watermark of the manifest", ProcessPlan, "_in_time")
+def _(original: Any) -> Any:
+    def in_time(self: Any, rows: Any, left: Any) -> Any:
+        return original(replace(self, time=self.time._replace(watermark_ms=None)), rows, left)
+
+    return in_time
+
+
+@mutation("a run begins without the watermark of the manifest", CheckpointFolder, "manifest")
+def _(original: Any) -> Any:
+    def manifest(self: Any, *path: str) -> Any:
+        found = original(self, *path)
+        if found is None:
+            return None
+        return replace(found, state=tuple(replace(step, watermark_ms=None) for step in found.state))
+
+    return manifest
