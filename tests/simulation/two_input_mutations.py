@@ -61,10 +61,14 @@ def _(original: Any) -> Any:
     def perform(self: Any, action: Any, running: Any) -> Any:
         if not isinstance(action, WriteManifest):
             return original(self, action, running)
-        texts = {from_json(json.loads(text)).input: text for text in action.manifest.sources}
-        before = self.__dict__.get("before", texts)
-        self.before = texts
-        sources = tuple(before[uid] if uid == "second" else texts[uid] for uid in texts)
+        texts = action.manifest.sources
+        is_second = [from_json(json.loads(text)).input == "second" for text in texts]
+        second = next((text for text, is_its in zip(texts, is_second, strict=True) if is_its), "")
+        before = self.__dict__.get("before", second)
+        self.before = second
+        sources = tuple(
+            before if is_its else text for text, is_its in zip(texts, is_second, strict=True)
+        )
         manifest = replace(action.manifest, sources=sources)
         return original(self, replace(action, manifest=manifest), running)
 
