@@ -43,11 +43,11 @@ class StateOracle:
         waited_for: Collection[TopicPartition],
     ) -> None:
         self.counts: Counts = {}
-        self.counts_at: dict[int, Counts] = {-1: {}}  # by epoch that was committed last
+        self.counts_at: dict[int, Counts] = {-1: {}, 0: {}}  # by epoch; 0: a lineage began
         self.latest: dict[TopicPartition, int] = {}  # event time, by input partition
-        self.latest_at: dict[int, dict[TopicPartition, int]] = {-1: {}}
+        self.latest_at: dict[int, dict[TopicPartition, int]] = {-1: {}, 0: {}}
         self.watermark: int | None = None
-        self.watermark_at: dict[int, int | None] = {-1: None}
+        self.watermark_at: dict[int, int | None] = {-1: None, 0: None}
         self.starts: dict[str, Counts] = {}  # by lineage, of those that did not begin at nothing
         self._read: dict[str, tuple[bytes, list[pa.RecordBatch]]] = {}  # by path: files are many
         self._note = note
