@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from one_keyed_task import MAX_PARALLELISM, DictView, _as_from_a_frame
 
 from tallystick.state.catalog import StateField
 from tallystick.state.compatibility import settle
@@ -15,6 +14,7 @@ from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES, EpochTime, Overlay
+from tests.state.one_keyed_task import MAX_PARALLELISM, DictView, _as_from_a_frame
 
 Arrival = tuple[int, Mapping[str, Any]]
 """A row: the number of its input, and its columns."""

@@ -1,7 +1,10 @@
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
@@ -29,9 +32,12 @@ import org.apache.flink.table.runtime.generated.JoinCondition;
 import org.apache.flink.table.runtime.operators.join.FlinkJoinType;
 import org.apache.flink.table.runtime.operators.join.interval.IntervalJoinFunction;
 import org.apache.flink.table.runtime.operators.join.interval.RowTimeIntervalJoin;
+import org.apache.flink.table.runtime.operators.join.stream.StreamingJoinOperator;
+import org.apache.flink.table.runtime.operators.join.stream.utils.JoinInputSideSpec;
 import org.apache.flink.table.runtime.operators.join.temporal.TemporalRowTimeJoinOperator;
 import org.apache.flink.table.runtime.typeutils.InternalTypeInfo;
 import org.apache.flink.table.types.logical.BigIntType;
+import org.apache.flink.types.RowKind;
 import org.apache.flink.util.Collector;
 
 /** Joins of Flink's tables, and of its windows. A row is (side, key, time, value), all on time. */
@@ -74,11 +80,72 @@ class FlinkJoins {
         if (one.get("kind").asText().equals("temporal_join")) {
             return joined(one, new TemporalRowTimeJoinOperator(ROW, ROW, new Always(), 1, 1, 0, 0, how.equals("left")));
         }
+        if (one.get("kind").asText().equals("upsert_join")) {
+            return upserted(one, how);
+        }
         // Ours says how far the right row is after the left one, Flink's how far the left is after the right.
         RowTimeIntervalJoin join = new RowTimeIntervalJoin(FlinkJoinType.valueOf(how.toUpperCase()),
                 -one.get("upper").asLong(), -one.get("lower").asLong(), 0, 0, ROW, ROW,
                 new IntervalJoinFunction(new Always(), PAIR, new boolean[] {false}), 1, 1);
         return joined(one, new KeyedCoProcessOperator<>(join));
+    }
+
+    /** Of each step, the table that a join of two tables with one row per key has become. */
+    static ObjectNode upserted(JsonNode one, String how) throws Exception {
+        boolean keepsLeft = how.equals("left") || how.equals("full");
+        boolean keepsRight = how.equals("right") || how.equals("full");
+        JoinInputSideSpec side = JoinInputSideSpec.withUniqueKeyContainedByJoinKey(KEY, FlinkJoins::key);
+        StreamingJoinOperator operator = new StreamingJoinOperator(ROW, ROW, new Always(), side, side,
+                keepsLeft, keepsRight, new boolean[] {false}, 0, 0);
+        ObjectNode answer = FlinkOperators.JSON.createObjectNode();
+        ArrayNode out = answer.putArray("out");
+        Map<List<Long>, List<Long>> known = new HashMap<>();
+        Map<String, Integer> table = new TreeMap<>();
+        try (KeyedTwoInputStreamOperatorTestHarness<RowData, RowData, RowData, RowData> harness =
+                new KeyedTwoInputStreamOperatorTestHarness<>(operator, FlinkJoins::key, FlinkJoins::key, KEY)) {
+            harness.setup(PAIR.toSerializer());
+            harness.open();
+            int number = 0;
+            for (JsonNode step : one.get("steps")) {
+                for (JsonNode row : step.get("rows")) {
+                    List<Long> place = List.of(row.get(0).asLong(), row.get(1).asLong());
+                    boolean isDelete = row.get(3).asLong() % one.get("deletes").asLong() == 0;
+                    List<Long> values = List.of(row.get(1).asLong(), row.get(2).asLong(), row.get(3).asLong());
+                    List<Long> before = isDelete ? known.remove(place) : known.put(place, values);
+                    if (before != null) {
+                        send(harness, place.get(0), isDelete ? RowKind.DELETE : RowKind.UPDATE_BEFORE, before);
+                    }
+                    if (!isDelete) {
+                        send(harness, place.get(0), before == null ? RowKind.INSERT : RowKind.UPDATE_AFTER, values);
+                    }
+                }
+                for (Object each; (each = harness.getOutput().poll()) != null; ) {
+                    RowData pair = (RowData) ((StreamRecord<?>) each).getValue();
+                    ArrayNode row = FlinkOperators.JSON.createArrayNode();
+                    put(row, pair);
+                    boolean comes = pair.getRowKind() == RowKind.INSERT || pair.getRowKind() == RowKind.UPDATE_AFTER;
+                    table.merge(row.toString(), comes ? 1 : -1, Integer::sum);
+                }
+                for (Map.Entry<String, Integer> each : table.entrySet()) {
+                    for (int times = 0; times < each.getValue(); times++) {
+                        ArrayNode row = out.addArray().add(number);
+                        FlinkOperators.JSON.readTree(each.getKey()).forEach(row::add);
+                    }
+                }
+                number++;
+            }
+        }
+        return answer;
+    }
+
+    static void send(KeyedTwoInputStreamOperatorTestHarness<RowData, RowData, RowData, RowData> harness,
+            long side, RowKind kind, List<Long> values) throws Exception {
+        StreamRecord<RowData> record = new StreamRecord<>(GenericRowData.ofKind(kind, values.toArray()));
+        if (side == 0) {
+            harness.processElement1(record);
+        } else {
+            harness.processElement2(record);
+        }
     }
 
     static ObjectNode joined(JsonNode one, TwoInputStreamOperator<RowData, RowData, RowData> operator) throws Exception {

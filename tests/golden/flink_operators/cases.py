@@ -64,6 +64,9 @@ def _newer_settings() -> Iterator[dict[str, Any]]:
     for how in ("inner", "left"):
         for _ in range(4):
             yield {"kind": "temporal_join", "how": how}
+    for how in ("inner", "left", "right", "full"):
+        for deletes in (3, 4, 1000):  # a row whose value it divides deletes that of its key
+            yield {"kind": "upsert_join", "how": how, "deletes": deletes}
 
 
 def _steps(chance: random.Random, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
