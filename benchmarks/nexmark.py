@@ -163,7 +163,7 @@ def run_all(
 
 
 def prefix_of(query: str) -> str:
-    """What the names of a query's topics begin with."""
+    """Return the prefix of a query's topic names."""
     return "nexmark-" if BIDS in QUERIES[query].inputs else "nexmark-rare-"
 
 
@@ -190,7 +190,7 @@ def bench_of(
     event_counts: dict[str, int],
     arguments: argparse.Namespace,
 ) -> tuple[Bench, Input]:
-    """What runs a query, and its input."""
+    """Return the bench that runs a query, and its input."""
     inputs, prefix = QUERIES[query].inputs, prefix_of(query)
     records = sum(count_of(kind, event_counts[prefix]) for kind in inputs)
     # As many epochs for the queries that have fewer records.

@@ -25,12 +25,12 @@ DELAY = "4 seconds"
 WINDOW_MS = 10_000
 EURO = 0.908
 SHARES = {BIDS: 0.92, AUCTIONS: 0.06, PERSONS: 0.02}
-"""Of all events; so inputs that meet are read at the same speed, by the time of their events."""
+"""Shares of all events: inputs that meet are read at the same speed in event time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Where a query reads and writes.
+    """The topics and settings of a query.
 
     Args:
         bootstrap: `host:port` of the broker.
@@ -106,7 +106,7 @@ def in_category_10(auctions: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def in_the_north_west(persons: pa.RecordBatch) -> pa.RecordBatch:
-    """Those in Oregon, Idaho and California."""
+    """Keep people in Oregon, Idaho and California."""
     return persons.filter(pc.is_in(persons["state"], pa.array(["OR", "ID", "CA"])))
 
 
@@ -161,7 +161,7 @@ def better_bid(batch: ts.KeyedBatch) -> ts.Update:
 
 
 def averages(totals: pa.RecordBatch) -> pa.RecordBatch:
-    """Of the best bids of all auctions with one."""
+    """Compute the average over the best bid of each auction that has one."""
     average = pc.divide(pc.cast(totals["total"], pa.float64()), totals["auctions"])
     return pa.record_batch({"category": totals["category"], "average": average})
 

@@ -25,7 +25,7 @@ EVENTS_PER_MS = 10
 AUCTIONS_IN_FLIGHT = 100
 PEOPLE_ACTIVE = 1000
 LEAD = 10
-"""So many ids ahead of what exists: bids for auctions, and bidders, that come later."""
+"""How far ids may run ahead: some bids name auctions and bidders that come later."""
 HOT_EVERY = 100
 AUCTION_MS_MAX = 2 * AUCTIONS_IN_FLIGHT * BLOCK // (AUCTIONS_A_BLOCK * EVENTS_PER_MS)
 STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")

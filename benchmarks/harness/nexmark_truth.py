@@ -1,4 +1,4 @@
-"""What each query of Nexmark has to put out, worked out anew from its events with pandas.
+"""The expected output of each query of Nexmark, computed from its events with pandas.
 
 Rows are compared as multisets, by a hash of each. `complete_until` is the event time up to which
 a job that ends with its input has seen the watermark: windows that end later may be missing, as
@@ -62,7 +62,7 @@ def faults(
 
 
 def _clocked_faults(bids: pd.DataFrame, output: pd.DataFrame) -> dict[str, int]:
-    """Of windows of processing time: none twice, and no bidder has more bids than there are."""
+    """Check windows of processing time: none twice, and no bidder with more bids than exist."""
     counted = output.groupby("bidder")["bid_count"].sum()
     made = bids.groupby("bidder").size().reindex(counted.index, fill_value=0)
     return {

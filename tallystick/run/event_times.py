@@ -9,11 +9,11 @@ counts, and may go on with that clock.
 A column may hold watermarks of the producers' own: then they take the place of event times, and no
 partition is read to its end before it is idle, for its watermark says what may still come.
 
-Source: a watermark per split is Flink's (FLIP-27), as is the latest where all are idle
-(StatusWatermarkValve), and the millisecond below the latest time of a partition that goes on
-(BoundedOutOfOrdernessWatermarks), and watermarks that come with the records (a WatermarkGenerator
-with `onEvent`). That a partition with unread records is never idle, and one
-without need not be waited for, is Kafka Streams' (KIP-695): Flink goes by pauses alone.
+Source: from Flink come a watermark per split (FLIP-27), the latest time where all are idle
+(StatusWatermarkValve), the millisecond below the latest time of a partition that goes on
+(BoundedOutOfOrdernessWatermarks), and watermarks in the records (a WatermarkGenerator with
+`onEvent`). From Kafka Streams (KIP-695) comes that a partition with unread records is never idle,
+and one without need not be waited for: Flink goes by pauses alone.
 """
 
 import json
